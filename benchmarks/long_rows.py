@@ -28,7 +28,7 @@ from composer.benching.memory import bytes_of
 from composer.data.packing import Batch
 from composer.spec.recipe import Finetune
 from composer.training.finetune import FinetuneCourse, finetune_unit
-from composer.training.processes import by_all, is_first, shard, shares, sharing_rows, together
+from composer.training.processes import by_all, is_first, process_group, shard, shares, sharing_rows
 
 SPECS = ("lolcats", "lawcat", "gated-delta", "gdn-hybrid")
 VOCABULARY = 512
@@ -47,7 +47,7 @@ def measure(spec: str, tokens: int, processes: int) -> None:
         hidden_size=256, intermediate_size=768, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2,
         vocab_size=VOCABULARY, max_position_embeddings=65_536, tie_word_embeddings=True,
     )  # fmt: skip
-    with together(), sharing_rows(processes):
+    with process_group(), sharing_rows(processes):
         student: Any = composer.build(spec, LlamaForCausalLM(config))
         stage = Finetune(lr=1e-4, steps=1, batch=1, trunk=True)
         shard(student, student.base.layers, "cpu")

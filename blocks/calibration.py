@@ -62,11 +62,11 @@ class Attended:
         choice = (self.share > 0) & (self.share < 1) & (wanted + self.outside > 0)
         whole = (wanted + self.outside).masked_fill(~choice, 1.0)
         target = (wanted / whole).masked_fill(~choice, 0.0).sum((0, 1))
-        own = torch.logit(self.share.masked_fill(~choice, 0.5).double())
-        low, high = own.new_full(target.shape, -WIDEST), own.new_full(target.shape, WIDEST)
+        logits = torch.logit(self.share.masked_fill(~choice, 0.5).double())
+        low, high = logits.new_full(target.shape, -WIDEST), logits.new_full(target.shape, WIDEST)
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            less = (own + middle).sigmoid().masked_fill(~choice, 0.0).sum((0, 1)) < target
+            less = (logits + middle).sigmoid().masked_fill(~choice, 0.0).sum((0, 1)) < target
             low, high = torch.where(less, middle, low), torch.where(less, high, middle)
         return ((low + high) / 2).masked_fill(~choice.any(1).any(0), 0.0)
 

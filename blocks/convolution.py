@@ -12,10 +12,10 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.operation import EVERY, FLA, Call, Form, Kind, Operation, Port, Slot, State, unbroken
+from blocks.operation import EVERY, FLA, Call, Form, Kind, Operation, Port, Slot, State, row_obstacle
 from blocks.part import FieldError, Fresh, Parameters, Part, Per, Shown, in_order
 from blocks.registry import Role
-from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_step, fits
+from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_step, obstacle
 
 ConvolvedInput = Literal["q", "k", "v"]
 NAMES = {"q": "query", "k": "key", "v": "value"}
@@ -74,9 +74,9 @@ class Convolution(Part):
         return {NAMES[name]: sizes[name] for name in self.inputs}
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        own = shape.heads if self.per == "query_head" else shape.key_heads
+        key_filters = shape.heads if self.per == "query_head" else shape.key_heads
         size = shape.head_dim
-        rows = {"weight": (own, size)} if self.share == "qk" else {"query": (shape.heads, size), "key": (own, size)}
+        rows = {"weight": (key_filters, size)} if self.share == "qk" else {"query": (shape.heads, size), "key": (key_filters, size)}
         rows["value"] = shape.key_heads, shape.value_dim
         used = {"weight", *self._convolved(shape)}
         return {name: Fresh((*sizes, self.kernel), initialise.current_token) for name, sizes in rows.items() if name in used}
@@ -102,11 +102,11 @@ class Convolution(Part):
                     FLA,
                     "causal_conv1d",
                     partial(self._run, filtering=filtered_by_kernel),
-                    partial(fits, taps=self.kernel),
+                    partial(obstacle, taps=self.kernel),
                     missing=CONVOLUTION.missing,
                     refuses=True,
                 ),
-                Form(EVERY, "all taps at once", partial(self._run, filtering=filtered_step), unbroken, decode=True),
+                Form(EVERY, "all taps at once", partial(self._run, filtering=filtered_step), row_obstacle, decode=True),
                 Form(EVERY, "as defined", partial(self._run, filtering=filtered)),
             ),
             slots=self.state(shape),

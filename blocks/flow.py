@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
-from blocks.tensors import last_entries, may_look, where_present
+from blocks.tensors import last_entries, may_read_numbers, where_present
 
-# Not frozen: frozen dataclasses are three times as slow to create, and a decode step creates dozens. Nothing changes them.
+# Not frozen: frozen dataclasses are three times as slow to create, and a decode step creates dozens. No field is set after
+# creation.
 
 
 @dataclass(slots=True)
@@ -43,13 +44,15 @@ class Tokens:
         if segment is not None:
             before = segment[:, columns.start - 1, None] if columns.start else 0
             segment = segment[:, columns] - before
-        valid, index, places = (None if of is None else of[:, columns] for of in (self.valid, self.index, self.coordinates))
+        valid, index, places = (
+            None if entries is None else entries[:, columns] for entries in (self.valid, self.index, self.coordinates)
+        )
         return Tokens(self.position[:, columns], segment, valid, index, coordinates=places)
 
     def to(self, device: torch.device) -> Tokens:
         """Return the same tokens on another device, with a cache of their own."""
-        of_tokens = self.segment, self.valid, self.index, self.coordinates
-        segment, valid, index, places = (None if of is None else of.to(device) for of in of_tokens)
+        optional = self.segment, self.valid, self.index, self.coordinates
+        segment, valid, index, places = (None if entries is None else entries.to(device) for entries in optional)
         return Tokens(self.position.to(device), segment, valid, index, coordinates=places)
 
     def once(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
@@ -117,8 +120,9 @@ class Pairs:
     number of heads (if the head has no convolution, it is the key itself, rotated or not). position: position in the document, -1
     for an absent pair; with an axis of heads if each query head has its own pairs. arrival: the column of the token at which each
     pair is evicted, not decreasing over the pairs of a row. None: pair and token share their column. numbers: further numbers of
-    each pair (rates, errors), by name. of: the tokens of the call, for pairs of these tokens that have not been in a memory.
-    looked: all entries have been checked to be pairs.
+    each pair (rates, errors), by name. tokens: the tokens of the call, for pairs of these tokens that have not been in a memory;
+    None for evicted pairs. max_per_token: the largest number of pairs that are evicted at one token. known_present: True if all
+    positions have been read, and each entry is a pair.
     """
 
     key: Float[Tensor, "B E K D"]
@@ -128,9 +132,9 @@ class Pairs:
     arrival: Int[Tensor, "B E"] | None = None
     numbers: Mapping[str, Float[Tensor, "B E n"]] = field(default_factory=dict)
     by: Rotation | None = None
-    of: Tokens | None = None
-    together: int = 1
-    looked: bool = False
+    tokens: Tokens | None = None
+    max_per_token: int = 1
+    known_present: bool = False
 
     def rotated(self, by: Rotation) -> Float[Tensor, "B E K D"]:
         """Return the keys, rotated by ``by``."""
@@ -148,7 +152,7 @@ class Pairs:
         return replace(self, key=key, convolved=key if self.convolved is self.key else self.convolved, by=by)
 
     def _at(self, by: Rotation, raw: Tensor) -> Tensor:
-        return by.rotate(raw, self.position) if self.of is None else by.rotate_tokens(raw, self.of)
+        return by.rotate(raw, self.position) if self.tokens is None else by.rotate_tokens(raw, self.tokens)
 
     @property
     def present(self) -> Bool[Tensor, "B E"] | Bool[Tensor, "B E K"]:
@@ -156,9 +160,9 @@ class Pairs:
 
     @property
     def all_present(self) -> bool:
-        """Whether every entry is known to be a pair: it has been checked, or the entries are the call's own and no token is
-        padding."""
-        return self.looked or (self.of is not None and self.of.valid is None)
+        """True if every entry is known to be a pair: its position has been read, or the pairs are those of the call and no token
+        is padding."""
+        return self.known_present or (self.tokens is not None and self.tokens.valid is None)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Pairs:
         """Apply a function to all tensors of the pairs. The arrival is dropped."""
@@ -187,8 +191,7 @@ class Pairs:
 class Features:
     """Mapped pairs: features of the keys (N heads, or fewer that are shared), values, and which entries are pairs (None: all).
 
-    arrival: as in ``Pairs``. together: the largest number of pairs that are evicted at one token. rate: the write strength of
-    each pair, for memories that need it.
+    arrival, max_per_token: as in ``Pairs``. rate: the write strength of each pair, for memories that need it.
     """
 
     key: Float[Tensor, "B E N F"]
@@ -196,20 +199,21 @@ class Features:
     present: Bool[Tensor, "B E"] | Bool[Tensor, "B E K"] | None
     arrival: Int[Tensor, "B E"] | None = None
     rate: Float[Tensor, "B E n"] | None = None
-    together: int = 1
+    max_per_token: int = 1
 
     def cut(self, entries: slice) -> Features:
         """Return some consecutive pairs."""
         key, value, present, arrival, rate = (
-            None if of is None else of[:, entries] for of in (self.key, self.value, self.present, self.arrival, self.rate)
+            None if states is None else states[:, entries]
+            for states in (self.key, self.value, self.present, self.arrival, self.rate)
         )
         assert key is not None
         assert value is not None
-        return Features(key, value, present, arrival, rate, self.together)
+        return Features(key, value, present, arrival, rate, self.max_per_token)
 
     def fill_absent(self, entries: Tensor, absent: float) -> Tensor:
         """Fill ``B E h …`` with ``absent`` where there is no pair."""
-        if self.present is None or (may_look(self.present) and bool(self.present.all())):
+        if self.present is None or (may_read_numbers(self.present) and bool(self.present.all())):
             return entries
         return where_present(entries, self.present, absent)
 

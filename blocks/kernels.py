@@ -112,8 +112,8 @@ def _device_of(*inputs: Any) -> AbstractContextManager[Any]:
     return nullcontext() if tensor is None else torch.cuda.device(tensor.device)
 
 
-def needs_gpu(setting: Setting) -> str | None:
-    """The ``fits`` of a form that runs on Triton: on a GPU, or in Triton's interpreter."""
+def gpu_obstacle(setting: Setting) -> str | None:
+    """Return why Triton's kernels cannot run, or None. They need a GPU, or Triton's interpreter."""
     if setting.device != "cuda" and not (setting.device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
         return "Triton runs on a GPU (or, for tests, in its interpreter: TRITON_INTERPRET=1)"
     return None if setting.dtype in DTYPES else f"Triton's kernels do not support {setting.dtype}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from blocks.legend import Float, Tensor, torch
-from blocks.tensors import accumulating, as_dtype, derives_by_hand, may_look
+from blocks.tensors import accumulating, as_dtype, derives_by_hand, may_read_numbers
 
 
 def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsilon: float) -> Float[Tensor, "*rest D"]:
@@ -16,7 +16,7 @@ def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsi
         from blocks.gradients import divide_by_root
 
         return as_dtype(divide_by_root(wide, wide.shape[-1], epsilon) * weight, states.dtype)
-    if torch.is_grad_enabled() or not may_look(wide):
+    if torch.is_grad_enabled() or not may_read_numbers(wide):
         return torch.rms_norm(wide, weight.shape, weight, epsilon).to(states.dtype)
     # PyTorch has no kernel of it for a CPU. Of the tensors that its steps would make, this makes one.
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)

@@ -1,8 +1,8 @@
 """The operation of a part in a head: its input and output ports, and the forms that compute it.
 
 A head is a graph of operations. An edge joins an output port to an input port of the same kind. A form is one way to compute an
-operation on one backend; it has a description, and states in which settings it does not fit. Forms of one operation compute the
-same, up to rounding: the reference is the definition, and tests compare all others with it.
+operation on one backend; it has a description, and states in which settings it cannot run. Forms of one operation compute the same
+function, up to rounding: the reference is the definition, and tests compare all others with it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Setting:
-    """The setting in which an operation runs, and for which a form may not fit. An initial state is not part of it, as every form
+    """The setting in which an operation runs. A form may not support it. An initial state is not part of it, as every form
     accepts one.
 
     - one_token: the call is a step of decode.
@@ -109,24 +109,24 @@ class Setting:
     shape: Shape | None = None
 
 
-def unbroken(setting: Setting) -> str | None:
-    """The ``fits`` of a form for rows that are one document each, without padding."""
+def row_obstacle(setting: Setting) -> str | None:
+    """Return why a form for rows of one document each, without padding, cannot run, or None."""
     return "a row has padding, or several documents" if setting.documents or setting.padded else None
 
 
-def one_size(setting: Setting) -> str | None:
-    """The ``fits`` of a form for values of the size of keys."""
+def size_obstacle(setting: Setting) -> str | None:
+    """Return why a form for values of the size of keys cannot run, or None."""
     shape = setting.shape
     return None if shape is None or shape.value_dim == shape.head_dim else "it takes values of the size of keys"
 
 
-def one_pair_at_most(setting: Setting) -> str | None:
-    """The ``fits`` of a form that supports at most one pair per token."""
+def pair_obstacle(setting: Setting) -> str | None:
+    """Return why a form that supports at most one pair per token cannot run, or None."""
     return None if setting.one_pair else "several pairs may arrive at a token"
 
 
-def anywhere(setting: Setting) -> str | None:
-    """The ``fits`` of a form that runs in every setting."""
+def no_obstacle(setting: Setting) -> str | None:
+    """Return None: the form runs in every setting."""
     return None
 
 
@@ -142,7 +142,7 @@ class Form:
     - says: its description, for users.
     - run: called with the part's parameters, the ``Call`` and the inputs by name; returns the operation's outputs, in the order of
       its ports, and the new state.
-    - fits: the reason why it cannot run in a setting, or None.
+    - obstacle: a function that returns the reason why the form cannot run in a setting, or None.
     - decode: True if it is only for calls of one token.
     - missing: a message on the packages that it needs and that are not installed, or None.
     - refuses: its ``run`` may raise ``Refused`` of ``blocks.kernels``, with nothing changed; then the next form runs.
@@ -154,7 +154,7 @@ class Form:
     backend: str
     says: str
     run: Callable[..., Any]
-    fits: Callable[[Setting], str | None] = anywhere
+    obstacle: Callable[[Setting], str | None] = no_obstacle
     decode: bool = False
     missing: Callable[[], str | None] = nothing_missing
     refuses: bool = False

@@ -26,9 +26,9 @@ class Output(Part):
     """Divides the output by its own size."""
 
     def operation(self, shape: Shape) -> Operation:
-        answer = Port("output", Kind.OUTPUT, shape.heads, shape.value_dim)
+        heads = Port("output", Kind.OUTPUT, shape.heads, shape.value_dim)
         hidden = Port("hidden", Kind.HIDDEN, dim=shape.hidden_size)
-        return Operation(reads=(answer, hidden), gives=(answer,), forms=(Form(EVERY, "as defined", self._run),))
+        return Operation(reads=(heads, hidden), gives=(heads,), forms=(Form(EVERY, "as defined", self._run),))
 
     def _run(self, parameters: Parameters, call: Call, *, output: Tensor, hidden: Tensor) -> tuple[tuple[Tensor], State]:
         return (self.finish(parameters, output, hidden),), {}
@@ -141,13 +141,13 @@ def gate_parameters(shape: Shape, activation: str, rank: int | Literal["full"]) 
 
 
 def gate_flops(shape: Shape, rank: int | Literal["full"]) -> int:
-    """Of its products, its activation and what it multiplies."""
+    """Return the floating-point operations of a gate: its products, its activation, and the product with the output."""
     width, columns = shape.hidden_size, shape.heads * shape.value_dim
     return 2 * (width * columns if rank == "full" else rank * (width + columns)) + 2 * columns
 
 
 def opening(parameters: Parameters, hidden: Float[Tensor, "B T C"], activation: str) -> Float[Tensor, "B T columns"]:
-    """How far each coordinate is open."""
+    """Return the factor of each coordinate of the output."""
     bias = parameters["gate_bias"]
     hidden = as_dtype(hidden, bias.dtype)
     if "gate_down" in parameters:

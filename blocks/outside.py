@@ -180,7 +180,7 @@ def _add_patterns(module: ModuleType, patterns: Patterns) -> None:
     from blocks.pattern import Pattern
 
     new = [item for name, item in vars(module).items() if isinstance(item, Pattern) and not name.startswith("_")]
-    known = (*patterns.outside, *patterns.own)
+    known = (*patterns.outside, *patterns.built_in)
     patterns.outside += tuple(item for item in new if not any(item is other for other in known))
 
 
@@ -194,7 +194,7 @@ def _public(module: ModuleType) -> Iterator[type[Part]]:
 
 def _is_new(part: type[Part], roles: Iterable[Role]) -> bool:
     """Whether a class is no part of this project."""
-    return not any(part in role.own.values() for role in roles)
+    return not any(part in role.built_in.values() for role in roles)
 
 
 def _origin_of_module(module: ModuleType) -> PartOrigin:

@@ -109,11 +109,11 @@ class Part(Closed):
         raise NotImplementedError
 
     def problem(self, shape: Shape) -> Problem | None:
-        """Return why the part means nothing in such a head, whatever the sizes; None where it means something."""
+        """Return why the part has no effect in such a head, whatever its sizes, or None."""
         return None
 
     def misfit(self, shape: Shape) -> Problem | None:
-        """Why the part cannot have these sizes; None where it can."""
+        """Return why the part cannot have these sizes, or None."""
         return None
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
@@ -137,7 +137,7 @@ class Part(Closed):
         return 0
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        """The same for a token of a prefill of ``tokens``, on average, in the chunked form."""
+        """Floating-point operations of one token in a prefill of ``tokens``, on average, in the chunked form."""
         return self.flops(shape, tokens)
 
 

@@ -181,7 +181,7 @@ class Rope(Position):
         return (_rotated(states.to(wide), cosine, -sine) / (cosine.square() + sine.square())).to(states.dtype)
 
     def rotate_tokens(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
-        """The same at the tokens of a call. The tables are computed once per call, for all layers."""
+        """Rotate to the positions of the tokens of a call. The tables are computed once per call, for all layers."""
         key = (*self.base, states.shape[-1], states.dtype)
         return _rotated(states, *tokens.once(key, lambda: self._table(tokens.position, states)))
 
@@ -266,7 +266,8 @@ class HostRotation(Unnamed, Position):
         return (rotate(flat, cosine, -sine) / forth_and_back).to(states.dtype).view(states.shape)
 
     def rotate_tokens(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
-        """The same at the tokens of a call. The tables are computed once per call, for all layers that rotate alike."""
+        """Rotate to the positions of the tokens of a call. The tables are computed once per call, for all layers that rotate
+        alike."""
         return self.rotary.apply(states, *self._tables(states, tokens))
 
     def _tables(self, states: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:

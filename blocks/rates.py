@@ -69,7 +69,7 @@ class Learned(Rate):
 
 
 class Fixed(Rate):
-    """The same for all tokens."""
+    """A constant rate."""
 
     equation: ClassVar[str] = "β_t = β"
     source: ClassVar[str] = "Widrow & Hoff 1960"

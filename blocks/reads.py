@@ -23,7 +23,7 @@ class TakesPartials(Part):
 
     @property
     def asks_maximum(self) -> bool:
-        """It looks at the largest logits of exact memories."""
+        """True if the read needs the largest logits of exact memories."""
         return False
 
 
@@ -48,8 +48,7 @@ class Read(TakesPartials):
     ) -> tuple[tuple[Tensor], State]:
         """Both by the memories' names."""
         weighed = [
-            Partial(answer.output, answer.lse, weight[name], answer.maximum) if name in weight else answer
-            for name, answer in partial.items()
+            Partial(item.output, item.lse, weight[name], item.maximum) if name in weight else item for name, item in partial.items()
         ]
         return (self.combine(parameters, weighed),), {}
 
@@ -179,7 +178,7 @@ def _scaled(partial: Partial) -> Tensor:
 
 
 def _between(partials: Sequence[Partial], logit: Tensor) -> Tensor:
-    """The same of two, with σ(logit) and 1 - σ(logit)."""
+    """Return the mean of two outputs with the weights σ(logit) and 1 - σ(logit)."""
     first, second, dtype = partials[0].output, partials[1].output, logit.dtype
     mixed = torch.lerp(as_dtype(second, dtype), as_dtype(first, dtype), logit.sigmoid()[..., None])
     return mixed if first.dtype == dtype else mixed.to(torch.promote_types(first.dtype, second.dtype))

@@ -37,7 +37,7 @@ class Role(Mapping[str, type[Part]]):
 
     def __init__(self, name: str, base: type[Part], *parts: type[Part]) -> None:
         self.name, self.base = name, base
-        self.own = {kind_of(part): part for part in parts}
+        self.built_in = {kind_of(part): part for part in parts}
         self.outside: dict[str, type[Part]] = {}
 
     def __getitem__(self, kind: str) -> type[Part]:
@@ -59,12 +59,12 @@ class Role(Mapping[str, type[Part]]):
         from blocks.outside import register_installed
 
         register_installed()
-        return {**self.own, **self.outside}
+        return {**self.built_in, **self.outside}
 
     @property
     def default_kind(self) -> str | None:
         """The kind of a mapping that has none; None where it has to have one."""
-        return next(iter(self.own)) if len(self.own) == 1 else None
+        return next(iter(self.built_in)) if len(self.built_in) == 1 else None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         choices = {kind: handler.generate_schema(part) for kind, part in self.items()}
@@ -156,7 +156,7 @@ def _rebuild(model: type[BaseModel], done: dict[type[BaseModel], bool]) -> bool:
 
 def _rebuild_inside(annotation: Any, done: dict[type[BaseModel], bool]) -> bool:
     if isinstance(annotation, Role):
-        for part in (*annotation.own.values(), *annotation.outside.values()):
+        for part in (*annotation.built_in.values(), *annotation.outside.values()):
             _rebuild(part, done)
         return True
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -174,12 +174,12 @@ def _subclasses(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 class Patterns:
     """The patterns of this project, and those from outside, which are tried first."""
 
-    def __init__(self, *own: Pattern) -> None:
-        self.own = own
+    def __init__(self, *built_in: Pattern) -> None:
+        self.built_in = built_in
         self.outside: tuple[Pattern, ...] = ()
 
     def __iter__(self) -> Iterator[Pattern]:
         from blocks.outside import register_installed
 
         register_installed()
-        return iter((*self.outside, *self.own))
+        return iter((*self.outside, *self.built_in))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from blocks.fla import kernel, one_row, rows
+from blocks.fla_kernels import kernel, one_row, rows
 from blocks.flow import Tokens
-from blocks.kernels import needs_gpu
+from blocks.kernels import gpu_obstacle
 from blocks.legend import Float, Tensor, torch
 from blocks.operation import Setting
 from blocks.tensors import as_dtype, derives_by_hand, repeat_heads
@@ -60,13 +60,13 @@ def _tap_by_tap(extended: Tensor, taps: Tensor, segment: Tensor | None, length: 
 def filtered_step(
     inputs: Float[Tensor, "B 1 h D"], weight: Float[Tensor, "w D kernel"], _: Tokens, earlier: Float[Tensor, "B P h D"]
 ) -> tuple[Tensor, Tensor]:
-    """The same for one token, of the document that the earlier ones belong to: all taps at once."""
+    """Filter one token, of the document that the earlier tokens belong to: all taps at once."""
     extended, taps = torch.cat((earlier, inputs), dim=1), as_dtype(weight, inputs.dtype).permute(2, 0, 1)
-    heads, own = inputs.shape[2], weight.shape[0]
-    if heads == own:
+    heads, filters = inputs.shape[2], weight.shape[0]
+    if heads == filters:
         output = (extended * taps).sum(1, keepdim=True)
     else:
-        shared = min(heads, own)
+        shared = min(heads, filters)
         past, batch, size = extended.shape[1], *inputs.shape[::3]
         products = extended.view(batch, past, shared, -1, size) * taps.view(past, shared, -1, size)
         output = products.sum(1).view(batch, 1, -1, size)
@@ -83,7 +83,7 @@ def filtered_by_kernel(
     tokens: Tokens,
     earlier: Float[Tensor, "B P h D"],
 ) -> tuple[Tensor, Tensor]:
-    """The same in one pass, by fla's kernel: the earlier inputs are placed before the others, as tokens whose outputs are
+    """Filter the tokens in one pass, by fla's kernel. The earlier inputs are placed before those of the call, and their outputs are
     discarded."""
     past = earlier.shape[1]
     extended = torch.cat((earlier, inputs), dim=1)
@@ -103,8 +103,8 @@ def filtered_by_kernel(
     return output, carried if current is None else carried * current[..., None, None]
 
 
-def fits(setting: Setting, taps: int) -> str | None:
-    """Of a form that calls the kernel."""
+def obstacle(setting: Setting, taps: int) -> str | None:
+    """Return why a form that calls the kernel cannot run, or None. taps: tokens in a filter."""
     if taps > MOST_TAPS:
         return f"its kernel unrolls its taps, of which there are {taps}"
-    return needs_gpu(setting) if not setting.one_token else "its kernel is for several tokens"
+    return gpu_obstacle(setting) if not setting.one_token else "its kernel is for several tokens"

@@ -1,4 +1,4 @@
-"""What parts do with tensors, whatever flows in them: their dtypes, norms and heads, and whether Python may read them."""
+"""Operations on tensors that several parts use: dtypes, norms and heads, and whether Python may read a tensor's numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
 
 
 def has_numbers(tensor: Tensor) -> bool:
-    """Whether Python can read its numbers: a compiler's graph has none, nor have PyTorch's fake tensors, nor the device "meta"."""
+    """True if Python can read the tensor's numbers. There are none in a compiler's graph, in PyTorch's fake tensors, and on the
+    device "meta"."""
     return type(tensor) is torch.Tensor and not tensor.is_meta and not torch.compiler.is_compiling()
 
 
@@ -15,29 +16,30 @@ def settled(condition: bool) -> bool:
     return True if condition else False  # noqa: SIM210
 
 
-def may_look(tensor: Tensor) -> bool:
-    """Whether Python may read its numbers at no cost: without waiting for a device."""
+def may_read_numbers(tensor: Tensor) -> bool:
+    """True if Python can read the tensor's numbers without waiting for a device."""
     return tensor.is_cpu and has_numbers(tensor)
 
 
 def derives_by_hand(tensor: Tensor) -> bool:
-    """Whether a form with written-out gradients computes this call: gradients are on, and the tensor is on a CPU. Such forms
+    """True if a form with written-out gradients computes this call: gradients are on, and the tensor is on a CPU. Such forms
     compute many small products, which are slow on a GPU, and a compiler cannot trace them."""
-    return torch.is_grad_enabled() and may_look(tensor)
+    return torch.is_grad_enabled() and may_read_numbers(tensor)
 
 
 def all_present(position: Int[Tensor, "B S"] | Int[Tensor, "B S K"]) -> bool:
-    """Whether all entries are known to be pairs."""
-    return may_look(position) and int(position.min()) >= 0
+    """True if all entries are known to be pairs. False also if Python may not read the positions."""
+    return may_read_numbers(position) and int(position.min()) >= 0
 
 
 def accumulating(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that sums are kept in: float32, or float64 where the model is in float64."""
+    """Return the dtype of sums: float32, or float64 if the model is in float64."""
     return dtype if dtype.itemsize >= 4 else torch.float32
 
 
 def least_mass(dtype: torch.dtype) -> float:
-    """Below it there is no mass: a little earlier than at 0, since a quotient's gradient divides by the square of its mass."""
+    """Return the smallest sum that counts as a mass. It is above 0, since the gradient of a quotient divides by the square of the
+    mass."""
     return 1e8 * torch.finfo(dtype).tiny
 
 
@@ -49,7 +51,7 @@ def as_dtype(states: Tensor, dtype: torch.dtype) -> Tensor:
 def affine(
     states: Float[Tensor, "*rest C"], weight: Float[Tensor, "n C"], bias: Float[Tensor, " n"], dtype: torch.dtype
 ) -> Float[Tensor, "*rest n"]:
-    """x Wᵀ + b in ``dtype``, the product in the weight's dtype: a bias may be wider."""
+    """Return x Wᵀ + b in ``dtype``. The product is computed in the weight's dtype; the bias may be wider."""
     states = as_dtype(states, weight.dtype)
     if bias.dtype == weight.dtype:
         return as_dtype(torch.nn.functional.linear(states, weight, bias), dtype)
@@ -93,13 +95,13 @@ def repeat_heads(states: Tensor, heads: int, dim: int = 2) -> Tensor:
 
 
 def rows(states: Float[Tensor, "B T H x"], tokens: slice, heads: int) -> Float[Tensor, "Bh c x"]:
-    """These tokens as the rows of matrix products, one matrix for each of ``heads`` heads of each text. Where there are more heads
-    in ``states``, the rows of those that share one of ``heads`` follow each other."""
-    own = states[:, tokens].unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)
-    return own.reshape(states.shape[0] * heads, -1, states.shape[-1])
+    """Return these tokens as the rows of matrix products, one matrix for each of ``heads`` heads of each text. Where there are more
+    heads in ``states``, the rows of those that share one of ``heads`` follow each other."""
+    tokens_of_heads = states[:, tokens].unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)
+    return tokens_of_heads.reshape(states.shape[0] * heads, -1, states.shape[-1])
 
 
 def put_rows(into: Float[Tensor, "B T H x"], tokens: slice, products: Float[Tensor, "Bh c x"]) -> None:
     """Write what ``rows`` has laid out into these tokens."""
-    own = products.view(into.shape[0], into.shape[2], -1, products.shape[-1])
-    into[:, tokens].copy_(own.transpose(1, 2))
+    tokens_of_heads = products.view(into.shape[0], into.shape[2], -1, products.shape[-1])
+    into[:, tokens].copy_(tokens_of_heads.transpose(1, 2))

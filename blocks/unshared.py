@@ -56,15 +56,16 @@ class Copies(Part):
     def _run(
         self, parameters: Parameters, call: Call, *, hidden: Tensor, key: Tensor, value: Tensor
     ) -> tuple[tuple[Tensor, Tensor], State]:
-        heads, wanted = call.shape.heads, {NAMES[name][0] for name in self.inputs}
+        heads = call.shape.heads
         shared = {"key": repeat_heads(key, heads), "value": repeat_heads(value, heads)}
-        own = {name: self.own(parameters[name], hidden, states) if name in wanted else states for name, states in shared.items()}
-        return (own["key"], own["value"]), {}
+        for name in (NAMES[letter][0] for letter in self.inputs):
+            shared[name] = self.add_difference(shared[name], parameters[name], hidden)
+        return (shared["key"], shared["value"]), {}
 
-    def own(
-        self, difference: Float[Tensor, "H x C"], hidden: Float[Tensor, "B T C"], shared: Float[Tensor, "B T H x"]
+    def add_difference(
+        self, shared: Float[Tensor, "B T H x"], difference: Float[Tensor, "H x C"], hidden: Float[Tensor, "B T C"]
     ) -> Float[Tensor, "B T H x"]:
-        """Of each query head."""
+        """Return the keys or values of each query head: the shared ones, plus a learned difference."""
         added = torch.nn.functional.linear(hidden.to(difference.dtype), difference.flatten(0, 1))
         return shared + added.view(shared.shape).to(shared.dtype)
 

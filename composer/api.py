@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from composer.arguments import DtypeLike, named_dtype
 from composer.devices import device_type
-from composer.errors import BuildError, ComposerError, GraphError, SourceError, in_words
+from composer.errors import BuildError, ComposerError, GraphError, SourceError, translate_errors
 from composer.graph.lowering import AUTO
 from composer.options import function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
@@ -98,7 +98,7 @@ class ModelOptions(WithBackend, SeededFromBelow, InDtype, FreshOrNot, TextDecode
             raise BuildError("--text-only is for a source in a folder or on the Hub: name one, or pass the text decoder itself")
 
 
-@in_words
+@translate_errors
 def run_build_in_memory(options: ModelOptions) -> Composed:
     from composer.weights.in_memory import build_from_model, trunk_of
     from composer.weights.stream import check_loaded
@@ -191,7 +191,7 @@ class BuildOptions(TakesTokenizer, FreshOrNot, TextDecoderAlone, Replacing, Seed
             raise BuildError(f"{self.spec} is a lock, which decides {flags[0]}: leave that out, or lock the spec again.")
 
 
-@in_words
+@translate_errors
 def run_build(options: BuildOptions) -> BuildReport:
     if (lock := read_lock(options.spec)) is not None:
         return _build_locked(lock, options)
@@ -262,7 +262,7 @@ class ExplainOptions(InDtype, OnDevice, WithBackend, CountedAt, TextDecoderAlone
     error: ClassVar[type[ComposerError]] = BuildError
 
 
-@in_words
+@translate_errors
 def run_explain(options: ExplainOptions) -> Explanation:
     loaded = load_spec(options.spec, options.overrides)
     target = target_of(options.spec, loaded, options.source, revision=options.revision, text_only=options.text_only)
@@ -285,7 +285,7 @@ build_folder = function_of(BuildOptions, run_build, "build_folder")
 explain = function_of(ExplainOptions, run_explain)
 
 
-@in_words
+@translate_errors
 def load(
     folder: str | os.PathLike[str],
     *,

@@ -173,7 +173,7 @@ def system_message(error: OSError) -> str:
     return f"{file}{reason(error)}"
 
 
-def in_words(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def translate_errors(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Wrap a function: raise its ConverterErrors as SourceErrors, and its OSErrors of named files as ComposerErrors. Readers and
     writers raise their own errors, which state what to do. The wrapper is for files that no code expects to fail, such as those in
     a folder that the user may not search.

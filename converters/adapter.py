@@ -24,7 +24,8 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
 }
 """Other names that hosts give the projections: those behind compressed vectors, and joint ones of queries, keys and values."""
 _WITHIN = frozenset(f"{attention}.{name}" for attention in ATTENTIONS for names in (TARGETS, *OTHERS.values()) for name in names)
-"""The same as adapters name them, with their attention: outside of it, others may have such a name."""
+"""Names of projections with the module of their attention, as adapters write them. Outside of attention, other modules may have
+these names."""
 _INSIDE = re.compile(rf"model\.(?:{'|'.join(sorted(set(WHOLE.values())))})\.layers\.[0-9]{{1,9}}\.(\w+\.\w+)")
 """The full name of a projection of a text decoder inside another model."""
 

@@ -92,7 +92,8 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """The same of a file in UTF-8, with ``\\n`` at the end of every line. Raises OSError and ValueError."""
+    """Return the text of a file in UTF-8, with ``\\n`` at the end of every line. Raises OSError, also if it has more than ``most``
+    bytes, and ValueError."""
     return read_bytes(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -156,7 +157,8 @@ def circle_of_links(path: Path) -> str | None:
 
 
 def lost_link(path: Path) -> str | None:
-    """The same, and the message for a link whose target does not exist."""
+    """Return the message for a path through a circle of links, or for a link whose target does not exist; None for any other
+    path."""
     circle = circle_of_links(path)
     if circle is None and os.path.islink(path) and not os.path.exists(path):
         return f"{shortened(str(path))} is a link to {shortened(os.readlink(path))}, which is not there"

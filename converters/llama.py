@@ -111,7 +111,7 @@ def read_config(config: Config, notes: list[str]) -> Trunk:
 
 
 def read_trunk(config: Config, notes: list[str]) -> Trunk:
-    """The same for families that may have heads without rotary positions."""
+    """Read the config of a family that may have heads without rotary positions. A missing key has transformers' default."""
     _refuse_what_changes_the_computation(config)
     activation = config.get("hidden_act", "silu")
     if activation != "silu":

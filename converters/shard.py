@@ -82,8 +82,8 @@ def read_shard(file: Path) -> Shard:
 
 
 def read_packed_shard(file: Path) -> Shard:
-    """The same for a file with quantised weights, whose types and shapes are left to the library that unpacks them. ``masks`` has
-    the names of all tensors."""
+    """Read and check the header of a file with quantised weights. The library that unpacks them checks their types and shapes.
+    ``masks`` has the names of all tensors. Raises ``WeightsError``."""
     return _shard(file, _check_packed)
 
 

@@ -274,7 +274,7 @@ def check_layers(where: str, layers: int, tensors: int) -> None:
 
 
 def check_sizes(where: str, config: Mapping[str, Any], largest: int) -> None:
-    """The same where a config has a larger size than its weights can have. largest: the most numbers of any tensor."""
+    """Raise ConfigError if a config has a larger size than its weights can have. largest: the most numbers of any tensor."""
     most = max(FREE_SIZE, largest)
     for key, value in config.items():
         if isinstance(value, int) and value > most and any(word in key for word in SIZES):

@@ -7,7 +7,7 @@ import torch
 from triton.language.extra import libdevice
 from triton.language.semantic import TritonSemantic
 
-from blocks.recurrences.additive.fla import chunked
+from blocks.recurrences.additive.fla_forms import chunked
 from composer.laws import operands
 from tests.blocks.recurrences.additive.problems import draw
 from tests.interpreter import LIBRARY

@@ -153,8 +153,8 @@ class FeatureMap(Part):
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         if not self.linear:
             return {}
-        own = shape.heads if self.per == "query_head" else shape.key_heads
-        rows = {"": own} if self.share == "qk" else {"query_": shape.heads, "key_": own}
+        key_maps = shape.heads if self.per == "query_head" else shape.key_heads
+        rows = {"": key_maps} if self.share == "qk" else {"query_": shape.heads, "key_": key_maps}
         columns = self.dim or shape.head_dim
         start = initialise.constant(0.0) if self.skip else initialise.identity
         start = initialise.fan_in(shape.head_dim) if self.init == "random" else start
@@ -197,8 +197,8 @@ class FeatureMap(Part):
         key, highest = repeat_heads(key, query.shape[2]), query.new_zeros(())
         if self.exponential:
             # The largest logarithm of each head's features is subtracted before the product and added afterwards.
-            above, beside = query.detach().amax(-1, keepdim=True), key.detach().amax((0, 1, 3), keepdim=True)
-            query, key, highest = (query - above).exp(), (key - beside).exp(), above + beside
+            query_max, key_max = query.detach().amax(-1, keepdim=True), key.detach().amax((0, 1, 3), keepdim=True)
+            query, key, highest = (query - query_max).exp(), (key - key_max).exp(), query_max + key_max
         products = torch.einsum("bqhf,bthf->bqht", query, key)
         scores = products.clamp(min=torch.finfo(products.dtype).tiny).log() + highest
         return scores if attended.decay is None else scores + attended.decay[:, None] * attended.age

@@ -15,7 +15,7 @@ from blocks.convolution import Convolution
 from blocks.feature_maps.base import Plain
 from blocks.feature_maps.hedgehog import SHARES, WIDEST, Hedgehog
 from blocks.flow import Mapped, Pairs, Tokens
-from blocks.kernels import TRITON_PACKAGE, Kernel, Refused, needs_gpu
+from blocks.kernels import TRITON_PACKAGE, Kernel, Refused, gpu_obstacle
 from blocks.legend import Tensor, torch
 from blocks.operation import TRITON, Form, Kind, Setting, State
 from blocks.part import Parameters, Part
@@ -45,12 +45,12 @@ def _joined(
     filtered: dict[str, Tensor] = {}
     mapped_tensors: dict[str, Tensor] = {}
     for name in ("query", "key"):
-        own, earlier = filters[name if name in filters else "weight"], conv.call.state[name]
+        taps, earlier = filters[name if name in filters else "weight"], conv.call.state[name]
 
         def at_once(
-            x: Tensor, matrix: Tensor, bias: Tensor | None, name: str = name, own: Tensor = own, earlier: Tensor = earlier
+            x: Tensor, matrix: Tensor, bias: Tensor | None, name: str = name, taps: Tensor = taps, earlier: Tensor = earlier
         ) -> Tensor:
-            filtered[name], shares = CONVOLVED_SHARES(x, earlier, own, start, matrix, bias, **sides)
+            filtered[name], shares = CONVOLVED_SHARES(x, earlier, taps, start, matrix, bias, **sides)
             return shares
 
         mapped_tensors[name] = part.mapped(parameters, f"{name}_", inputs["conv"][name], scale, at_once)
@@ -108,10 +108,10 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     assert isinstance(features, Hedgehog)
     says = "taps, a product and its softmaxes, in one pass"
     missing = CONVOLVED_SHARES.missing
-    return (Form(TRITON, says, _run, partial(_fits, conv=conv, features=features), missing=missing, refuses=True),)
+    return (Form(TRITON, says, _run, partial(_obstacle, conv=conv, features=features), missing=missing, refuses=True),)
 
 
-def _fits(setting: Setting, conv: Convolution, features: Hedgehog) -> str | None:
+def _obstacle(setting: Setting, conv: Convolution, features: Hedgehog) -> str | None:
     if conv.inputs != ("q", "k"):
         return "it filters queries and keys, and nothing else"
     if conv.activation != "none":
@@ -121,7 +121,7 @@ def _fits(setting: Setting, conv: Convolution, features: Hedgehog) -> str | None
     if not features.linear:
         return "there is no product to fuse"
     largest = 0 if setting.shape is None else max(setting.shape.head_dim, features.dim or 0)
-    return f"it has room for {WIDEST} columns, not for {largest}" if largest > WIDEST else needs_gpu(setting)
+    return f"it has room for {WIDEST} columns, not for {largest}" if largest > WIDEST else gpu_obstacle(setting)
 
 
 def _does_not_rotate(options: Mapping[str, Mapping[str, Any]]) -> bool:

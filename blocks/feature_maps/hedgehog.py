@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from blocks.feature_maps.base import FeatureMap
-from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
+from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Shape, Tensor
 from blocks.operation import TRITON, Form, Setting
 from blocks.part import Parameters, Problem
@@ -39,18 +39,18 @@ class Hedgehog(FeatureMap):
 
     def forms(self) -> tuple[Form, ...]:
         says = "a product and its softmaxes, in one pass"
-        fused = Form(TRITON, says, self._at_once, self._fits, missing=SHARES.missing, refuses=True)
+        fused = Form(TRITON, says, self._at_once, self._obstacle, missing=SHARES.missing, refuses=True)
         return (fused, *super().forms())
 
     def _at_once(self, parameters: Parameters, *inputs: Any, **options: Any) -> Any:
         plain = partial(SHARES, skip=self.skip, sides=2 if self.two_sided else 1, floor=self.floor)
         return self._run(parameters, *inputs, plain=plain, **options)
 
-    def _fits(self, setting: Setting) -> str | None:
+    def _obstacle(self, setting: Setting) -> str | None:
         if not self.linear:
             return "there is no product to fuse"
         largest = 0 if setting.shape is None else max(setting.shape.head_dim, self.dim or 0)
-        return f"it has room for {WIDEST} columns, not for {largest}" if largest > WIDEST else needs_gpu(setting)
+        return f"it has room for {WIDEST} columns, not for {largest}" if largest > WIDEST else gpu_obstacle(setting)
 
     def sides(self, inputs: Tensor) -> Tensor:
         """Return softmax(u) ‖ softmax(-u). If gradients are needed on a CPU, the form with a written-out gradient is used."""

@@ -70,7 +70,7 @@ def walk(
     b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     k, n, m = h // (H // K), h // (H // N), h // (H // M)
     count, real = tl.load(rows + b * 2), tl.load(rows + b * 2 + 1)
-    own, state, maximum = members + (b * H + h) * S, state + (b * H + h) * F * (D + 1), maximum + (b * H + h) * F
+    head_members, state, maximum = members + (b * H + h) * S, state + (b * H + h) * F * (D + 1), maximum + (b * H + h) * F
     scored, evicted_places = scored + (b * H + h) * 2 * EB, evicted_places + (b * H + h) * EB
     worth += (b * H + h) * (S + E)
     if resolution is not None:
@@ -91,8 +91,8 @@ def walk(
         if entered:
             evict(
                 value, position, key_features, held_value, held_features, held_position, decay, resolution,
-                state, maximum, worth, own, scored, evicted_places, (b * T + token) * H + h, first, begin, size, h, k, n, m, E,
-                H, K, N, M, D, F, S, SOME, EB, DB, FB, KEEP, EXPONENTIAL, BY_FEATURE, EXACT,
+                state, maximum, worth, head_members, scored, evicted_places, (b * T + token) * H + h, first, begin, size, h, k, n,
+                m, E, H, K, N, M, D, F, S, SOME, EB, DB, FB, KEEP, EXPONENTIAL, BY_FEATURE, EXACT,
             )  # fmt: skip
         if ERROR != "":
             add_errors(
@@ -101,7 +101,7 @@ def walk(
             )  # fmt: skip
         answer(
             query, key, value, position, query_features, held_key, held_value, held_position,
-            weight, held_weight, decay, state, maximum, own, output,
+            weight, held_weight, decay, state, maximum, head_members, output,
             b, token, end, first, begin, entered, size, scale, h, k, T, E,
             weight_b, weight_t, weight_h, held_weight_b, held_weight_t, held_weight_h,
             H, K, D, F, S, BLOCK, SOME, DB, FB, ROW_MAX, EXPONENTIAL, BY_FEATURE, PRECISION,
@@ -151,8 +151,8 @@ def walked(
     scored, evicted_places = state.new_empty(batch, heads, 2, competing), members.new_empty(batch, heads, competing)
     columns, exact = width(dim), products_of(query.dtype)[1]
     fine = "ieee" if exact == "ieee" else "tf32x3"
-    shared, own = key.shape[2], (key_features.shape[2], cache.features.shape[2])
-    constants = {"H": heads, "K": shared, "N": own[0], "M": own[1], "D": dim, "F": wide, "S": held}
+    shared, feature_heads = key.shape[2], (key_features.shape[2], cache.features.shape[2])
+    constants = {"H": heads, "K": shared, "N": feature_heads[0], "M": feature_heads[1], "D": dim, "F": wide, "S": held}
     constants |= {"BLOCK": width(size), "SOME": SOME, "EB": competing, "DB": columns, "FB": width(wide, 32)}
     constants |= {"ROW_MAX": row_max, "KEEP": scores.keep, "ERROR": scores.error, "EXPONENTIAL": maximum is not None}
     constants |= {"BY_FEATURE": decay is not None and decay.dim() == 4, "PRECISION": exact, "EXACT": fine}

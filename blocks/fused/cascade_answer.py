@@ -20,7 +20,7 @@ from blocks.fused.window_and_state import LEAST, LOG2_E
 @triton.jit
 def answer(
     query, key, value, position, query_features, held_key, held_value, held_position,
-    weight, held_weight, decay, state, maximum, own, output,
+    weight, held_weight, decay, state, maximum, head_members, output,
     b, token, end, first, begin, entered, size, scale, h, k, T, E,
     weight_b, weight_t, weight_h, held_weight_b, held_weight_t, held_weight_h,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, F: tl.constexpr, S: tl.constexpr,
@@ -88,8 +88,8 @@ def answer(
         for low in range(0, S + 2 * size, SOME):
             place = low + offsets
             _, _, _, _, sees, logits = near(
-                asking, held_key, key, held_position, position, own, place, first, begin, here, own_entry, size, scale, h, k, E,
-                H, K, D, S, DB, PRECISION,
+                asking, held_key, key, held_position, position, head_members, place, first, begin, here, own_entry, size, scale,
+                h, k, E, H, K, D, S, DB, PRECISION,
             )  # fmt: skip
             peak = tl.maximum(peak, tl.max(tl.where(sees, logits, float("-inf")), 1))
     peak = tl.where(peak == float("-inf"), 0.0, peak)
@@ -103,8 +103,8 @@ def answer(
     for low in range(0, S + 2 * size, SOME):
         place = low + offsets
         entry, late, old, new, sees, logits = near(
-            asking, held_key, key, held_position, position, own, place, first, begin, here, own_entry, size, scale, h, k, E,
-            H, K, D, S, DB, PRECISION,
+            asking, held_key, key, held_position, position, head_members, place, first, begin, here, own_entry, size, scale,
+            h, k, E, H, K, D, S, DB, PRECISION,
         )  # fmt: skip
         logits += tl.where((place < S)[None, :], of_held[:, None], of_window[:, None])
         logits = tl.where(sees, logits, float("-inf"))
@@ -120,13 +120,13 @@ def answer(
 
 @triton.jit
 def near(
-    asking, held_key, key, held_position, position, own, place, first, begin, here, own_entry, size, scale, h, k, E,
+    asking, held_key, key, held_position, position, head_members, place, first, begin, here, own_entry, size, scale, h, k, E,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, S: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return the pairs at some places in the cache and in the two chunks after it, as ``known`` describes them, which of them
     each token sees, and its logits to base 2."""
     column = tl.arange(0, DB)
-    entry = standing(own, place, first + size, S)
+    entry = standing(head_members, place, first + size, S)
     old, new, late, present = known(held_position, position, entry, place < S + 2 * size, begin, h, H, E, S)
     keys = tile(held_key, (entry * H + h) * D, column, old, column < D)
     keys += tile(key, (late * K + k) * D, column, new, column < D)

@@ -25,7 +25,7 @@ NONE = tl.constexpr(-1e38)
 @triton.jit
 def evict(
     value, position, key_features, held_value, held_features, held_position, decay, resolution,
-    state, maximum, worth, own, scored, evicted_places, row, first, begin, size, h, k, n, m, E,
+    state, maximum, worth, head_members, scored, evicted_places, row, first, begin, size, h, k, n, m, E,
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, M: tl.constexpr, D: tl.constexpr, F: tl.constexpr, S: tl.constexpr,
     SOME: tl.constexpr, EB: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr,
     KEEP: tl.constexpr, EXPONENTIAL: tl.constexpr, BY_FEATURE: tl.constexpr, EXACT: tl.constexpr,
@@ -41,7 +41,7 @@ def evict(
     # The candidates of the window are 2·size entries before the chunk's first token, which is entry 2·size + first.
     for low in range(0, S + size, SOME):
         place = low + offsets
-        entry = standing(own, place, first, S)
+        entry = standing(head_members, place, first, S)
         valid = place < S + size
         old, new, late, present = known(held_position, position, entry, valid, begin, h, H, E, S)
         if KEEP == "self_recall" or KEEP == "relative_recall":  # noqa: PLR1714 - a kernel has no sets
@@ -87,9 +87,9 @@ def evict(
     score = tl.load(scored + every, mask=contends, other=NONE)
     within = tl.load(scored + EB + every, mask=contends, other=0.0)
     stays, slot = chosen(score, within, contends, S, EB)
-    stood, evictions = standing(own, every, first, S), (score > NONE) & (stays == 0)
+    stood, evictions = standing(head_members, every, first, S), (score > NONE) & (stays == 0)
     tl.debug_barrier()
-    tl.store(own + slot, stood.to(tl.int32), mask=stays)
+    tl.store(head_members + slot, stood.to(tl.int32), mask=stays)
     tl.store(evicted_places + tl.cumsum(evictions.to(tl.int32), 0) - 1, stood.to(tl.int32), mask=evictions)
     evicted = tl.sum(evictions.to(tl.int32), 0)
     tl.debug_barrier()
@@ -134,9 +134,9 @@ def evict(
 
 
 @triton.jit
-def standing(own, place, first, S: tl.constexpr):
+def standing(head_members, place, first, S: tl.constexpr):
     """Return the numbers of the pairs in the cache, followed by the entries from ``first``."""
-    return tl.where(place < S, tl.load(own + place, mask=place < S, other=0), S + first + place - S)
+    return tl.where(place < S, tl.load(head_members + place, mask=place < S, other=0), S + first + place - S)
 
 
 @triton.jit
@@ -182,7 +182,7 @@ def chosen(score, resolution, contends, S: tl.constexpr, EB: tl.constexpr):
     score = tl.where(contends, score, NONE)
     bar = tl.sum(tl.where(tl.arange(0, EB) == S - 1, tl.sort(score, descending=True), 0.0), 0)
     within = resolution + tl.max(tl.where(score == bar, resolution, 0.0), 0)
-    above = contends & (score - bar > within)
-    equal = contends & (above == 0) & (bar - score <= within)
-    stays = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= S - tl.sum(above.to(tl.int32), 0)))
+    greater = contends & (score - bar > within)
+    equal = contends & (greater == 0) & (bar - score <= within)
+    stays = greater | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= S - tl.sum(greater.to(tl.int32), 0)))
     return stays, tl.cumsum(stays.to(tl.int32), 0) - 1

@@ -55,8 +55,8 @@ def forth(
     # Rounded before the product, as the stored output is.
     inputs = total.to(filtered.dtype.element_ty)
     put(filtered, line * (M * D), inner, inputs, here & (h % (H // M) == 0), channels)
-    own = h // (H // OWN)
-    matrix = tile(weight, (own * D + inner) * C, column, channels, column < C)
+    map_head = h // (H // OWN)
+    matrix = tile(weight, (map_head * D + inner) * C, column, channels, column < C)
     if inputs.dtype != matrix.dtype:
         mapped = tl.dot(inputs.to(tl.float32), matrix.to(tl.float32), input_precision=PRECISION)
     else:
@@ -64,7 +64,7 @@ def forth(
     if SKIP:
         mapped += inputs.to(tl.float32)
     if bias is not None:
-        mapped += tl.load(bias + own * C + column, mask=column < C, other=0.0)[None, :]
+        mapped += tl.load(bias + map_head * C + column, mask=column < C, other=0.0)[None, :]
     for side in tl.static_range(SIDES):
         numbers = tl.maximum(softmax(mapped if side == 0 else -mapped, column < C), floor)
         put(features, (line * (H * SIDES) + side) * C, column, numbers, here, column < C)
@@ -139,14 +139,14 @@ class _ConvolvedShares(torch.autograd.Function):
         skip: bool, sides: int, floor: float,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         batch, length, incoming, dim = x.shape
-        own, _, columns = weight.shape
+        map_heads, _, columns = weight.shape
         between = max(incoming, filters.shape[0])
-        heads = max(own, between)
+        heads = max(map_heads, between)
         filtered = torch.empty(batch, length, between, dim, dtype=x.dtype, device=x.device)
         features = torch.empty(batch, length, heads, sides * columns, dtype=torch.float32, device=x.device)
         exact = torch.get_float32_matmul_precision() == "highest" and torch.float32 in (x.dtype, weight.dtype)
         block = BLOCKS[max(dim, columns) > 64]
-        alike = {"H": heads, "OWN": own, "D": dim, "C": columns, "BLOCK": block, "DB": width(dim), "CB": width(columns)}
+        alike = {"H": heads, "OWN": map_heads, "D": dim, "C": columns, "BLOCK": block, "DB": width(dim), "CB": width(columns)}
         alike |= {"SKIP": skip, "SIDES": sides, "PRECISION": "ieee" if exact else "tf32"}
         taps = {"M": between, "N": incoming, "FILTERS": filters.shape[0], "R": filters.shape[2]}
         inputs = (x, earlier, filters, start)

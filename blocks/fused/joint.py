@@ -32,7 +32,7 @@ Decays = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 those of the tokens."""
 
 
-def together(
+def attend_jointly(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B E K D"],
     value: Float[Tensor, "B E K D"],
@@ -56,7 +56,7 @@ def together(
         log_decay = gently(log_decay)
         block = min(block, BY_FEATURE) if log_decay.dim() == 4 else block
     wide = weight is not None and weight.requires_grad and torch.is_grad_enabled()
-    return _Together.apply(*inputs, log_decay, weight, state.contiguous(), evictions, row_max, block, wide)  # pyright: ignore[reportReturnType]
+    return _AttendJointly.apply(*inputs, log_decay, weight, state.contiguous(), evictions, row_max, block, wide)  # pyright: ignore[reportReturnType]
 
 
 def _block(query: Tensor, features: Tensor) -> int:
@@ -65,7 +65,7 @@ def _block(query: Tensor, features: Tensor) -> int:
     return min(block, width(query.shape[1]))
 
 
-class _Together(torch.autograd.Function):
+class _AttendJointly(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, query_features: Tensor, key_features: Tensor,
@@ -208,13 +208,13 @@ def _decays(log_decay: Tensor | None, count: int, block: int, evictions: Evictio
     """Return the decays in the layout of ``blocks.fused.window_and_state``, padded to all entries of all blocks."""
     if log_decay is None:
         return None, None, None, None
-    missing, own = count * block - log_decay.shape[1], log_decay.dim() - 2
-    filled = torch.nn.functional.pad(log_decay, (0, 0) * own + (0, missing))
+    missing, axes = count * block - log_decay.shape[1], log_decay.dim() - 2
+    filled = torch.nn.functional.pad(log_decay, (0, 0) * axes + (0, missing))
     if evictions.reach == 1:
         entries = tokens = filled.unflatten(1, (count, block)).cumsum(2).flatten(1, 2).contiguous()
     else:
         entries, tokens = _decays_of_groups(filled, log_decay.shape[1], count, block, evictions)
-    return (entries, None, tokens, None) if own == 1 else (None, entries, None, tokens)
+    return (entries, None, tokens, None) if axes == 1 else (None, entries, None, tokens)
 
 
 def _decays_of_groups(

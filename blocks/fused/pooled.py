@@ -140,7 +140,7 @@ def pooled(
     shares: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T K D"], stretches: Stretches
 ) -> Float[Tensor, "B T H D"]:
     """Return the output of each token, in the values' dtype. stretches: of the concatenated rows."""
-    inputs = (of.contiguous() for of in (shares, logits, value))
+    inputs = (tensor.contiguous() for tensor in (shares, logits, value))
     return _Pooled.apply(*inputs, stretches)  # pyright: ignore[reportReturnType]
 
 

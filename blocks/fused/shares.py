@@ -69,9 +69,9 @@ def product(
 ):  # fmt: skip
     """Return u. The product is in 16 bits if both factors are."""
     inner, column = tl.arange(0, DB), tl.arange(0, CB)
-    own, place = h // (H // OWN), (row * N + h // (H // N)) * D
+    map_head, place = h // (H // OWN), (row * N + h // (H // N)) * D
     inputs = tile(x, place, inner, here, inner < D)
-    matrix = tile(weight, (own * D + inner) * C, column, inner < D, column < C)
+    matrix = tile(weight, (map_head * D + inner) * C, column, inner < D, column < C)
     if inputs.dtype != matrix.dtype:
         mapped = tl.dot(inputs.to(tl.float32), matrix.to(tl.float32), input_precision=PRECISION)
     else:
@@ -79,7 +79,7 @@ def product(
     if SKIP:
         mapped += tile(x, place, column, here, column < C)
     if bias is not None:
-        mapped += tl.load(bias + own * C + column, mask=column < C, other=0.0)[None, :]
+        mapped += tl.load(bias + map_head * C + column, mask=column < C, other=0.0)[None, :]
     return mapped
 
 
@@ -108,12 +108,12 @@ class _Shares(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, skip: bool, sides: int, floor: float) -> Tensor:
         batch, length, incoming, dim = x.shape
-        own, _, columns = weight.shape
-        heads = max(own, incoming)
+        map_heads, _, columns = weight.shape
+        heads = max(map_heads, incoming)
         features = torch.empty(batch, length, heads, sides * columns, dtype=torch.float32, device=x.device)
         exact = torch.get_float32_matmul_precision() == "highest" and torch.float32 in (x.dtype, weight.dtype)
         block = 64 if max(dim, columns) <= 128 else 32
-        constants = {"H": heads, "N": incoming, "OWN": own, "D": dim, "C": columns, "BLOCK": block, "DB": width(dim)}
+        constants = {"H": heads, "N": incoming, "OWN": map_heads, "D": dim, "C": columns, "BLOCK": block, "DB": width(dim)}
         constants |= {"CB": width(columns), "SKIP": skip, "SIDES": sides, "PRECISION": "ieee" if exact else "tf32"}
         grid = parts(batch * length, block), heads
         forth[grid](x, weight, bias, features, batch * length, floor, **constants)

@@ -121,10 +121,10 @@ def of_pairs(
 
 
 @triton.jit
-def reached(position, b, entry, own, nearest, E):
+def reached(position, b, entry, query_entry, nearest, E):
     """Return which entries each query sees. Queries are in rows."""
     present = tl.load(position + b * E + entry, mask=entry < E, other=-1) >= 0
-    return present[None, :] & (entry[None, :] >= nearest[:, None]) & (entry[None, :] <= own[:, None])
+    return present[None, :] & (entry[None, :] >= nearest[:, None]) & (entry[None, :] <= query_entry[:, None])
 
 
 def with_mass(

@@ -72,12 +72,12 @@ def step(
             mass += tl.sum(asking * masses, 0)
 
         scaled_query = tl.load(query + (b * H + h) * D + column, mask=columns, other=0.0).to(tl.float32) * (scale * LOG2_E)
-        own = tl.sum(scaled_query * new_key.to(tl.float32), 0)
+        new_logit = tl.sum(scaled_query * new_key.to(tl.float32), 0)
         shift = 0.0
         if weight is not None:
             shift += tl.load(weight + b * weight_b + h * weight_h) * LOG2_E
         if ROW_MAX:
-            peak = own
+            peak = new_logit
             for low in range(0, held, BLOCK):
                 place = low + tl.arange(0, BLOCK)
                 keys = tile(ring_key, ((b * held + place) * K + k) * D, column, place < held, columns).to(tl.float32)
@@ -88,8 +88,8 @@ def step(
         top = tl.where(some, tl.log2(tl.where(some, mass, 1.0)), float("-inf"))
         total *= tl.where(some, 1.0 / tl.where(some, mass, 1.0), 0.0)
         # The token's own pair is always present, so the maximum is finite.
-        higher = tl.maximum(top, own + shift)
-        left, share = tl.exp2(top - higher), tl.exp2(own + shift - higher)
+        higher = tl.maximum(top, new_logit + shift)
+        left, share = tl.exp2(top - higher), tl.exp2(new_logit + shift - higher)
         sums, total, top = tl.where(some, left, 0.0) + share, total * left + share * new_value.to(tl.float32), higher
         for low in range(0, held, BLOCK):
             place = low + tl.arange(0, BLOCK)

@@ -183,7 +183,7 @@ class Memory(Part):
         return 1
 
     @property
-    def looks_below(self) -> bool:
+    def reads_below(self) -> bool:
         """Whether it reads the state that it feeds before it evicts a pair."""
         return False
 

@@ -21,9 +21,9 @@ class Below(Protocol):
         """Return the features of the pairs' keys in the state."""
         ...
 
-    def look(self, pairs: Pairs, keys: Float[Tensor, "B E H F"]) -> None:
-        """Set the pairs of the calls that follow, until the next call of ``look``: ``distances`` compares them, ``evict`` evicts
-        some of them."""
+    def set_pairs(self, pairs: Pairs, keys: Float[Tensor, "B E H F"]) -> None:
+        """Set the pairs of the calls that follow, until the next call of ``set_pairs``: ``distances`` compares them, and ``evict``
+        evicts some of them."""
         ...
 
     def reach(self, column: Int[Tensor, " B"]) -> None:
@@ -32,7 +32,7 @@ class Below(Protocol):
         ...
 
     def distances(self) -> Float[Tensor, "B E H"]:
-        """Return the distance between each pair's value and the state's answer to the pair's own key."""
+        """Return the distance between each pair's value and the state's output for the pair's own key."""
         ...
 
     def evict(self, index: Int[Tensor, "B M H"], present: Bool[Tensor, "B M H"], column: Int[Tensor, " B"]) -> None:

@@ -72,7 +72,8 @@ class Delta(Rated):
             return super().parameters(shape)
         start = initialise.fan_in(shape.hidden_size)
         key, value = (Fresh((more, shape.key_heads * size, shape.hidden_size), start) for size in (shape.head_dim, shape.value_dim))
-        rates = {f"rate_{name}": replace(own, shape=(more, *own.shape)) for name, own in self.rate.parameters(shape).items()}
+        rates = self.rate.parameters(shape).items()
+        rates = {f"rate_{name}": replace(parameter, shape=(more, *parameter.shape)) for name, parameter in rates}
         return super().parameters(shape) | {"key": key, "value": value} | rates
 
     def answer(
@@ -95,20 +96,20 @@ class Delta(Rated):
         nothing = [torch.zeros_like(features.query)] * (self.steps - 1)
         if decay is not None:
             decay = _between([decay, *[torch.zeros_like(decay)] * (self.steps - 1)])
-        answer, state = self.recall(along, _between([*nothing, features.query]), _joined(every), decay, recurrence)
-        return (replace(answer, output=answer.output[:, self.steps - 1 :: self.steps]),), state
+        partial, state = self.recall(along, _between([*nothing, features.query]), _joined(every), decay, recurrence)
+        return (replace(partial, output=partial.output[:, self.steps - 1 :: self.steps]),), state
 
     def _run_in_order(
         self, call: Call, query: Tensor, every: list[Features], decay: Tensor | None, recurrence: Form
     ) -> tuple[tuple[Partial], State]:
         """Run the steps of one token, one after the other."""
-        answer = None
+        partial = None
         for pairs in every:
-            answer, state = self.recall(call, query, pairs, decay, recurrence)
+            partial, state = self.recall(call, query, pairs, decay, recurrence)
             # There is no decay between the steps, and no document begins there.
             call, decay = replace(call, state=state, tokens=replace(call.tokens, segment=None)), None
-        assert answer is not None, "there is one step at least"
-        return (answer,), call.state
+        assert partial is not None, "there is one step at least"
+        return (partial,), call.state
 
     def _further(
         self, parameters: Parameters, shape: Shape, features: Mapped, pairs: Pairs, hidden: Float[Tensor, "B T C"]
@@ -121,9 +122,9 @@ class Delta(Rated):
                 .to(pairs.value.dtype)
                 for name in ("key", "value")
             )
-            own = {name: parameters[f"rate_{name}"][step] for name in self.rate.parameters(shape)}
-            numbers = {self._travels_as: self.rate.rate(own, hidden, shape)}
-            more = Pairs(key, key, value, pairs.position, numbers=numbers, of=pairs.of, looked=pairs.looked)
+            rate_parameters = {name: parameters[f"rate_{name}"][step] for name in self.rate.parameters(shape)}
+            numbers = {self._travels_as: self.rate.rate(rate_parameters, hidden, shape)}
+            more = Pairs(key, key, value, pairs.position, numbers=numbers, tokens=pairs.tokens, known_present=pairs.known_present)
             yield self.features(features, more)
 
     def state(self, shape: Shape) -> dict[str, Slot]:
@@ -148,7 +149,7 @@ class Delta(Rated):
         key = value = rate = None
         if pairs is not None:
             assert pairs.rate is not None, "every pair of the graph has a rate"
-            key, rate = (repeat_heads(of, call.shape.state_heads) for of in (pairs.key, pairs.rate))
+            key, rate = (repeat_heads(tensor, call.shape.state_heads) for tensor in (pairs.key, pairs.rate))
             # fla's kernels multiply in the model's dtype, and sum in float32.
             value = pairs.value if recurrence.backend == FLA else as_dtype(pairs.value, accumulating(pairs.value.dtype))
             rate = pairs.fill_absent(rate, 0.0)
@@ -171,19 +172,20 @@ def _between(steps: Sequence[Tensor]) -> Tensor:
 
 
 def _stretched(tokens: Tokens, steps: int) -> Tokens:
-    segment, valid = (None if of is None else of.repeat_interleave(steps, dim=1) for of in (tokens.segment, tokens.valid))
+    optional = tokens.segment, tokens.valid
+    segment, valid = (None if entries is None else entries.repeat_interleave(steps, dim=1) for entries in optional)
     return Tokens(tokens.position.repeat_interleave(steps, dim=1), segment, valid)
 
 
 def _joined(steps: list[Features]) -> Features:
     """Return the pairs of all steps as the pairs of a longer text."""
-    heads = max(of.key.shape[2] for of in steps)
+    heads = max(step.key.shape[2] for step in steps)
     first = steps[0]
-    rates = [of.rate for of in steps if of.rate is not None]
+    rates = [step.rate for step in steps if step.rate is not None]
     wide = max(rate.shape[2] for rate in rates)
     return Features(
-        _between([repeat_heads(of.key, heads) for of in steps]),
-        _between([of.value for of in steps]),
+        _between([repeat_heads(step.key, heads) for step in steps]),
+        _between([step.value for step in steps]),
         None if first.present is None else first.present.repeat_interleave(len(steps), dim=1),
         rate=_between([repeat_heads(rate, wide) for rate in rates]),
     )

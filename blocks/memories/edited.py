@@ -108,9 +108,9 @@ class Edited(Recurrent):
 def gate_matrices(name: str, width: int, columns: int, rank: MatrixRank, bias: Fresh) -> dict[str, Fresh]:
     """The parameters of a gate of the hidden state: matrices of a rank, and a bias, by names that begin with the gate's."""
     fresh = matrices(width, columns, rank) | {"bias": bias}
-    return {f"{name}_{own}": parameter for own, parameter in fresh.items()}
+    return {f"{name}_{key}": parameter for key, parameter in fresh.items()}
 
 
 def of_gate(name: str, parameters: Parameters) -> dict[str, Tensor]:
     """The parameters of that gate, by the names that ``logits`` of ``blocks.gates.base`` has for them."""
-    return {own.removeprefix(f"{name}_"): tensor for own, tensor in parameters.items() if own.startswith(f"{name}_")}
+    return {key.removeprefix(f"{name}_"): tensor for key, tensor in parameters.items() if key.startswith(f"{name}_")}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from blocks.flow import Tokens
 from blocks.legend import Float, Int, Shaped, Tensor, torch
 from blocks.memories.below import Held
-from blocks.softmax import hidden
+from blocks.softmax import mask_bias
 from blocks.tensors import accumulating, in_all_rows, take
 
 
@@ -37,24 +37,29 @@ def _at_places_by_heads(
     return entries.transpose(1, 2).flatten(0, 2).index_select(0, place).unflatten(0, like.shape).transpose(1, 2)
 
 
-def hidden_by_evictions(
-    eligible: Held, at: Int[Tensor, "B t"], evictions: Int[Tensor, "B e"], together: int, left: Int[Tensor, "B E H"], tokens: Tokens
+def eviction_bias(
+    eligible: Held,
+    at: Int[Tensor, "B t"],
+    evictions: Int[Tensor, "B e"],
+    max_per_token: int,
+    left: Int[Tensor, "B E H"],
+    tokens: Tokens,
 ) -> Float[Tensor, "B H t E"]:
     """Return the mask that is added to the logits of a block's tokens, 0 or -inf. A pair is visible from the eviction by which
     it enters the cache to the one by which it leaves.
 
-    at: the columns of the tokens. evictions: the columns at which the last entries enter, ``together`` entries at each. left: the
-    number of the eviction, from 1, by which each entry leaves; a larger number for entries that are kept.
+    at: the columns of the tokens. evictions: the columns at which the last entries enter, ``max_per_token`` entries at each. left:
+    the number of the eviction, from 1, by which each entry leaves; a larger number for entries that are kept.
     """
-    evictions = evictions[:, ::together]
+    evictions = evictions[:, ::max_per_token]
     passed = torch.arange(evictions.shape[1] + 1, device=at.device)
-    entered = passed[1:].repeat_interleave(together)
+    entered = passed[1:].repeat_interleave(max_per_token)
     entered = torch.nn.functional.pad(entered, (left.shape[1] - entered.shape[0], 0))
     left = left.masked_fill(eligible["position"] < 0, 0).transpose(1, 2)
     # The mask is the same for all tokens between two evictions.
-    between = hidden((entered <= passed[:, None]) & (passed[:, None] < left[:, :, None]), accumulating(eligible["value"].dtype))
-    hiding = take(between.transpose(1, 2), (evictions[:, None] <= at[..., None]).sum(-1)).transpose(1, 2)
+    between = mask_bias((entered <= passed[:, None]) & (passed[:, None] < left[:, :, None]), accumulating(eligible["value"].dtype))
+    bias = take(between.transpose(1, 2), (evictions[:, None] <= at[..., None]).sum(-1)).transpose(1, 2)
     if tokens.segment is None:
-        return hiding
-    own = eligible["segment"].transpose(1, 2)[:, :, None] == take(tokens.segment, at)[:, None, :, None]
-    return hiding + hidden(own, hiding.dtype)
+        return bias
+    same_document = eligible["segment"].transpose(1, 2)[:, :, None] == take(tokens.segment, at)[:, None, :, None]
+    return bias + mask_bias(same_document, bias.dtype)

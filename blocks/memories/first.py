@@ -70,7 +70,7 @@ class First(Holding):
         # Tokens see the kept pairs of their own document. Those of all documents in the row are laid side by side.
         most = size if segment is None else self._most(present, pairs, tokens)
         order = _first(present, entry, most)
-        seen, kept = entries.each(lambda states: _picked(states, order)), _picked(present, order)
+        seen, kept = entries.each(lambda tensor: _picked(tensor, order)), _picked(present, order)
         visible = kept[:, None] & (order[:, None] <= entry[size:, None])
         if segment is not None:
             visible = visible & (segment[:, size:, None] == _picked(segment, order)[:, None])
@@ -78,12 +78,12 @@ class First(Holding):
             held = present & (segment == tokens.last_segment())
             order = _first(held, entry, size)
             kept = _picked(held, order)
-        answer = dense(call.rotate(query, self.rotation), seen.key, seen.value, visible, call.shape.softcap)
-        carried = seen if segment is None else entries.each(lambda states: _picked(states, order))
-        carried = only(carried.each(lambda states: states * kept.view(*kept.shape, *[1] * (states.dim() - 2))), kept)
+        partial = dense(call.rotate(query, self.rotation), seen.key, seen.value, visible, call.shape.softcap)
+        carried = seen if segment is None else entries.each(lambda tensor: _picked(tensor, order))
+        carried = only(carried.each(lambda tensor: tensor * kept.view(*kept.shape, *[1] * (tensor.dim() - 2))), kept)
         # The evicted pairs are the call's own; kept pairs are marked as absent for the memories below.
-        evicted = replace(pairs, position=pairs.position.masked_fill(stays, -1), looked=False, of=None)
-        return (answer, evicted), state_of(carried, call.state)
+        evicted = replace(pairs, position=pairs.position.masked_fill(stays, -1), known_present=False, tokens=None)
+        return (partial, evicted), state_of(carried, call.state)
 
     def _most(self, present: Tensor, pairs: Pairs, tokens: Tokens) -> int:
         """Return the most entries that a row keeps of all its documents, or all entries where Python cannot read numbers."""
@@ -94,7 +94,7 @@ class First(Holding):
             return max(int(present.sum(1).max()), 1)
 
         # The call's own pairs are the same in all layers, so a GPU is waited for once.
-        return tokens.once(("kept", self.size), count) if pairs.of is tokens else count()
+        return tokens.once(("kept", self.size), count) if pairs.tokens is tokens else count()
 
 
 def _first(kept: Tensor, entry: Tensor, count: int) -> Tensor:

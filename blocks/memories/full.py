@@ -17,9 +17,9 @@ from blocks.gates.none import NoGate
 from blocks.kernels import Refused
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
-from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, Slot, State, one_size, unbroken
+from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, Slot, State, row_obstacle, size_obstacle
 from blocks.part import Parameters
-from blocks.softmax import dense, fla, native_step, native_step_fits, single
+from blocks.softmax import dense, fla_forms, native_step, native_step_obstacle, single
 from blocks.tensors import accumulating, all_present, settled
 
 
@@ -103,20 +103,20 @@ class Full(Memory):
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         masked = partial(self.answer, attention=self._masked)
         step_run = partial(self.answer_step, attention=single)
-        kernel, fits = (fla.FORGETTING, _kernel_fits) if self.fades else (fla.ATTENTION, _packed_fits)
+        kernel, obstacle = (fla_forms.FORGETTING, _kernel_obstacle) if self.fades else (fla_forms.ATTENTION, _packed_obstacle)
         forms = (
             Form(REFERENCE, "all pairs, masked", masked),
-            Form(FLA, kernel.name, partial(self.answer, attention=self._by_kernel), fits, missing=kernel.missing, refuses=True),
+            Form(FLA, kernel.name, partial(self.answer, attention=self._by_kernel), obstacle, missing=kernel.missing, refuses=True),
         )
         blocks = Form(TORCH, "blocks of 512 queries", masked)
         if self.fades:
-            return (*forms, Form(TORCH, "one query against all pairs", step_run, unbroken, decode=True), blocks)
+            return (*forms, Form(TORCH, "one query against all pairs", step_run, row_obstacle, decode=True), blocks)
         step = partial(self.answer_step, attention=native_step)
         return (
             *forms,
-            Form(TORCH, "one query against all pairs, by PyTorch's kernel", step, native_step_fits, decode=True),
+            Form(TORCH, "one query against all pairs, by PyTorch's kernel", step, native_step_obstacle, decode=True),
             Form(
-                TORCH, "scaled_dot_product_attention", partial(self.answer, attention=self._native), _native_fits,
+                TORCH, "scaled_dot_product_attention", partial(self.answer, attention=self._native), _native_obstacle,
                 picks="FlashAttention's kernel or cuDNN's",
             ),
             blocks,
@@ -154,11 +154,11 @@ class Full(Memory):
         key, value = _grown(state["key"], pairs.rotated(rotation)), _grown(state["value"], pairs.value)
         position = torch.cat((state["position"], pairs.position), dim=1)
         faded = self._faded(call, decay)
-        answer = attention(query, key, value, position, pairs, call, faded)
+        result = attention(query, key, value, position, pairs, call, faded)
         if tokens.segment is not None:
             segment = tokens.extended_segment(earlier)
             position = position.masked_fill(segment != tokens.last_segment(), -1)
-        return (answer,), {"key": key, "value": value, "position": position} | _carried(faded)
+        return (result,), {"key": key, "value": value, "position": position} | _carried(faded)
 
     def answer_step(
         self,
@@ -175,15 +175,15 @@ class Full(Memory):
         position = torch.cat((call.state["position"], pairs.position), dim=1)
         seen, window = position, call.shape.window
         if window is not None:
-            at, own = _counted(position, pairs, call.tokens)
-            seen = position.masked_fill(at <= own - window, -1)
-        elif pairs.of is not None and pairs.of.once(("all",), lambda: all_present(position)):
+            pair_place, query_place = _counted(position, pairs, call.tokens)
+            seen = position.masked_fill(pair_place <= query_place - window, -1)
+        elif pairs.tokens is not None and pairs.tokens.once(("all",), lambda: all_present(position)):
             seen = None
         faded = self._faded(call, decay)
         # For a single token, the sums of log decays are those of the new state.
-        hiding = None if faded is None else faded.left().transpose(1, 2).unflatten(1, (key.shape[2], -1))
-        answer = attention(self._rotate_and_scale(query, call), key, value, seen, hiding, call.shape.softcap)
-        return (answer,), {"key": key, "value": value, "position": position} | _carried(faded)
+        bias = None if faded is None else faded.left().transpose(1, 2).unflatten(1, (key.shape[2], -1))
+        result = attention(self._rotate_and_scale(query, call), key, value, seen, bias, call.shape.softcap)
+        return (result,), {"key": key, "value": value, "position": position} | _carried(faded)
 
     def _rotate_and_scale(self, query: Float[Tensor, "B T H D"], call: Call) -> Float[Tensor, "B T H D"]:
         """Return the queries, rotated and, with ``length_scale``, multiplied by the factor of their position."""
@@ -204,15 +204,15 @@ class Full(Memory):
             visible = visible | torch.nn.functional.pad(ahead, (earlier, 0))
         visible = (position >= 0)[:, None] & visible
         if call.shape.window is not None:
-            at, own = _counted(position, pairs, call.tokens)
-            visible = visible & (at[:, None] > own[:, :, None] - call.shape.window)
+            pair_place, query_place = _counted(position, pairs, call.tokens)
+            visible = visible & (pair_place[:, None] > query_place[:, :, None] - call.shape.window)
         segment = call.tokens.extended_segment(earlier)
         return visible if segment is None else visible & (segment[:, earlier:, None] == segment[:, None])
 
     def _ahead(self, pairs: Pairs, call: Call) -> Tensor | None:
         """Return the later tokens that each token of the call sees, B T T; None for none. Plain softmax alone follows the source
         here, and pairs that another memory evicts come from earlier tokens."""
-        return call.tokens.ahead if self.is_softmax_over_all and pairs.of is not None else None
+        return call.tokens.ahead if self.is_softmax_over_all and pairs.tokens is not None else None
 
     def _masked(
         self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None
@@ -227,7 +227,7 @@ class Full(Memory):
             raise Refused("in this call tokens see later ones")
         segment = call.tokens.extended_segment(key.shape[1] - query.shape[1])
         since = None if faded is None else faded.since
-        return fla.all_before(query, key, value, position >= 0, segment, call.shape.window, since)
+        return fla_forms.all_before(query, key, value, position >= 0, segment, call.shape.window, since)
 
     def _native(
         self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None
@@ -263,8 +263,8 @@ class Full(Memory):
         visible = pairs.present[:, None].expand(-1, query.shape[1], -1)
         if tokens.segment is not None:
             visible = visible & (tokens.segment[:, :, None] == tokens.segment[:, None])
-        answer = dense(call.rotate(query, rotation), pairs.rotated(rotation), pairs.value, visible, call.shape.softcap)
-        return (answer,), {}
+        result = dense(call.rotate(query, rotation), pairs.rotated(rotation), pairs.value, visible, call.shape.softcap)
+        return (result,), {}
 
 
 def _grown(held: Float[Tensor, "B E K x"], new: Float[Tensor, "B T K x"]) -> Float[Tensor, "B S K x"]:
@@ -276,7 +276,7 @@ def _grown(held: Float[Tensor, "B E K x"], new: Float[Tensor, "B T K x"]) -> Flo
 def _counted(position: Int[Tensor, "B S"], pairs: Pairs, tokens: Tokens) -> tuple[Tensor, Tensor]:
     """Return the places of pairs, B S, and of the call's tokens, B T, by which a window of the model counts. Tokens of a row
     count one by one, whatever their positions, as in transformers. Pairs that were evicted by a memory count by position."""
-    if pairs.of is None:
+    if pairs.tokens is None:
         return position, tokens.position
     place = (position >= 0).cumsum(1)
     return place, place[:, -tokens.position.shape[1] :]
@@ -286,25 +286,25 @@ def _carried(faded: Fading | None) -> State:
     return {} if faded is None else {"faded": faded.left()}
 
 
-def _kernel_fits(setting: Setting) -> str | None:
-    """The ``fits`` of a kernel that needs a pair at every token."""
-    return fla.fits(setting) or (
+def _kernel_obstacle(setting: Setting) -> str | None:
+    """Return why a kernel that needs a pair at every token cannot run, or None."""
+    return fla_forms.obstacle(setting) or (
         None if setting.every_pair else "it needs a pair of every token, and these are evicted by a memory"
     )
 
 
-def _packed_fits(setting: Setting) -> str | None:
-    """The ``fits`` of a kernel that separates documents by their bounds, where PyTorch's attention would need a mask of T ×
-    T."""
-    return _kernel_fits(setting) or (None if setting.documents else "it is for rows of several documents")
+def _packed_obstacle(setting: Setting) -> str | None:
+    """Return why a kernel that separates documents by their bounds cannot run, or None. For such rows PyTorch's attention would
+    need a mask of T × T."""
+    return _kernel_obstacle(setting) or (None if setting.documents else "it is for rows of several documents")
 
 
-def _native_fits(setting: Setting) -> str | None:
+def _native_obstacle(setting: Setting) -> str | None:
     if setting.needs_mass:
         return "PyTorch's attention returns no mass, and the read needs it"
     if setting.capped:
         return "PyTorch's attention caps no logits"
-    if setting.device == "cpu" and one_size(setting):
+    if setting.device == "cpu" and size_obstacle(setting):
         return "on a CPU PyTorch's attention would hold T × T logits for values of another size than keys"
     return None if setting.every_pair else "PyTorch's attention needs a pair of every token, and these are evicted by a memory"
 

@@ -21,8 +21,8 @@ class Holding(Memory):
     bounded: ClassVar[bool] = True
     exact: ClassVar[bool] = True
     incidental: ClassVar[frozenset[str]] = Memory.incidental | {"size", "evict"}
-    evict: Literal["fall", "drop"] = "fall"
-    """Whether evicted pairs enter the memory below or are discarded."""
+    evict: Literal["next", "drop"] = "next"
+    """next: evicted pairs enter the next memory. drop: they are discarded."""
 
     @property
     def drops(self) -> bool:
@@ -33,20 +33,30 @@ class Holding(Memory):
 
     def slots(self, shape: Shape, count: int) -> dict[str, Slot]:
         """Return the state of this many pairs, with everything that belongs to them when they are evicted."""
-        own = self.per_query_head
-        pair = (count, shape.heads if own else shape.key_heads)
+        by_query_head = self.per_query_head
+        pair = (count, shape.heads if by_query_head else shape.key_heads)
         slots = {"key": Slot((*pair, shape.head_dim), "pairs"), "value": Slot((*pair, shape.value_dim), "pairs")}
-        slots["position"] = Slot(pair if own else pair[:1], "int64", -1)
-        if self.evict == "fall":
+        slots["position"] = Slot(pair if by_query_head else pair[:1], "int64", -1)
+        if not self.drops:
             if shape.convolved_heads:
-                slots["convolved"] = Slot((count, shape.heads if own else shape.convolved_heads, shape.head_dim), "pairs")
-            slots |= {number.name: Slot((count, shape.heads if own else number.heads), "state") for number in shape.numbers}
+                slots["convolved"] = Slot((count, shape.heads if by_query_head else shape.convolved_heads, shape.head_dim), "pairs")
+            slots |= {
+                number.name: Slot((count, shape.heads if by_query_head else number.heads), "state") for number in shape.numbers
+            }
         return slots
 
-    def pairs_of(self, state: Mapping[str, Tensor]) -> Pairs:
-        """Return the contents of a state, or some of them, as pairs."""
+    def pairs_of(self, state: Mapping[str, Tensor], *, known_present: bool = False) -> Pairs:
+        """Return the contents of a state, or some of them, as pairs. known_present: as in ``Pairs``."""
         key, numbers = state["key"], {name: entries for name, entries in state.items() if name not in PAIR}
-        return Pairs(key, state.get("convolved", key), state["value"], state["position"], numbers=numbers, by=self.rotation)
+        return Pairs(
+            key,
+            state.get("convolved", key),
+            state["value"],
+            state["position"],
+            numbers=numbers,
+            by=self.rotation,
+            known_present=known_present,
+        )
 
 
 def state_of(pairs: Pairs, like: State) -> State:

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt, field_validator
 
-from blocks import fla, initialise
+from blocks import fla_kernels, initialise
 from blocks.flow import Partial, Tokens
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories import pooling
 from blocks.memories.base import Memory
-from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, unbroken
+from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, row_obstacle
 from blocks.part import Fresh, Parameters, Problem, Shown
 from blocks.positions import NoPosition, PositionConfig
 from blocks.recurrences import additive, cumulative_fla
@@ -79,15 +79,15 @@ class Latents(Memory):
             Form(REFERENCE, "one token after the other, with a running maximum (eq. 19)", partial(self.answer, means=_sequential)),
             Form(
                 FLA, "fused_additive_gate, then chunk_gla: chunk_lightnet with gates of float32",
-                partial(self.answer, means=_by_kernels), fla.fits, missing=cumulative_fla.missing, refuses=True,
+                partial(self.answer, means=_by_kernels), fla_kernels.obstacle, missing=cumulative_fla.missing, refuses=True,
             ),
-            Form(TORCH, "one step of eq. 19", self.answer_step, unbroken, decode=True),
+            Form(TORCH, "one step of eq. 19", self.answer_step, row_obstacle, decode=True),
             *(
                 Form(
                     form.backend,
                     "running sums of the key logits by pairs of neighbours, then the additive recurrence with a decay per latent",
                     partial(self.answer, means=partial(_by_recurrence, recurrence=form.run)),
-                    form.fits,
+                    form.obstacle,
                 )
                 for form in additive.FORMS
                 if form.backend == TORCH and not form.decode
@@ -102,7 +102,7 @@ class Latents(Memory):
             Form(REFERENCE, "T × T weights of each document", by(partial(pooling.by_document, left=True))),
             Form(
                 TRITON, "means of each document by stretches of it, and each token's mixture of them", by(pooling.by_kernel),
-                pooling.fits, missing=pooling.POOLED.missing, refuses=True,
+                pooling.obstacle, missing=pooling.POOLED.missing, refuses=True,
             ),
             Form(TORCH, "sums over each document, whole", by(pooling.by_document)),
         )  # fmt: skip
@@ -175,8 +175,8 @@ class Latents(Memory):
         brought = as_dtype(value, mean.dtype).view(batch, shared, 1, size)
         mean = (means.addcmul_(new, brought) if call.in_place else means.addcmul(new, brought)).view_as(mean)
         output = query.softmax(-1).flatten(0, 2)[:, None].bmm(mean.flatten(0, 1)).view(batch, 1, -1, size)
-        answer = Partial(as_dtype(output, value.dtype), None, query.logsumexp(-1))
-        return (answer,), {"maximum": maximum, "total": total, "state": mean}
+        result = Partial(as_dtype(output, value.dtype), None, query.logsumexp(-1))
+        return (result,), {"maximum": maximum, "total": total, "state": mean}
 
     def problem_both_ways(self) -> None:
         return None

@@ -9,13 +9,13 @@ from typing import Any
 
 from blocks.flow import Mapped, Pairs, Tokens
 from blocks.fused.arguments import Cache, Chunks, Scores
-from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
+from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Bool, Int, Tensor, torch
 from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory, scaled
 from blocks.memories.window import Window
-from blocks.memories.window_above_state import documents_of, to_write_over, weight_over
-from blocks.operation import TRITON, Form, Kind, Setting, State, one_size
+from blocks.memories.window_above_state import document_starts, to_write_over, weight_over
+from blocks.operation import TRITON, Form, Kind, Setting, State, size_obstacle
 from blocks.part import Part
 from blocks.pattern import Bound, Pattern
 from blocks.reads import Shared
@@ -64,7 +64,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     summed, numbers = to_write_over(state.call), _sum_of(window)
     pieces, rows, start, ends = tokens.once(("pieces", size), lambda: _pieces(tokens, size))
 
-    def answer(_: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    def run(_: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         before, worth, resolution, length = sparse.call.state, None, None, None
         if numbers is not None:
             worth = torch.cat((before[numbers], extended.numbers[numbers]), dim=1).transpose(1, 2).float().contiguous()
@@ -77,7 +77,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
         chunks, scores = Chunks(size, pieces, rows, start), Scores(_called(keep), worth, resolution, length)
         return (*WALKED(*entries, cache, weights, *passing, chunks, scores, row_max=shared.asks_maximum), worth)
 
-    output, members, worth = read.compute(answer)
+    output, members, worth = read.compute(run)
     if numbers is not None:
         assert worth is not None
         extended = replace(extended, numbers={**extended.numbers, numbers: worth[:, :, cache.size :].transpose(1, 2)})
@@ -90,7 +90,7 @@ def _pieces(tokens: Tokens, size: int) -> tuple[Tensor, Tensor, Tensor | None, T
     """Return the first token of each chunk of the call, as in ``blocks.fused.cascade``, the number of chunks and of real
     tokens, the first entry of each entry's document, and that of the last token's document."""
     position, valid = tokens.position, tokens.valid
-    start, ends, count = documents_of(tokens, 2 * size)
+    start, ends, count = document_starts(tokens, 2 * size)
     token = torch.arange(position.shape[1], device=position.device)
     begins = (position % size == 0) | (token == 0)
     if valid is not None:
@@ -109,7 +109,7 @@ def _called(keep: Score) -> str:
     """Return the kind of the score for ``blocks.fused.arguments.Scores``."""
     if keep.reads == "pair":
         return "place" if keep.by_position else "pair"
-    return next(of.model_fields["kind"].default for of in KNOWN if type(keep) is of)
+    return next(score.model_fields["kind"].default for score in KNOWN if type(keep) is score)
 
 
 def _worth(keep: Score, held: State, entries: Pairs, place: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
@@ -152,14 +152,14 @@ def _kept(members: Int[Tensor, "B S H"], held: State, entries: Pairs, ends: Int[
     return kept | {"position": kept["position"].masked_fill(~present, -1)}
 
 
-def _fits(window: Window, sparse: Sparse, setting: Setting) -> str | None:
+def _obstacle(window: Window, sparse: Sparse, setting: Setting) -> str | None:
     sizes = setting.shape
     assert sizes is not None, "lowering has set the features of the state"
     keep = sparse.keep
     unknown = None if type(keep) in KNOWN else keep.reads
     reasons = {
         "it has no gradient": setting.gradients,
-        "it supports only a window that moves by chunks": window.shape != "terraced",
+        "it supports only a window that moves by chunks": window.is_sliding,
         "of scores that read the state it supports `self_recall` and `relative_recall`": unknown == "state",
         "of scores that read the window it supports `squared_error`, `absolute_error` and `overestimate`": unknown == "window",
         "window and cache must rotate their keys alike": window.rotation.base != sparse.rotation.base,
@@ -169,7 +169,7 @@ def _fits(window: Window, sparse: Sparse, setting: Setting) -> str | None:
         "it caps no logits": setting.capped,
         "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None) or one_size(setting) or needs_gpu(setting)
+    return next((reason for reason, holds in reasons.items() if holds), None) or size_obstacle(setting) or gpu_obstacle(setting)
 
 
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
@@ -177,7 +177,7 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     assert isinstance(window, Window)
     assert isinstance(sparse, Sparse)
     says = "from chunk to chunk: evicted pairs, kept pairs and answers, in one pass"
-    return (Form(TRITON, says, _run, partial(_fits, window, sparse), missing=WALKED.missing, refuses=True),)
+    return (Form(TRITON, says, _run, partial(_obstacle, window, sparse), missing=WALKED.missing, refuses=True),)
 
 
 LOLA = Pattern(

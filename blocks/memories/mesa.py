@@ -53,7 +53,7 @@ class Mesa(Rated):
         return ridge.FORMS
 
     def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
-        if above and above[0].looks_below:
+        if above and above[0].reads_below:
             yield (
                 "a cache above it would solve a system for every pair that it scores; feed it from a window, or let it see every "
                 f"pair (`flow: parallel`, or the edge `pairs -> {self.called}`)",

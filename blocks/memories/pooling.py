@@ -5,9 +5,9 @@ L below is the number of latents of a head. query: p(l|t); logits: those of p(s|
 
 from __future__ import annotations
 
-from blocks import fla
+from blocks import fla_kernels
 from blocks.flow import Tokens
-from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
+from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Float, Tensor, torch
 from blocks.operation import Setting
 from blocks.stretches import Stretches
@@ -28,17 +28,17 @@ def by_kernel(
 def _stretches(tokens: Tokens) -> Stretches:
     batch, length = tokens.position.shape
     if tokens.segment is not None:
-        return Stretches.of(fla.rows(tokens.segment).bounds)
+        return Stretches.of(fla_kernels.rows(tokens.segment).bounds)
     return Stretches.of(torch.arange(0, batch * length + 1, length, device=tokens.position.device))
 
 
-def fits(setting: Setting) -> str | None:
-    """Of a form that calls it."""
+def obstacle(setting: Setting) -> str | None:
+    """Return why a form that calls the kernel cannot run, or None."""
     if setting.dtype == "float16":
         return "what arrives at a mean of many tokens leaves the range of float16"
     if setting.shape is not None and setting.shape.value_dim > WIDEST:
         return f"it has room for {WIDEST} numbers a value"
-    return needs_gpu(setting)
+    return gpu_obstacle(setting)
 
 
 def by_document(
@@ -56,7 +56,7 @@ def by_document(
         return _pooled(*states, left=left)
     row = torch.arange(value.shape[0], device=value.device)[:, None] * (segment.max() + 1)
     _, lengths = (row + segment).flatten().unique_consecutive(return_counts=True)
-    stretches = zip(*(of.flatten(0, 1)[None].split(lengths.tolist(), dim=1) for of in states), strict=True)
+    stretches = zip(*(tensor.flatten(0, 1)[None].split(lengths.tolist(), dim=1) for tensor in states), strict=True)
     output = torch.cat([_pooled(*stretch, left=left) for stretch in stretches], dim=1)
     return output.unflatten(1, value.shape[:2]).squeeze(0)
 

@@ -12,7 +12,7 @@ from blocks.gates.base import Gate
 from blocks.gates.none import NoGate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory
-from blocks.memories.looks import Looks
+from blocks.memories.repeated_reads import RepeatedReads
 from blocks.operation import EVERY, Call, Form, Kind, Port, State
 from blocks.part import Parameters
 from blocks.timeline import timeline
@@ -25,7 +25,7 @@ class Recurrent(Memory):
     takes_several: ClassVar[bool] = True
     incidental: ClassVar[frozenset[str]] = Memory.incidental | {"gate"}
     gate: GateConfig = NoGate()
-    """How fast it forgets."""
+    """The gate that computes the decay of the state."""
 
     @property
     def gates(self) -> Gate:
@@ -73,8 +73,8 @@ class Recurrent(Memory):
     ) -> tuple[tuple[Partial], State]:
         """Write the pairs that are evicted into the state at each token, and answer the token's query."""
         taken = None if pairs is None else self.features(features, pairs)
-        answer, state = self.recall(call, features.query, taken, decay, recurrence)
-        return (answer,), state
+        result, state = self.recall(call, features.query, taken, decay, recurrence)
+        return (result,), state
 
     def answer_both_ways(
         self, parameters: Parameters, call: Call, *, features: Mapped, pairs: Pairs, decay: Tensor | None = None
@@ -87,8 +87,10 @@ class Recurrent(Memory):
         return self.mapped(features.key(pairs), pairs)
 
     def mapped(self, key: Float[Tensor, "B E N F"], pairs: Pairs) -> Features:
-        """The same, of keys that have been mapped."""
-        return Features(key, pairs.value, None if pairs.all_present else pairs.present, pairs.arrival, together=pairs.together)
+        """Return the pairs in the form that this memory writes. key: their features."""
+        return Features(
+            key, pairs.value, None if pairs.all_present else pairs.present, pairs.arrival, max_per_token=pairs.max_per_token
+        )
 
     def recall(
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
@@ -115,14 +117,15 @@ class Recurrent(Memory):
         )
         decay = None if log_decay is None else line.of_time(log_decay)
         along = replace(call, tokens=line.tokens)
-        answer, carried = self.recur(along, line.of_tokens(query), one_by_one, decay, recurrence)
-        lse = None if answer.lse is None else line.at_tokens(answer.lse)
-        return replace(answer, output=line.at_tokens(answer.output), lse=lse), carried
+        result, carried = self.recur(along, line.of_tokens(query), one_by_one, decay, recurrence)
+        lse = None if result.lse is None else line.at_tokens(result.lse)
+        return replace(result, output=line.at_tokens(result.output), lse=lse), carried
 
     def recur(
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
     ) -> tuple[Partial, State]:
-        """The same for at most one pair per token, in the token's own column; in decode, for all pairs of the only token."""
+        """Compute ``recall`` for at most one pair per token, in the token's own column; in decode, for all pairs of the only
+        token."""
         raise NotImplementedError
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H V"]:
@@ -130,14 +133,14 @@ class Recurrent(Memory):
         state."""
         raise NotImplementedError
 
-    def looks(self, state: State, shape: Shape) -> Looks | None:
-        """Return an object for repeated reads of a state that does not decay, if that is faster than reading it again. None
+    def repeated_reads(self, state: State, shape: Shape) -> RepeatedReads | None:
+        """Return the repeated reads of a state that does not decay, if they are faster than computing each read again. None
         otherwise."""
         return None
 
 
 def nothing(query: Float[Tensor, "B T H F"], shape: Shape, dtype: torch.dtype) -> Features:
-    """No pair at any of the queries' tokens. dtype: of the values."""
+    """Return features that have no pair at any of the queries' tokens. dtype: of the values."""
     key = query.new_zeros(*query.shape[:2], shape.state_heads, shape.features)
     value = query.new_zeros(*query.shape[:2], shape.key_heads, shape.value_dim, dtype=dtype)
     absent = torch.zeros(query.shape[:2], dtype=torch.bool, device=query.device)
@@ -145,7 +148,7 @@ def nothing(query: Float[Tensor, "B T H F"], shape: Shape, dtype: torch.dtype) -
 
 
 def still(log_decay: Tensor | None, tokens: Tokens) -> Tensor | None:
-    """The decay of the tokens, and none at padding."""
+    """Return the decay of the tokens, with 0 (no decay) at padding."""
     valid = tokens.valid
     if log_decay is None or valid is None:
         return log_decay
@@ -153,5 +156,5 @@ def still(log_decay: Tensor | None, tokens: Tokens) -> Tensor | None:
 
 
 def run(recurrence: Form, call: Call, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What the recurrence makes of inputs, the state last."""
+    """Run the recurrence. Return its output and the new state. inputs: its arguments in order, the state last."""
     return recurrence.run(*inputs, in_place=call.in_place) if recurrence.decode else recurrence.run(*inputs)

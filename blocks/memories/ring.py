@@ -8,7 +8,7 @@ from __future__ import annotations
 from blocks.flow import Tokens
 from blocks.legend import Bool, Int, Shaped, Tensor, torch
 from blocks.operation import State
-from blocks.tensors import as_dtype, in_all_rows, may_look, take
+from blocks.tensors import as_dtype, in_all_rows, may_read_numbers, take
 
 RingSlot = Int[Tensor, "1"] | Int[Tensor, " B"]
 """Index of the oldest entry: one number if it is known to be the same in every row; otherwise one per row."""
@@ -20,7 +20,7 @@ def place_of(tokens: Tokens, size: int) -> RingSlot:
 
 
 def _place(index: Int[Tensor, "B 1"], size: int) -> RingSlot:
-    if index.shape[0] == 1 or (may_look(index) and len({row for (row,) in index.tolist()}) == 1):
+    if index.shape[0] == 1 or (may_read_numbers(index) and len({row for (row,) in index.tolist()}) == 1):
         return index[0] % size
     return in_all_rows(index % size, size)[:, 0]
 

@@ -62,8 +62,8 @@ class Rwkv7(Edited):
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         columns, each = shape.state_heads * shape.features, (shape.state_heads, shape.features)
         bias = Fresh((columns,), initialise.constant(self.bias))
-        own = {name: Fresh(each, initialise.constant(1.0)) for name in ("removed", "replaced")}
-        return super().parameters(shape) | gate_matrices("rate", shape.hidden_size, columns, self.edit_rank, bias) | own
+        factors = {name: Fresh(each, initialise.constant(1.0)) for name in ("removed", "replaced")}
+        return super().parameters(shape) | gate_matrices("rate", shape.hidden_size, columns, self.edit_rank, bias) | factors
 
     def edits(
         self,

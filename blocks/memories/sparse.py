@@ -14,25 +14,25 @@ from blocks.flow import Pairs, Partial
 from blocks.legend import Bool, Float, Int, Number, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.below import Below, Held, selected
-from blocks.memories.eligible import by_heads, hidden_by_evictions, joined_by_heads, selected_by_heads
+from blocks.memories.eligible import by_heads, eviction_bias, joined_by_heads, selected_by_heads
 from blocks.memories.holding import Holding
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.window import Window
-from blocks.operation import EVERY, TORCH, Call, Form, Setting, Slot, State, anywhere, unbroken
+from blocks.operation import EVERY, TORCH, Call, Form, Setting, Slot, State, no_obstacle, row_obstacle
 from blocks.part import Parameters
 from blocks.scores import ScoreConfig
 from blocks.scores.base import Contenders, pairs_to_evict
 from blocks.scores.self_recall import SelfRecall
-from blocks.softmax import dense, native, native_fits, native_step, native_step_fits, single
+from blocks.softmax import dense, native, native_obstacle, native_step, native_step_obstacle, single
 from blocks.tensors import accumulating, as_dtype, repeat_heads, take
 
 Attend = Callable[..., Partial]
 Way = tuple[str, str, Attend, Callable[[Setting], str | None]]
-"""Of a form: its backend, the end of its description, what computes attention, and where that fits."""
+"""A form's backend, the end of its description, the function that computes attention, and the form's ``obstacle``."""
 STEP = "the pairs that arrive at the token, then one query over the kept pairs"
-STEPS: tuple[Way, ...] = ((TORCH, ", by PyTorch's kernel", native_step, native_step_fits), (TORCH, "", single, unbroken))
-FALLS = "one eviction after the other"
-BLOCKS: tuple[Way, ...] = ((TORCH, ", answered by PyTorch's kernel", native, native_fits), (EVERY, "", dense, anywhere))
+STEPS: tuple[Way, ...] = ((TORCH, ", by PyTorch's kernel", native_step, native_step_obstacle), (TORCH, "", single, row_obstacle))
+ONE_BY_ONE = "one eviction after the other"
+BLOCKS: tuple[Way, ...] = ((TORCH, ", answered by PyTorch's kernel", native, native_obstacle), (EVERY, "", dense, no_obstacle))
 BLOCK = 64
 """Tokens that are answered at once. Each attends to the pairs kept before them and to all pairs received among them, masked as
 needed."""
@@ -68,7 +68,7 @@ class Sparse(Holding):
         return self.slots(shape, self.size)
 
     @property
-    def looks_below(self) -> bool:
+    def reads_below(self) -> bool:
         return True
 
     @property
@@ -119,24 +119,27 @@ class Sparse(Holding):
         if shape.features:
             return ()
         steps = [
-            Form(on, STEP + how, partial(self.answer_step, attention=attend), fits, decode=True) for on, how, attend, fits in STEPS
+            Form(on, STEP + how, partial(self.answer_step, attention=attend), obstacle, decode=True)
+            for on, how, attend, obstacle in STEPS
         ]
-        evictions = [Form(on, FALLS + how, partial(self.answer, attention=attend), fits) for on, how, attend, fits in BLOCKS]
+        evictions = [
+            Form(on, ONE_BY_ONE + how, partial(self.answer, attention=attend), obstacle) for on, how, attend, obstacle in BLOCKS
+        ]
         return (*steps, *evictions)
 
     def answer(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs, attention: Attend
     ) -> tuple[tuple[Partial, None], State]:
-        """Return the answer of a cache that has no state below it, and its new state."""
+        """Return the partial of a cache without a state below it, and the cache's new state."""
         partial, state = self.attend(parameters, query, pairs, call, below=None, attention=attention)
         return (partial, None), state
 
     def answer_step(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B 1 H D"], pairs: Pairs | None, attention: Attend
     ) -> tuple[tuple[Partial, None], State]:
-        """The same for one token."""
-        answer, _, _, state = self.step(parameters, query, pairs, call, below=None, attention=attention)
-        return (answer, None), state
+        """Return the partial of a cache without a state below it, for one token, and the cache's new state."""
+        result, _, _, state = self.step(parameters, query, pairs, call, below=None, attention=attention)
+        return (result, None), state
 
     def flops(self, shape: Shape, tokens: int) -> int:
         """Attention over the cache. At every eviction a score of recall reads the state for each pair in the cache and each new
@@ -156,43 +159,43 @@ class Sparse(Holding):
         attention: Attend,
     ) -> tuple[Partial, State]:
         """Add the pairs as they arrive, evict the others into ``below``, and answer the queries, block by block."""
-        length, together, tokens = query.shape[1], pairs.together, call.tokens
+        length, max_per_token, tokens = query.shape[1], pairs.max_per_token, call.tokens
         column = torch.arange(length, device=query.device).expand(query.shape[0], -1)
         arrival = column if pairs.arrival is None else pairs.arrival
-        size = together * max(1, BLOCK // together)
+        size = max_per_token * max(1, BLOCK // max_per_token)
         held, arriving = self._entering(self.pairs_of(call.state), call, below), self._entering(pairs, call, below)
         if tokens.segment is not None:
             held["segment"] = torch.zeros_like(held["position"])
             arriving["segment"] = take(tokens.segment, arrival)[..., None].expand_as(arriving["position"])
         held = {name: by_heads(entries) for name, entries in held.items()}
         blocks = {name: entries.to(held[name].dtype).split(size, dim=1) for name, entries in arriving.items()}
-        answers: list[Partial] = []
+        partials: list[Partial] = []
         for index, (asking, at, evictions) in enumerate(
-            zip(*(of.split(size, dim=1) for of in (call.rotate(query, self.rotation), column, arrival)), strict=True)
+            zip(*(tensor.split(size, dim=1) for tensor in (call.rotate(query, self.rotation), column, arrival)), strict=True)
         ):
             eligible = {name: joined_by_heads(entries, blocks[name][index]) for name, entries in held.items()}
-            members, left = self._pass(eligible, evictions, together, call, below)
+            members, left = self._pass(eligible, evictions, max_per_token, call, below)
             if self.size:
-                hiding = hidden_by_evictions(eligible, at, evictions, together, left, tokens)
-                answers.append(attention(asking, eligible["key"], eligible["value"], hiding, call.shape.softcap))
+                bias = eviction_bias(eligible, at, evictions, max_per_token, left, tokens)
+                partials.append(attention(asking, eligible["key"], eligible["value"], bias, call.shape.softcap))
             else:
-                answers.append(_nothing(asking))
+                partials.append(_nothing(asking))
             held = selected_by_heads(eligible, members)
         if tokens.segment is not None:
             held["position"] = held["position"].masked_fill(held["segment"] != tokens.last_segment()[..., None], -1)
-        return _joined(answers), {name: held[name].contiguous() for name in call.state}
+        return _joined(partials), {name: held[name].contiguous() for name in call.state}
 
     def _pass(
-        self, eligible: Held, evictions: Int[Tensor, "B e"], together: int, call: Call, below: Below | None
+        self, eligible: Held, evictions: Int[Tensor, "B e"], max_per_token: int, call: Call, below: Below | None
     ) -> tuple[Int[Tensor, "B M H"], Int[Tensor, "B E H"]]:
         """Add the pairs that arrive in a block, one group after the other. Return which candidates are kept after the last group,
         and the number of the eviction, from 1, by which each candidate leaves; the number of evictions + 1 if it is kept."""
         present, segment, worth = eligible["position"] >= 0, call.tokens.segment, None
-        gone, left = torch.zeros_like(present), torch.full_like(eligible["position"], evictions.shape[1] // together + 1)
+        gone, left = torch.zeros_like(present), torch.full_like(eligible["position"], evictions.shape[1] // max_per_token + 1)
         if below is not None:
-            below.look(self._as_pairs(eligible, call), eligible["mapped"])
-        for first in range(0, evictions.shape[1], together):
-            column, among = evictions[:, first], slice(self.size + first + together)
+            below.set_pairs(self._as_pairs(eligible, call), eligible["mapped"])
+        for first in range(0, evictions.shape[1], max_per_token):
+            column, among = evictions[:, first], slice(self.size + first + max_per_token)
             if below is not None and self.keep.reads == "state":
                 below.reach(column)
             if self.keep.reads == "state" or worth is None:
@@ -200,10 +203,10 @@ class Sparse(Holding):
             pairs = present[:, among]
             if segment is not None:
                 pairs = pairs & (eligible["segment"][:, among] == segment.gather(1, column[:, None])[..., None])
-            score, resolution = (of[:, among] for of in worth)
+            score, resolution = (tensor[:, among] for tensor in worth)
             chosen = pairs_to_evict(score, resolution, pairs, gone[:, among], pairs.shape[1] - first - self.size)
             gone.scatter_(1, chosen, True)
-            left.scatter_(1, chosen, first // together + 1)
+            left.scatter_(1, chosen, first // max_per_token + 1)
             if below is not None:
                 below.evict(chosen, pairs.gather(1, chosen), column)
         return self._stay(gone), left
@@ -227,7 +230,7 @@ class Sparse(Holding):
                 assert below is not None, "the graph wires a state below"
                 every = self._as_pairs(eligible, call)
                 eligible |= {"mapped": repeat_heads(below.map(every), query.shape[2]), "norm": _norm(eligible["value"])}
-                below.look(every, eligible["mapped"])
+                below.set_pairs(every, eligible["mapped"])
             present = eligible["position"] >= 0
             gone = torch.zeros_like(present)
             chosen = pairs_to_evict(*self._worth(eligible, below, call.place), present, gone, present.shape[1] - self.size)
@@ -236,12 +239,12 @@ class Sparse(Holding):
             if below is not None:
                 mapped = dropped["mapped"] if "mapped" in dropped else below.map(evicted)
         if self.size == 0:
-            answer = _nothing(query)
+            result = _nothing(query)
         else:
-            answer = attention(
+            result = attention(
                 call.rotate(query, self.rotation), state["key"], state["value"], state["position"], None, call.shape.softcap
             )
-        return answer, evicted, mapped, state
+        return result, evicted, mapped, state
 
     def _held(self, pairs: Pairs, call: Call) -> Held:
         """Return the pairs in the form of the state: those of each query head, with rotated keys."""
@@ -254,7 +257,8 @@ class Sparse(Holding):
         return held | {"position": position}
 
     def _entering(self, pairs: Pairs, call: Call, below: Below | None) -> Held:
-        """The same, with what is computed of each once."""
+        """Return the pairs in the form of the state, with their mapped keys and the norms of their values, which are computed
+        once."""
         held = self._held(pairs, call)
         if below is not None:
             pairs = pairs if "convolved" in call.state else replace(pairs, convolved=pairs.key)
@@ -290,13 +294,13 @@ def _norm(value: Float[Tensor, "B E H V"]) -> Float[Tensor, "B E H"]:
 
 
 def _nothing(query: Tensor) -> Partial:
-    """Return the answer of a cache without room."""
+    """Return the partial of a cache of size 0: no pair, and an output of 0."""
     empty = query.new_full(query.shape[:3], -math.inf, dtype=accumulating(query.dtype))
     return Partial(torch.zeros_like(query), empty, maximum=empty)
 
 
-def _joined(answers: list[Partial]) -> Partial:
-    """Return the answers to tokens, concatenated."""
-    output, lse = (torch.cat(of, dim=1) for of in zip(*((each.output, each.lse) for each in answers), strict=True))
-    largest = [each.maximum for each in answers if each.maximum is not None]
+def _joined(partials: list[Partial]) -> Partial:
+    """Concatenate the partials of blocks of tokens."""
+    output, lse = (torch.cat(blocks, dim=1) for blocks in zip(*((item.output, item.lse) for item in partials), strict=True))
+    largest = [item.maximum for item in partials if item.maximum is not None]
     return Partial(output, lse, maximum=torch.cat(largest, dim=1) if largest else None)

@@ -12,7 +12,7 @@ from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Tensor, torch
 from blocks.memories.eligible import selected_by_heads
 from blocks.memories.recurrent import Recurrent, nothing
-from blocks.memories.sparse import BLOCKS, FALLS, STEP, STEPS, Attend, Sparse
+from blocks.memories.sparse import BLOCKS, ONE_BY_ONE, STEP, STEPS, Attend, Sparse
 from blocks.operation import EVERY, REFERENCE, Form, Kind, Setting, State
 from blocks.part import Part
 from blocks.pattern import Bound, Pattern
@@ -26,26 +26,26 @@ class StateBelow:
     """
 
     def __init__(
-        self, state: Bound, features: Mapped, decay: Tensor | None, like: Tensor, recurrence: Form, together: int = 1
+        self, state: Bound, features: Mapped, decay: Tensor | None, like: Tensor, recurrence: Form, max_per_token: int = 1
     ) -> None:
-        """like: any tensor of the values' dtype. together: how many pairs are evicted at once, as in ``Pairs``."""
+        """like: any tensor of the values' dtype. max_per_token: as in ``Pairs``."""
         assert isinstance(state.part, Recurrent)
         self.memory, self.call, self.recurrence = state.part, state.call, recurrence
-        self.mapped, self.log_decay, self.like, self.together = features, decay, like, together
+        self.mapped, self.log_decay, self.like, self.max_per_token = features, decay, like, max_per_token
         self.seen, self.groups = state.call.state, 0
         self.evicted: list[Features] = []
         self.evictions: list[tuple[Tensor, Tensor, Tensor]] = []
         plain = decay is None and state.call.tokens.segment is None and recurrence.backend != REFERENCE
-        # A step of decode looks once.
-        self.looks = self.memory.looks(self.seen, state.call.shape) if plain and features.query.shape[1] > 1 else None
-        self.looked: Features | None = None
+        # A step of decode reads the state once.
+        self.reads = self.memory.repeated_reads(self.seen, state.call.shape) if plain and features.query.shape[1] > 1 else None
+        self.pairs_read: Features | None = None
 
     def map(self, pairs: Pairs) -> Tensor:
-        """Return the pairs' keys as the state sees them."""
+        """Return the features of the pairs' keys in the state."""
         return self.mapped.key(pairs)
 
-    def look(self, pairs: Pairs, keys: Tensor) -> None:
-        """Set the pairs of the calls that follow, of which some are evicted."""
+    def set_pairs(self, pairs: Pairs, keys: Tensor) -> None:
+        """Set the pairs of the calls that follow. Some of them are evicted."""
         self._settle()
         self.pairs = self.memory.mapped(keys, pairs)
 
@@ -53,17 +53,17 @@ class StateBelow:
         """Write the last evicted pairs, and advance to this column, without its decay."""
         segment = self.call.tokens.segment
         with torch.no_grad():
-            if self.looks is not None:
-                if self.looked is not self.pairs:  # ``_settle`` has gathered the pairs evicted before these, block by block
-                    self.looks.look(self.pairs, self.evicted[-1] if self.evicted else None)
-                self.looked = self.pairs
+            if self.reads is not None:
+                if self.pairs_read is not self.pairs:  # ``_settle`` has gathered the pairs evicted before these, block by block
+                    self.reads.set_pairs(self.pairs, self.evicted[-1] if self.evicted else None)
+                self.pairs_read = self.pairs
                 return
             last, before = self._last(), torch.full_like(column, -1)
             if last is not None:
                 assert last.arrival is not None
                 before = last.arrival[:, 0]
                 self._pass(replace(last, arrival=None), self._time(before, before + 1), None)
-            decay = self._time(before + 1, column) if self.together > 1 else None
+            decay = self._time(before + 1, column) if self.max_per_token > 1 else None
             if segment is not None:
                 segment = torch.nn.functional.pad(segment, (1, 0))
                 segment = segment.gather(1, column[:, None] + 1) - segment.gather(1, before[:, None] + 1)
@@ -71,10 +71,10 @@ class StateBelow:
                 self._pass(self._nothing(1), decay, segment)
 
     def distances(self) -> Tensor:
-        """Return the distance between the state's answer to each pair's own key and the pair's value."""
+        """Return the distance between the state's output for each pair's own key and the value of the pair."""
         with torch.no_grad():
-            if self.looks is not None:
-                return self.looks.distances()
+            if self.reads is not None:
+                return self.reads.distances()
             answered = self.memory.predict(self.pairs.key, self.seen)
             return torch.linalg.vector_norm(answered - self.pairs.value, dim=-1)
 
@@ -82,29 +82,29 @@ class StateBelow:
         """Evict some of the pairs, if present, at the token in this column."""
         self.groups += 1
         self.evictions.append((index, present, column[:, None].expand(index.shape[:2])))
-        if self.looks is not None and self.looked is self.pairs:
-            self.looks.evict(index)
+        if self.reads is not None and self.pairs_read is self.pairs:
+            self.reads.evict(index)
 
     def _settle(self) -> None:
-        """Gather the evicted pairs of those set by ``look``."""
+        """Gather the evicted pairs of those set by ``set_pairs``."""
         if self.evictions:
-            self.evicted.append(self._of(*(torch.cat(of, dim=1) for of in zip(*self.evictions, strict=True))))
+            self.evicted.append(self._of(*(torch.cat(groups, dim=1) for groups in zip(*self.evictions, strict=True))))
             self.evictions = []
 
     def _of(self, index: Tensor, present: Tensor, column: Tensor) -> Features:
         pairs = self.pairs
         numbers = {} if pairs.rate is None else {"rate": pairs.rate}
         held = selected_by_heads({"key": pairs.key, "value": pairs.value} | numbers, index)
-        return Features(held["key"], held["value"], present, column, held.get("rate"), self.together)
+        return Features(held["key"], held["value"], present, column, held.get("rate"), self.max_per_token)
 
     def _last(self) -> Features | None:
         """Return the last evicted pairs; None if there are none."""
         if self.evictions:
             return self._of(*self.evictions[-1])
-        return self.evicted[-1].cut(slice(-self.together, None)) if self.evicted else None
+        return self.evicted[-1].cut(slice(-self.max_per_token, None)) if self.evicted else None
 
     def answer_step(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:
-        """Return the state's answer to the only token, at which these pairs are evicted, and the new state."""
+        """Return the state's partial for the only token, at which these pairs are evicted, and the new state."""
         taken = None
         if pairs is not None and keys is not None:
             taken = self.memory.mapped(keys, pairs)
@@ -113,9 +113,9 @@ class StateBelow:
         return self.memory.recall(self.call, self.mapped.query, taken, self.log_decay, self.recurrence)
 
     def answer(self) -> tuple[Partial, State]:
-        """Return the state's answer to all tokens, and what it hands on."""
+        """Return the state's partial for all tokens, and its new state."""
         self._settle()
-        evicted = _joined(self.evicted, self.together)
+        evicted = _joined(self.evicted, self.max_per_token)
         return self._recall(self.mapped.query, evicted, self.log_decay, self.call.tokens, self.call.state)
 
     def _pass(self, features: Features, log_decay: Tensor | None, segment: Tensor | None) -> None:
@@ -131,7 +131,7 @@ class StateBelow:
         """Return the decay of the tokens between two columns, B 1 N or B 1 N F: those of the last eviction and of this one."""
         if self.log_decay is None:
             return None
-        around = slice(max(self.groups - 1, 0) * self.together, (self.groups + 1) * self.together)
+        around = slice(max(self.groups - 1, 0) * self.max_per_token, (self.groups + 1) * self.max_per_token)
         decay, valid = self.log_decay[:, around], self.call.tokens.valid
         column = torch.arange(around.start, around.start + decay.shape[1], device=decay.device)
         inside = (column >= first[:, None]) & (column < end[:, None])
@@ -146,26 +146,26 @@ class StateBelow:
         return self.memory.recall(call, query, features, log_decay, self.recurrence)
 
     def _nothing(self, length: int) -> Features:
-        """No pair at any of so many tokens."""
+        """Return features without a pair at any of ``length`` tokens."""
         return nothing(self.mapped.query[:, :length], self.call.shape, self.like.dtype)
 
 
-def _joined(evicted: list[Features], together: int) -> Features:
+def _joined(evicted: list[Features], max_per_token: int) -> Features:
     """Return all evicted pairs, in their order; with one per token, in its own column."""
-    key, value = (torch.cat(of, dim=1) for of in zip(*((each.key, each.value) for each in evicted), strict=True))
+    key, value = (torch.cat(groups, dim=1) for groups in zip(*((each.key, each.value) for each in evicted), strict=True))
     others = zip(*((each.present, each.arrival, each.rate) for each in evicted), strict=True)
-    present, arrival, rate = ([of for of in every if of is not None] for every in others)
+    present, arrival, rate = ([tensor for tensor in every if tensor is not None] for every in others)
     return Features(
         key,
         value,
         torch.cat(present, dim=1),
-        torch.cat(arrival, dim=1) if together > 1 else None,
+        torch.cat(arrival, dim=1) if max_per_token > 1 else None,
         torch.cat(rate, dim=1) if rate else None,
-        together,
+        max_per_token,
     )
 
 
-def _answer(
+def _run(
     bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form, attention: Attend
 ) -> list[tuple[Any, State]]:
     """Return the outputs of the cache and of the state."""
@@ -175,13 +175,13 @@ def _answer(
     return [((exact, None), held), ((rest,), summed)]
 
 
-def _answer_step(
+def _run_step(
     bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form, attention: Attend
 ) -> list[tuple[Any, State]]:
-    """The same in a step of decode."""
+    """Return the outputs of the cache and of the state for one token."""
     cache, state, below, query, pairs = _opened(bound, inputs, recurrence)
-    answers = cache.compute(_sparse(cache).step, query, pairs, cache.call, below=below, attention=attention)
-    exact, *arriving, held = answers
+    results = cache.compute(_sparse(cache).step, query, pairs, cache.call, below=below, attention=attention)
+    exact, *arriving, held = results
     rest, summed = state.compute(lambda _: below.answer_step(*arriving))
     return [((exact, None), held), ((rest,), summed)]
 
@@ -192,8 +192,8 @@ def _opened(
     """Return the cache and the state, the state as the cache reads it, the queries, and the pairs that arrive, if any."""
     cache, state = bound["sparse"], bound["state"]
     query, pairs = inputs["sparse"]["query"], inputs["sparse"]["pairs"]
-    together = 1 if pairs is None else pairs.together
-    below = StateBelow(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence, together)
+    max_per_token = 1 if pairs is None else pairs.max_per_token
+    below = StateBelow(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence, max_per_token)
     return cache, state, below, query, pairs
 
 
@@ -211,19 +211,20 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     of_evictions = [each for each in memory.recurrences if not each.decode]
     steps = [
         replace(each, says=f"{STEP}{how}; {each.says}", decode=True,
-                run=partial(_answer_step, recurrence=each, attention=attention), fits=partial(_both_fit, (fits, each.fits)))
-        for _, how, attention, fits in STEPS for each in of_steps
+                run=partial(_run_step, recurrence=each, attention=attention),
+                obstacle=partial(_first_obstacle, (obstacle, each.obstacle)))
+        for _, how, attention, obstacle in STEPS for each in of_steps
     ]  # fmt: skip
     evictions = [
-        replace(each, says=f"{FALLS}{how}; {each.says}", run=partial(_answer, recurrence=each, attention=attention),
-                fits=partial(_both_fit, (fits, each.fits)))
-        for backend, how, attention, fits in BLOCKS for each in of_evictions if backend in (EVERY, each.backend)
+        replace(each, says=f"{ONE_BY_ONE}{how}; {each.says}", run=partial(_run, recurrence=each, attention=attention),
+                obstacle=partial(_first_obstacle, (obstacle, each.obstacle)))
+        for backend, how, attention, obstacle in BLOCKS for each in of_evictions if backend in (EVERY, each.backend)
     ]  # fmt: skip
     return (*steps, *evictions)
 
 
-def _both_fit(fits: tuple[Callable[[Setting], str | None], ...], setting: Setting) -> str | None:
-    return next(filter(None, (check(setting) for check in fits)), None)
+def _first_obstacle(obstacles: tuple[Callable[[Setting], str | None], ...], setting: Setting) -> str | None:
+    return next(filter(None, (obstacle(setting) for obstacle in obstacles)), None)
 
 
 SPARSE_ABOVE_STATE = Pattern(

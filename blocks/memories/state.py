@@ -14,13 +14,13 @@ from blocks import initialise
 from blocks.flow import Features, Mapped, Pairs, Partial
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.looks import Looks
 from blocks.memories.recurrent import Recurrent, run
+from blocks.memories.repeated_reads import RepeatedReads
 from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Slot, State
 from blocks.part import FieldError, Fresh, Parameters, Problem
 from blocks.recurrences import additive
 from blocks.recurrences.additive.chunked import CHUNK
-from blocks.recurrences.additive.together import together
+from blocks.recurrences.additive.grouped import grouped
 from blocks.recurrences.stabilised import stabilise, stabilise_step
 from blocks.tensors import accumulating, as_dtype, least_mass, repeat_heads, with_ones
 
@@ -138,24 +138,24 @@ class StateMemory(Recurrent):
         if step is not None and taken is not None:
             key, step = repeat_heads(taken.key, step.shape[2]), step[..., None]
             taken = replace(taken, key=key + step.log() if call.shape.exponential else key * step)
-        answer, state = self.recall(call, features.query, taken, decay, recurrence)
+        result, state = self.recall(call, features.query, taken, decay, recurrence)
         if self.skip and pairs is not None:
-            answer = self._skipped(parameters, answer, pairs.value)
-        return (answer,), state
+            result = self._skipped(parameters, result, pairs.value)
+        return (result,), state
 
-    def _skipped(self, parameters: Parameters, answer: Partial, value: Float[Tensor, "B T K V"]) -> Partial:
-        """With the tokens' own values."""
-        output = answer.output
-        own = repeat_heads(value.to(output.dtype), output.shape[2]) * parameters["skip"].to(output.dtype)[:, None]
-        return replace(answer, output=output + own)
+    def _skipped(self, parameters: Parameters, result: Partial, value: Float[Tensor, "B T K V"]) -> Partial:
+        """Return the partial with the tokens' own values added, times the learned ``skip`` of each head."""
+        output = result.output
+        skipped = repeat_heads(value.to(output.dtype), output.shape[2]) * parameters["skip"].to(output.dtype)[:, None]
+        return replace(result, output=output + skipped)
 
     def recall(
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
     ) -> tuple[Partial, State]:
         plain = log_decay is None and not call.shape.exponential and recurrence.backend == TORCH and not recurrence.decode
         # Without arrivals there is one pair per token, however many may be evicted at once.
-        if plain and pairs is not None and pairs.arrival is not None and pairs.together >= SHORTEST_GROUP:
-            run = partial(together, arrival=pairs.arrival, size=pairs.together)
+        if plain and pairs is not None and pairs.arrival is not None and pairs.max_per_token >= SHORTEST_GROUP:
+            run = partial(grouped, arrival=pairs.arrival, size=pairs.max_per_token)
             return self.recur(call, query, pairs, None, replace(recurrence, run=run))
         return super().recall(call, query, pairs, log_decay, recurrence)
 
@@ -191,7 +191,7 @@ class StateMemory(Recurrent):
         elif self.normalise and not shape.even:
             query, log_scale = scaled(query)
         output, carried["state"] = run(recurrence, call, query, key, value, log_decay, segment, matrix)
-        return self._answer(output, log_scale, dtype, query.shape[-1], mass=call.needs_mass), carried
+        return self._normalised(output, log_scale, dtype, query.shape[-1], mass=call.needs_mass), carried
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H V"]:
         matrix, log_scale = state["state"], None
@@ -203,7 +203,7 @@ class StateMemory(Recurrent):
         elif self.normalise:
             key, _ = scaled(key)
         output = torch.einsum("behf,bhfv->behv", key, matrix)
-        return self._answer(output, log_scale, output.dtype, key.shape[-1], mass=False).output
+        return self._normalised(output, log_scale, output.dtype, key.shape[-1], mass=False).output
 
     def matrix(self, state: State) -> Float[Tensor, "B N F V"]:
         """S, times exp(M) of exponential features, without z."""
@@ -212,12 +212,12 @@ class StateMemory(Recurrent):
             matrix = matrix[..., :-1]
         return matrix * state["maximum"].double().exp()[..., None] if "maximum" in state else matrix
 
-    def looks(self, state: State, shape: Shape) -> Looks | None:
+    def repeated_reads(self, state: State, shape: Shape) -> RepeatedReads | None:
         if "maximum" in state:
             return None
         if self.normalise:
-            return Looks(state["state"], (lambda key: key) if shape.even else (lambda key: scaled(key)[0]), None)
-        return Looks(state["state"], lambda key: key, math.sqrt(state["state"].shape[2]) if self.scale == "root" else 1.0)
+            return RepeatedReads(state["state"], (lambda key: key) if shape.even else (lambda key: scaled(key)[0]), None)
+        return RepeatedReads(state["state"], lambda key: key, math.sqrt(state["state"].shape[2]) if self.scale == "root" else 1.0)
 
     def problem_both_ways(self) -> str | None:
         return None if self.gate.rank_of_decay == "none" else "a state with a gate decays over time, so it is causal"
@@ -225,7 +225,7 @@ class StateMemory(Recurrent):
     def answer_both_ways(
         self, parameters: Parameters, call: Call, *, features: Mapped, pairs: Pairs, decay: Tensor | None = None
     ) -> tuple[tuple[Partial], State]:
-        """The same with the sums of a token's whole document, before and after it."""
+        """Answer each token from the sums over its whole document, before and after the token."""
         query, taken, tokens = features.query, self.features(features, pairs), call.tokens
         dtype, exponential = pairs.value.dtype, call.shape.exponential
         key = taken.fill_absent(repeat_heads(taken.key, call.shape.state_heads), -math.inf if exponential else 0.0)
@@ -237,31 +237,38 @@ class StateMemory(Recurrent):
         log_scale = query.new_zeros(query.shape[:3])
         for document in segment.unique().tolist():
             inside = segment == document
-            answer, scale = _whole(query, key, value, inside[..., None, None], exponential)
-            output = output + answer * inside[..., None, None]
+            sums, scale = _whole(query, key, value, inside[..., None, None], exponential)
+            output = output + sums * inside[..., None, None]
             log_scale = log_scale + scale * inside[..., None]
-        answer = self._answer(output, log_scale, dtype, query.shape[-1])
-        return (self._skipped(parameters, answer, pairs.value) if self.skip else answer,), {}
+        result = self._normalised(output, log_scale, dtype, query.shape[-1])
+        return (self._skipped(parameters, result, pairs.value) if self.skip else result,), {}
 
-    def _answer(self, output: Tensor, log_scale: Tensor | None, dtype: torch.dtype, features: int, *, mass: bool = True) -> Partial:
-        """log_scale: the logarithm of the output's factor; None: no factor. mass: whether a read needs the mass."""
+    def _normalised(
+        self, output: Tensor, log_scale: Tensor | None, dtype: torch.dtype, features: int, *, mass: bool = True
+    ) -> Partial:
+        """Return the output as this state normalises it. log_scale: the logarithm of a factor of the output; None: no factor. mass:
+        whether a read needs the mass."""
         if not self.normalise:
             output = output if log_scale is None else output * log_scale[..., None].exp()
             return Partial(output / math.sqrt(features) if self.scale == "root" else output, None)
-        answer = quotient(output, dtype, mass=mass)
-        if answer.lse is not None and log_scale is not None:
-            answer.lse = answer.lse + log_scale
-        return answer
+        return quotient(output, dtype, log_scale, mass=mass)
 
 
-def quotient(sums: Float[Tensor, "B T H V"], dtype: torch.dtype, *, mass: bool) -> Partial:
-    """Return sums of weighted values, divided by the sum of the weights, which is their last column. mass: whether its logarithm is
-    needed."""
+def quotient(
+    sums: Float[Tensor, "B T H V"], dtype: torch.dtype, log_scale: Float[Tensor, "B T H"] | None = None, *, mass: bool
+) -> Partial:
+    """Return sums of weighted values, divided by the sum of the weights, which is their last column.
+
+    log_scale: the logarithm of a factor of the sums; None: no factor. mass: whether the logarithm of the mass is needed.
+    """
     columns = sums.shape[-1] - 1
     numerator, masses = sums.narrow(-1, 0, columns), sums.narrow(-1, columns, 1)
     least = least_mass(masses.dtype)
-    answer = as_dtype(numerator / torch.threshold(masses, least, math.inf), dtype)
-    return Partial(answer, torch.threshold(masses, least, 0.0).log().squeeze(-1) if mass else None)
+    output = as_dtype(numerator / torch.threshold(masses, least, math.inf), dtype)
+    if not mass:
+        return Partial(output, None)
+    lse = torch.threshold(masses, least, 0.0).log().squeeze(-1)
+    return Partial(output, lse if log_scale is None else lse + log_scale)
 
 
 def scaled(features: Tensor) -> tuple[Tensor, Tensor]:
@@ -272,7 +279,7 @@ def scaled(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _whole(query: Tensor, key: Tensor, value: Tensor, inside: Tensor, exponential: bool) -> tuple[Tensor, Tensor]:
-    """Return every query against the sums over the pairs inside, and the logarithm of what its answer is to be multiplied by."""
+    """Return the output of every query over the pairs inside, and the logarithm of the factor of each output."""
     log_scale = query.new_zeros(query.shape[:3])
     if exponential:
         key = key.masked_fill(~inside, -math.inf)

@@ -15,11 +15,11 @@ from blocks.memories.base import Memory, Misplaced
 from blocks.memories.errors import error_sums
 from blocks.memories.holding import Holding, only, state_of
 from blocks.memories.ring import by_age, by_place, oldest, place_of, written
-from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, unbroken
+from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, row_obstacle
 from blocks.part import Parameters
-from blocks.softmax import dense, fla, native_fits, native_step, native_step_fits, single, triton, windowed
-from blocks.softmax.dense import hidden
-from blocks.tensors import accumulating, all_present, may_look, take
+from blocks.softmax import dense, fla_forms, native_obstacle, native_step, native_step_obstacle, single, triton_forms, windowed
+from blocks.softmax.dense import mask_bias
+from blocks.tensors import accumulating, all_present, may_read_numbers, take
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,17 @@ class Window(Holding):
     """sliding: the last `size` pairs. terraced: the own chunk of `size` tokens, up to the current one, and the one before."""
 
     @property
+    def is_sliding(self) -> bool:
+        return self.shape == "sliding"
+
+    @property
     def room(self) -> int:
         return self.size
 
     @property
     def held(self) -> int:
         """Pairs that the state has room for."""
-        return self.size if self.shape == "sliding" else 2 * self.size
+        return self.size if self.is_sliding else 2 * self.size
 
     def state(self, shape: Shape) -> dict[str, Slot]:
         return self.slots(shape, self.held)
@@ -78,7 +82,7 @@ class Window(Holding):
 
     @property
     def evicts_together(self) -> bool:
-        return self.shape == "terraced"
+        return not self.is_sliding
 
     @property
     def evicted_at_once(self) -> int:
@@ -101,19 +105,21 @@ class Window(Holding):
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         step, blocks = "one query against the ring of pairs", "blocks of queries against their own and the previous window"
         native, natively = ", by PyTorch's kernel", partial(_blocks, by_kernel=True)
-        kernel = Form(FLA, "parallel_attn", partial(self.answer, attention=_by_kernel), fla.fits,
-                      missing=fla.ATTENTION.missing, refuses=True)  # fmt: skip
-        kernels = (kernel,) if self.shape == "sliding" else ()
-        own = Form(TRITON, "blocks of queries against their window, with its mass, in one pass",
-                   partial(self.answer, attention=_with_mass), partial(triton.fits, beside=next(iter(kernels), None)),
-                   missing=triton.WITH_MASS.missing, refuses=True)  # fmt: skip
+        kernel = Form(FLA, "parallel_attn", partial(self.answer, attention=_by_kernel), fla_forms.obstacle,
+                      missing=fla_forms.ATTENTION.missing, refuses=True)  # fmt: skip
+        kernels = (kernel,) if self.is_sliding else ()
+        with_mass = Form(TRITON, "blocks of queries against their window, with its mass, in one pass",
+                   partial(self.answer, attention=_with_mass), partial(triton_forms.obstacle, beside=next(iter(kernels), None)),
+                   missing=triton_forms.WITH_MASS.missing, refuses=True)  # fmt: skip
         return (
-            own,
+            with_mass,
             *kernels,
             Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_masked)),
-            Form(TORCH, step + native, partial(self.answer_step, attention=native_step), native_step_fits, decode=True),
-            Form(TORCH, step, partial(self.answer_step, attention=single), unbroken, decode=True),
-            Form(TORCH, "blocks of queries against their window" + native, partial(self.answer, attention=natively), native_fits),
+            Form(TORCH, step + native, partial(self.answer_step, attention=native_step), native_step_obstacle, decode=True),
+            Form(TORCH, step, partial(self.answer_step, attention=single), row_obstacle, decode=True),
+            Form(
+                TORCH, "blocks of queries against their window" + native, partial(self.answer, attention=natively), native_obstacle
+            ),
             Form(TORCH, blocks, partial(self.answer, attention=_blocks)),
         )
 
@@ -124,7 +130,7 @@ class Window(Holding):
         )
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        seen = self.size if self.shape == "sliding" else 3 * self.size // 2
+        seen = self.size if self.is_sliding else 3 * self.size // 2
         seen = min(tokens, 2 * self.size - 1) if shape.both_ways else seen
         return 2 * seen * shape.heads * (shape.head_dim + shape.value_dim)
 
@@ -147,9 +153,9 @@ class Window(Holding):
         extended = self.entries(call, pairs)
         segment = tokens.extended_segment(held)
         key, query = extended.key, call.rotate(query, self.rotation)
-        reach = None if self.shape == "sliding" else tokens.position % self.size + self.size
+        reach = None if self.is_sliding else tokens.position % self.size + self.size
         visible = Visible(extended.position, segment, held, reach)
-        answer = attention(query, key, extended, visible, call.shape.softcap)
+        result = attention(query, key, extended, visible, call.shape.softcap)
         for number in call.shape.numbers:
             if number.error is not None:
                 sums = error_sums(number.error, features[number.name], query, key, extended, tokens, visible)
@@ -157,8 +163,8 @@ class Window(Holding):
                 extended = replace(extended, numbers={**extended.numbers, number.name: sums})
 
         carried = self.carried(call, extended)
-        evict = self._pair_per_token if self.shape == "sliding" else self._chunks
-        return (answer, evict(extended, segment, tokens)), carried
+        evict = self._pair_per_token if self.is_sliding else self._chunks
+        return (result, evict(extended, segment, tokens)), carried
 
     def entries(self, call: Call, pairs: Pairs) -> Pairs:
         """Return the pairs of the state, the oldest first, followed by those of the call."""
@@ -166,7 +172,7 @@ class Window(Holding):
         return before.joined(pairs.kept(self.rotation))
 
     def carried(self, call: Call, extended: Pairs) -> State:
-        """What the call hands on of them."""
+        """Return the new state: the last ``held`` pairs."""
         tokens = call.tokens
         held_on, current = extended.each(lambda entries: tokens.tail(entries, self.held)), tokens.tail_is_current(self.held)
         if current is not None:
@@ -183,36 +189,37 @@ class Window(Holding):
         features: Mapping[str, Mapped],
         attention: Callable[..., Partial],
     ) -> tuple[tuple[Partial, Pairs | None], State]:
-        """The same for one token, whose pair overwrites the oldest. Nothing is evicted: None."""
+        """Answer the query of one token, whose pair overwrites the oldest. The evicted pairs are None if none can be evicted."""
         tokens, state = call.tokens, call.state
-        sliding, place = self.shape == "sliding", place_of(tokens, self.held)
+        place = place_of(tokens, self.held)
         evicted = None if self.drops else self.evicted_pairs(call, pairs)
         carried = written(state, place, state_of(pairs.kept(self.rotation), state), in_place=call.in_place)
-        query, hiding = call.rotate(query, self.rotation), None
-        if not sliding:
-            hiding = tokens.once(("two chunks", self.size, query.dtype), lambda: self._beyond_two_chunks(tokens, query.dtype))
+        query, bias = call.rotate(query, self.rotation), None
+        if not self.is_sliding:
+            bias = tokens.once(("two chunks", self.size, query.dtype), lambda: self._two_chunks_bias(tokens, query.dtype))
         if any(number.error for number in call.shape.numbers):
-            carried |= self._summed(call, features, query, self.pairs_of(carried), hiding)
+            carried |= self._summed(call, features, query, self.pairs_of(carried), bias)
         position = carried["position"]
         # If each token adds its pair, windows of one size hold the same positions in all layers.
-        full = pairs.of is tokens and tokens.once(("full", self.held), lambda: all_present(position))
-        answer = attention(query, carried["key"], carried["value"], None if full else position, hiding, call.shape.softcap)
-        return (answer, evicted), carried
+        full = pairs.tokens is tokens and tokens.once(("full", self.held), lambda: all_present(position))
+        result = attention(query, carried["key"], carried["value"], None if full else position, bias, call.shape.softcap)
+        return (result, evicted), carried
 
     def evicted_pairs(self, call: Call, pairs: Pairs) -> Pairs | None:
         """Return the pairs that are evicted at the only token of a call, if any can be."""
-        if self.shape == "terraced":
+        if not self.is_sliding:
             return self._evicted_chunk(call.state, call.tokens)
-        evicted = self.pairs_of(oldest(call.state, place_of(call.tokens, self.held)))
-        if pairs.of is not None and pairs.of.once(("falls", self.held), lambda: all_present(evicted.position)):
-            evicted.looked = True
-        return evicted
+        evicted = oldest(call.state, place_of(call.tokens, self.held))
+        known = pairs.tokens is not None and pairs.tokens.once(
+            ("evicted present", self.held), lambda: all_present(evicted["position"])
+        )
+        return self.pairs_of(evicted, known_present=known)
 
     def _summed(
-        self, call: Call, features: Mapping[str, Mapped], query: Tensor, every: Pairs, hiding: Tensor | None
+        self, call: Call, features: Mapping[str, Mapped], query: Tensor, every: Pairs, bias: Tensor | None
     ) -> dict[str, Tensor]:
         """Return the sums of errors, with those of the only token."""
-        seen = every.present if hiding is None else every.present & ~hiding[:, 0, 0].isneginf()
+        seen = every.present if bias is None else every.present & ~bias[:, 0, 0].isneginf()
         return {
             number.name: every.numbers[number.name]
             + error_sums(number.error, features[number.name], query, every.key, every, call.tokens, lambda *_: seen[:, None])
@@ -224,19 +231,20 @@ class Window(Holding):
         """Return the chunk before the last, where the only token of a call begins one: position -1 in the rows where it does
         not."""
         begins = tokens.once(("begins", self.size), lambda: tokens.position % self.size == 0)
-        if may_look(begins) and not begins.any():
+        if may_read_numbers(begins) and not begins.any():
             return None
         index = (tokens.in_row() + torch.arange(self.size, device=begins.device)) % self.held
         evicted = self.pairs_of({name: take(entries, index) for name, entries in state.items()})
-        return replace(only(evicted, begins), arrival=torch.zeros_like(index), together=self.size)
+        return replace(only(evicted, begins), arrival=torch.zeros_like(index), max_per_token=self.size)
 
-    def _beyond_two_chunks(self, tokens: Tokens, dtype: torch.dtype) -> Float[Tensor, "B 1 1 W"]:
-        """Of a ring of two chunks, what hides from the only token what is neither in its own chunk nor in the one before."""
+    def _two_chunks_bias(self, tokens: Tokens, dtype: torch.dtype) -> Float[Tensor, "B 1 1 W"]:
+        """Return the bias that hides pairs of earlier chunks from the only token of a call. It sees its own chunk and the one
+        before, in a ring of two chunks."""
         back = (tokens.in_row() - torch.arange(self.held, device=tokens.position.device)) % self.held
-        return hidden(back <= tokens.position % self.size + self.size, accumulating(dtype))[:, None, None]
+        return mask_bias(back <= tokens.position % self.size + self.size, accumulating(dtype))[:, None, None]
 
     def problem_both_ways(self) -> str | None:
-        return "a terraced window evicts by chunks, so it is causal" if self.shape == "terraced" else None
+        return None if self.is_sliding else "a terraced window evicts by chunks, so it is causal"
 
     def answer_both_ways(
         self,
@@ -265,7 +273,7 @@ class Window(Holding):
 
         segment = None if tokens.segment is None else around(tokens.segment)
         arguments = around(key), around(pairs.value), around(pairs.present), segment, 2 * self.size - 1
-        return (windowed(query, *arguments, own=tokens.segment, softcap=call.shape.softcap), None), {}
+        return (windowed(query, *arguments, query_segment=tokens.segment, softcap=call.shape.softcap), None), {}
 
     def _pair_per_token(self, extended: Pairs, segment: Tensor | None, tokens: Tokens) -> Pairs:
         length = tokens.position.shape[1]
@@ -291,11 +299,11 @@ class Window(Holding):
         last = torch.arange(size, length + missing + 1, size, device=begins.device).clamp(max=length) - 1
         arrival = torch.minimum(column, last)
         entry = (arrival[..., None] + torch.arange(size, device=begins.device)).flatten(1)
-        present, arrival = (of.repeat_interleave(size, dim=1) for of in (column < length, arrival))
+        present, arrival = (tensor.repeat_interleave(size, dim=1) for tensor in (column < length, arrival))
         if segment is not None:
             present = present & (take(segment, entry) == take(segment, arrival + self.held))
         evicted = only(extended.each(lambda entries: take(entries, entry)), present)
-        return replace(evicted, arrival=arrival, together=size)
+        return replace(evicted, arrival=arrival, max_per_token=size)
 
 
 def _masked(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:
@@ -303,11 +311,11 @@ def _masked(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap:
 
 
 def _by_kernel(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:
-    return fla.behind(query, key, pairs.value, visible.position >= 0, visible.segment, visible.held)
+    return fla_forms.behind(query, key, pairs.value, visible.position >= 0, visible.segment, visible.held)
 
 
 def _with_mass(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:
-    return triton.behind(query, key, pairs.value, visible.position, visible.segment, visible.held, visible.reach)
+    return triton_forms.behind(query, key, pairs.value, visible.position, visible.segment, visible.held, visible.reach)
 
 
 def _blocks(

@@ -9,25 +9,26 @@ from typing import Any
 
 from blocks.flow import Mapped, Pairs, Tokens
 from blocks.fused.arguments import Evictions
-from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
+from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.memories.base import Memory
 from blocks.memories.holding import state_of
 from blocks.memories.ring import place_of, written
 from blocks.memories.state import StateMemory, scaled
 from blocks.memories.window import Window
-from blocks.operation import TRITON, Call, Form, Kind, Setting, State, one_size, unbroken
+from blocks.operation import TRITON, Call, Form, Kind, Setting, State, row_obstacle, size_obstacle
 from blocks.part import Part
 from blocks.pattern import Bound, Pattern
 from blocks.reads import Shared
 from blocks.recurrences.stabilised import stabilise_step
 from blocks.tensors import repeat_heads
 
-TOGETHER = Kernel("blocks.fused.joint", "together", TRITON_PACKAGE)
+JOINT = Kernel("blocks.fused.joint", "attend_jointly", TRITON_PACKAGE)
 STEPPED = Kernel("blocks.fused.window_and_state_step", "stepped", TRITON_PACKAGE)
 RING = ("key", "value", "position")
 WIDEST = 256
-"""Of heads and features: a block of wider ones does not fit a processor of the GPU."""
+"""The largest size of a head, and the largest number of features. Larger blocks do not fit into the memory of a processor of the
+GPU."""
 
 
 def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
@@ -36,7 +37,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     query = window.call.rotate(inputs["window"]["query"], _window(window).rotation)
     arguments = window, extended, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     state_features, rest = state.compute(_features, state, *arguments)
-    output, summed = read.compute(_together, query, extended, state_features, rest, _shared(read).asks_maximum)
+    output, summed = read.compute(_attend_jointly, query, extended, state_features, rest, _shared(read).asks_maximum)
     carried = window.compute(lambda _: _window(window).carried(window.call, extended))
     return [((None, None), carried), ((None,), {"state": summed}), ((output,), {})]
 
@@ -57,7 +58,7 @@ def _features(
     """Return the state's queries and keys, its decay, the weight of the window over it, the state itself, and the evicted
     entries."""
     tokens, shape, memory = state.call.tokens, state.call.shape, _window(window)
-    most = tokens.position.shape[1] + (0 if memory.shape == "sliding" else memory.size - 1)
+    most = tokens.position.shape[1] + (0 if memory.is_sliding else memory.size - 1)
     key = features.key(extended.each(lambda entries: entries[:, :most]))
     query, log_scale = features.query, None
     if not shape.even:
@@ -69,7 +70,7 @@ def _features(
     return state_features, (decay, weight, state.call.state["state"], evictions_of(memory, extended, tokens))
 
 
-def _together(
+def _attend_jointly(
     parameters: Any,
     query: Float[Tensor, "B T H D"],
     extended: Pairs,
@@ -77,17 +78,17 @@ def _together(
     rest: tuple[Any, ...],
     row_max: bool,
 ) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B N F V"]]:
-    return TOGETHER(query, extended.key, extended.value, *state_features, *rest, row_max=row_max)
+    return JOINT(query, extended.key, extended.value, *state_features, *rest, row_max=row_max)
 
 
 def evictions_of(window: Window, extended: Pairs, tokens: Tokens) -> Evictions:
-    """Which entries the state has at each token."""
+    """Return which entries have been evicted into the state at each token."""
     held, size = window.held, window.size
-    evicted, start, ends, count = tokens.once(("fall", window.shape, size), lambda: _tables(window, tokens))
+    evicted, start, ends, count = tokens.once(("evictions", window.is_sliding, size), lambda: _tables(window, tokens))
     absent = (extended.position[:, :held] < 0).sum(1)
     # A terraced window has room for pairs that are in the state by now.
-    first = absent if window.shape == "sliding" else absent.maximum(size - 1 - (tokens.position[:, 0] - 1) % size)
-    reach, length = (1 if window.shape == "sliding" else size), tokens.position.shape[1]
+    first = absent if window.is_sliding else absent.maximum(size - 1 - (tokens.position[:, 0] - 1) % size)
+    reach, length = (1 if window.is_sliding else size), tokens.position.shape[1]
     end = torch.full_like(first, length) if evicted is None else evicted[:, -1]
     rows = torch.stack((first, end, ends, count), dim=1).to(torch.int32)
     return Evictions(held, reach, length + reach - 1, rows, evicted, start)
@@ -99,24 +100,24 @@ def _tables(window: Window, tokens: Tokens) -> tuple[Tensor | None, Tensor | Non
     position, valid = tokens.position, tokens.valid
     length, size = position.shape[1], window.size
     token = torch.arange(length, device=position.device)
-    start, ends, count = documents_of(tokens, window.held)
+    start, ends, count = document_starts(tokens, window.held)
     evicted = None
-    if window.shape == "terraced":
+    if not window.is_sliding:
         evicted = size + token - position % size
     elif valid is not None:
         evicted = (token + 1).expand_as(position)
     if evicted is not None and valid is not None:
         last = (count - 1).clamp(min=0)[:, None]
         # Nothing is evicted at padding; a row of padding alone has the entries evicted before.
-        before = 0 if window.shape == "sliding" else size - 1 - (position[:, :1] - 1) % size
+        before = 0 if window.is_sliding else size - 1 - (position[:, :1] - 1) % size
         evicted = torch.where(valid, evicted, torch.where(valid.any(1, keepdim=True), evicted.gather(1, last), before))
     evicted, start = (None if table is None else table.to(torch.int32).contiguous() for table in (evicted, start))
     return evicted, start, ends, count
 
 
-def documents_of(tokens: Tokens, held: int) -> tuple[Int[Tensor, "B E"] | None, Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """Return the first entry of each entry's document (None: a row is one), that of the last token's, and how many tokens are
-    real."""
+def document_starts(tokens: Tokens, held: int) -> tuple[Int[Tensor, "B E"] | None, Int[Tensor, " B"], Int[Tensor, " B"]]:
+    """Return the first entry of each entry's document (None: a row is one document), the first entry of the last token's document,
+    and the number of real tokens."""
     position, valid, segment = tokens.position, tokens.valid, tokens.extended_segment(held)
     count = torch.full_like(position[:, 0], position.shape[1]) if valid is None else valid.sum(1)
     if segment is None:
@@ -127,7 +128,8 @@ def documents_of(tokens: Tokens, held: int) -> tuple[Int[Tensor, "B E"] | None, 
 
 
 def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
-    """The same for one token. Inputs that no kernel needs, such as a key before its convolution, are written separately."""
+    """Return the head's output for one token. Tensors of pairs that no kernel needs, such as a key before its convolution, are
+    written into the state separately."""
     window, state, read = bound["window"], bound["state"], bound["read"]
     pairs: Pairs = inputs["window"]["pairs"].kept(_window(window).rotation)
     evicted = window.compute(lambda _: _window(window).evicted_pairs(window.call, pairs))
@@ -135,13 +137,13 @@ def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]
     query_features, taken, decay, weight, summed = state.compute(_step_features, state, *arguments)
     held, call = to_write_over(window.call), window.call
     query, ring = call.rotate(inputs["window"]["query"], _window(window).rotation), tuple(held[name] for name in RING)
-    further = {"size": 0 if _window(window).shape == "sliding" else _window(window).size, "row_max": _shared(read).asks_maximum}
+    further = {"size": 0 if _window(window).is_sliding else _window(window).size, "row_max": _shared(read).asks_maximum}
 
-    def answer(_: Any) -> Tensor:
+    def run(_: Any) -> Tensor:
         rest = taken, decay, weight, ring, summed["state"]
         return STEPPED(query, pairs.key, pairs.value, call.tokens.position, call.tokens.in_row(), query_features, *rest, **further)
 
-    output = read.compute(answer)
+    output = read.compute(run)
     others = {name: entries for name, entries in held.items() if name not in RING}
     if others:
         held |= written(others, place_of(call.tokens, _window(window).held), state_of(pairs, others), in_place=True)
@@ -182,19 +184,23 @@ def _step_features(
 def weight_over(
     exact: Bound, state: Bound, logits: Mapping[str, Tensor], log_scale: Tensor | None, query: Float[Tensor, "B T H F"]
 ) -> Float[Tensor, "B T H"] | None:
-    """Return the logarithm of what an exact memory's mass is multiplied by before it meets the state's. log_scale: that of what the
-    state's is still to be multiplied by."""
+    """Return the logarithm of the ratio of two factors: that of an exact memory's mass and that of the state's mass. None: both are
+    1.
+
+    log_scale: the logarithm of a factor of the state's mass that is not yet applied. logits: the learned weights of memories, of
+    which each mass is multiplied by the sigmoid.
+    """
     weight = None if log_scale is None else -log_scale
     for bound, sign in ((exact, 1), (state, -1)):
         assert isinstance(bound.part, Memory)
         if bound.part.called in logits:
-            own = sign * torch.nn.functional.logsigmoid(logits[bound.part.called])
-            weight = own if weight is None else weight + own
+            log_weight = sign * torch.nn.functional.logsigmoid(logits[bound.part.called])
+            weight = log_weight if weight is None else weight + log_weight
     return None if weight is None else weight.expand(query.shape[:3])
 
 
 def to_write_over(call: Call) -> State:
-    """Return the state, where nobody else holds it; else a copy."""
+    """Return the state if it may be overwritten; otherwise a copy."""
     return {name: entries.contiguous() if call.in_place else entries.clone() for name, entries in call.state.items()}
 
 
@@ -213,22 +219,22 @@ def _shared(bound: Bound) -> Shared:
     return bound.part
 
 
-def _fits(setting: Setting) -> str | None:
+def _obstacle(setting: Setting) -> str | None:
     sizes = setting.shape
-    if sizes is None or sizes.both_ways:
-        return "it is causal"
+    assert sizes is not None, "lowering has set the features of the state"
     reasons = {
+        "it is causal, and this head is bidirectional": sizes.both_ways,
         "it processes tokens in blocks, and a step of decode has one token": setting.one_token,
         "it keeps no running maximum for exponential features": sizes.exponential,
         "it caps no logits": setting.capped,
         "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
         f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None) or one_size(setting) or needs_gpu(setting)
+    return next((reason for reason, holds in reasons.items() if holds), None) or size_obstacle(setting) or gpu_obstacle(setting)
 
 
-def _step_fits(setting: Setting) -> str | None:
-    """The ``fits`` of a step of decode."""
+def _step_obstacle(setting: Setting) -> str | None:
+    """Return why the kernel of a step of decode cannot run, or None."""
     sizes = setting.shape
     assert sizes is not None, "lowering has set the features of the state"
     reasons = {
@@ -238,14 +244,14 @@ def _step_fits(setting: Setting) -> str | None:
         f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
-    return reason or one_size(setting) or unbroken(setting) or needs_gpu(setting)
+    return reason or size_obstacle(setting) or row_obstacle(setting) or gpu_obstacle(setting)
 
 
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     says = "one token against ring and state, which are written over, in one pass"
-    step = Form(TRITON, says, _run_step, _step_fits, decode=True, missing=STEPPED.missing, refuses=True)
+    step = Form(TRITON, says, _run_step, _step_obstacle, decode=True, missing=STEPPED.missing, refuses=True)
     says = "blocks of queries against the state before them, the pairs evicted since and the window, in one pass"
-    return (step, Form(TRITON, says, _run, _fits, missing=TOGETHER.missing, refuses=True))
+    return (step, Form(TRITON, says, _run, _obstacle, missing=JOINT.missing, refuses=True))
 
 
 WINDOW_ABOVE_STATE = Pattern(

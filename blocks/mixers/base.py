@@ -43,11 +43,11 @@ class Mixer(Part):
         raise NotImplementedError
 
     def own_state(self, width: int) -> dict[str, Slot]:
-        """What one way hands from call to call."""
+        """Return the tensors of the state of one direction, by name."""
         raise NotImplementedError
 
     def own_flops(self, width: int) -> int:
-        """Operations of one token, one way."""
+        """Return the floating-point operations of one token in one direction."""
         raise NotImplementedError
 
     @property
@@ -80,7 +80,7 @@ class Mixer(Part):
         if not self.both_ways:
             return fresh
         back = self.own_parameters(shape.hidden_size, ahead=True)
-        return fresh | {f"{BACKWARD}{name}": own for name, own in back.items()}
+        return fresh | {f"{BACKWARD}{name}": parameter for name, parameter in back.items()}
 
     def state(self, shape: Shape) -> dict[str, Slot]:
         return {} if self.both_ways else self.own_state(shape.hidden_size)

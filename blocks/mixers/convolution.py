@@ -11,9 +11,9 @@ from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Tensor
 from blocks.mixers.base import Mixer
-from blocks.operation import EVERY, FLA, Form, Slot, State, unbroken
+from blocks.operation import EVERY, FLA, Form, Slot, State, row_obstacle
 from blocks.part import Fresh, Parameters
-from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_step, fits
+from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_step, obstacle
 
 
 class ConvolutionMixer(Mixer):
@@ -44,11 +44,11 @@ class ConvolutionMixer(Mixer):
                 FLA,
                 "causal_conv1d",
                 partial(self.follow, filtering=filtered_by_kernel),
-                partial(fits, taps=self.kernel),
+                partial(obstacle, taps=self.kernel),
                 missing=CONVOLUTION.missing,
                 refuses=True,
             ),
-            Form(EVERY, "all taps at once", partial(self.follow, filtering=filtered_step), unbroken, decode=True),
+            Form(EVERY, "all taps at once", partial(self.follow, filtering=filtered_step), row_obstacle, decode=True),
             Form(EVERY, "as defined", partial(self.follow, filtering=filtered)),
         )
 

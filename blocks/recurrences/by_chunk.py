@@ -25,8 +25,8 @@ class DocumentFactors:
     across: Float[Tensor, "B n"]
 
 
-def documents_of(segment: Int[Tensor, "B T"], chunk: int, dtype: torch.dtype) -> DocumentFactors:
-    """Return the documents of ``B T`` tokens in chunks of so many."""
+def document_factors(segment: Int[Tensor, "B T"], chunk: int, dtype: torch.dtype) -> DocumentFactors:
+    """Return which tokens share a document. chunk: tokens in a chunk. dtype: of the factors."""
     batch, length = segment.shape
     starts = torch.arange(0, length, chunk, device=segment.device)
     before = torch.cat((segment.new_zeros(batch, 1), segment[:, starts[1:] - 1]), dim=1)
@@ -34,9 +34,9 @@ def documents_of(segment: Int[Tensor, "B T"], chunk: int, dtype: torch.dtype) ->
     missing = len(starts) * chunk - length
     filled = torch.nn.functional.pad(segment, (0, missing)).unflatten(1, (-1, chunk))
     inside = (filled[..., :, None] == filled[..., None, :]).flatten(1, 2)[:, :length]
-    entering, leaving = (filled == of[..., None] for of in (before, last))
+    entering, leaving = (filled == document[..., None] for document in (before, last))
     across = before == last
-    inside, entering, leaving, across = (of.to(dtype) for of in (inside, entering, leaving, across))
+    inside, entering, leaving, across = (factors.to(dtype) for factors in (inside, entering, leaving, across))
     return DocumentFactors(inside, entering.flatten(1)[:, :length], leaving.flatten(1)[:, :length], across)
 
 
@@ -63,13 +63,13 @@ class ChunkSizes:
 
     def each(self, values: Tensor, tokens: slice) -> Tensor:
         """Of B T K V: B·N, c, V, with a copy for each state head of a key head."""
-        own = values[:, tokens].repeat_interleave(self.state_heads // self.key_heads, dim=2)
-        return own.transpose(1, 2).reshape(self.batch * self.state_heads, -1, values.shape[-1])
+        repeated = values[:, tokens].repeat_interleave(self.state_heads // self.key_heads, dim=2)
+        return repeated.transpose(1, 2).reshape(self.batch * self.state_heads, -1, values.shape[-1])
 
     def put_sum(self, into: Tensor, tokens: slice, slopes: Tensor) -> None:
         """Write the sum of such copies into B T K V."""
-        own = slopes.view(self.batch, self.key_heads, -1, slopes.shape[1], slopes.shape[2]).sum(2)
-        into[:, tokens].copy_(own.transpose(1, 2))
+        sums = slopes.view(self.batch, self.key_heads, -1, slopes.shape[1], slopes.shape[2]).sum(2)
+        into[:, tokens].copy_(sums.transpose(1, 2))
 
     def over_reads(self, rows: Tensor) -> Tensor:
         """Of B·N, Q·c, x: the sum over the query heads of a state head, B·N, c, x."""
@@ -77,16 +77,16 @@ class ChunkSizes:
 
     def beside(self, keys: Tensor, tokens: slice) -> Tensor:
         """Of B c N F: B·K, c, R·F, the state heads of a key head side by side."""
-        own = keys.unflatten(2, (self.key_heads, -1)).flatten(3).transpose(1, 2)
-        return own.reshape(self.batch * self.key_heads, own.shape[2], own.shape[3])
+        grouped = keys.unflatten(2, (self.key_heads, -1)).flatten(3).transpose(1, 2)
+        return grouped.reshape(self.batch * self.key_heads, grouped.shape[2], grouped.shape[3])
 
     def put_beside(self, into: Tensor, tokens: slice, slopes: Tensor, *, add: bool) -> None:
         target = into[:, tokens].unflatten(2, (self.key_heads, -1))
-        own = slopes.view(self.batch, self.key_heads, -1, target.shape[3], target.shape[4]).transpose(1, 2)
+        grouped = slopes.view(self.batch, self.key_heads, -1, target.shape[3], target.shape[4]).transpose(1, 2)
         if add:
-            target.add_(own)
+            target.add_(grouped)
         else:
-            target.copy_(own)
+            target.copy_(grouped)
 
     def of_keys(self, states: Tensor) -> Tensor:
         """Of B·N, F, V: B·K, R·F, V."""

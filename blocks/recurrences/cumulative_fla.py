@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from blocks.fla import kernel, one_row, rows
+from blocks.fla_kernels import kernel, one_row, rows
 from blocks.legend import Float, Int, Tensor
-from blocks.recurrences.additive import fla as additive
+from blocks.recurrences.additive import fla_forms as additive
 
 GATE = kernel("ops.gsa.gate", "fused_additive_gate")
 NOWHERE = -1e30
@@ -19,7 +19,7 @@ NOWHERE = -1e30
 
 
 def missing() -> str | None:
-    """What is not installed of all that the form calls."""
+    """Return a message on the packages that the form needs and that are not installed, or None."""
     return GATE.missing() or additive.missing()
 
 
@@ -42,7 +42,7 @@ def means(
         documents = rows(segment)
         start = documents.states(before, NOWHERE)
         key, log_decay, after = GATE(one_row(entering), initial_state=start, cu_seqlens=documents.bounds)
-        key, log_decay = (of.unflatten(1, segment.shape).squeeze(0) for of in (key, log_decay))
+        key, log_decay = (tensor.unflatten(1, segment.shape).squeeze(0) for tensor in (key, log_decay))
         after = documents.left(after)
     # A token without a logit adds nothing. The first with one has nothing before it to decay.
     key = key.masked_fill(logits.isneginf(), 0.0)

@@ -35,7 +35,7 @@ def stabilise(
     segment: Int[Tensor, "B T"] | None,
     maximum: Float[Tensor, "B N F"],
 ) -> Stabilised:
-    """``maximum`` is that of the state handed in, -inf where it is empty; a log key of -inf is no key."""
+    """Stabilise the tokens of a call. maximum: of the initial state, -inf where it is empty. log_key: -inf for an absent key."""
     decay = torch.zeros_like(log_key[:, :, :, :1]) if log_decay is None else log_decay
     decay = decay if decay.dim() == 4 else decay[..., None]
     with torch.no_grad():
@@ -55,7 +55,7 @@ def stabilise_step(
     segment: Int[Tensor, "B 1"] | None,
     maximum: Float[Tensor, "B N F"],
 ) -> Stabilised:
-    """The same for one token and the E keys that enter at it, of N heads or of fewer that are shared."""
+    """Stabilise one token and the E keys that enter at it. The keys have N heads, or fewer that are shared."""
     before = maximum if log_decay is None else maximum + log_decay.view(*maximum.shape[:2], -1)
     if segment is not None:
         before = before.masked_fill((segment != 0)[..., None], -math.inf)

@@ -47,12 +47,12 @@ class Score(Part):
 
     role: ClassVar[str] = "score"
     reads: ClassVar[Literal["pair", "state", "window"]] = "pair"
-    """What it looks at beside the pair: the state below, or the window above."""
+    """What the score reads: the pair alone, the state below, or the window above."""
     by_position: ClassVar[bool] = False
-    """It follows from the position alone, and nothing of it is rounded."""
+    """True if the score depends on the position alone and has no rounding error."""
 
     def score(self, pairs: Contenders) -> Float[Tensor, "B E H"]:
-        """What each pair is worth. The positions of none do not matter."""
+        """Return the score of each pair. Scores of absent entries (position -1) are not used."""
         raise NotImplementedError
 
     def resolution(self, pairs: Contenders, score: Float[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:
@@ -95,9 +95,9 @@ def pairs_to_evict(
     smallest = score.masked_fill(gone, math.inf).topk(count + 1, dim=1, largest=False)
     resolution = resolution.nan_to_num(0.0, posinf=0.0)  # where a score is infinite
     # The difference of two infinities is no number, and compares as equal.
-    above = score - smallest.values[:, -1:]
+    margin = score - smallest.values[:, -1:]
     within = resolution + resolution.gather(1, smallest.indices[:, -1:])
-    rank = torch.where(above < -within, age + score.shape[1], age).masked_fill((above > within) | gone, -1)
+    rank = torch.where(margin < -within, age + score.shape[1], age).masked_fill((margin > within) | gone, -1)
     return rank.argmax(dim=1, keepdim=True) if count == 1 else rank.topk(count, dim=1).indices.sort(dim=1).values
 
 

@@ -10,7 +10,7 @@ from blocks.scores.self_recall import SelfRecall
 
 
 class RelativeRecall(SelfRecall):
-    """The same as a share of the value's length, so that large values win no place by being large."""
+    """The error of ``self_recall`` as a share of the value's length, so that large values win no place by being large."""
 
     equation: ClassVar[str] = "‖φ(k)S / φ(k)·z - v‖ / ‖v‖, S before the eviction"
     source: ClassVar[str] = "this project, after LoLA, arXiv:2505.23666, eq. 9"

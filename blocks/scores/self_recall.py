@@ -9,7 +9,7 @@ from blocks.scores.base import Contenders, Score, rounding_error
 
 
 class SelfRecall(Score):
-    """The distance from a pair's value to what the state below answers to its own key."""
+    """The distance between a pair's value and the output of the state below for the pair's own key."""
 
     equation: ClassVar[str] = "‖φ(k)S / φ(k)·z - v‖, S before the eviction"
     source: ClassVar[str] = "LoLA, arXiv:2505.23666, eq. 9"

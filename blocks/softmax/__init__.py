@@ -7,9 +7,9 @@ Logits are q·k / √D and are computed in the accumulating dtype. A query that 
 
 from __future__ import annotations
 
-from blocks.softmax.dense import dense, hidden
-from blocks.softmax.native import native, native_fits, native_step, native_step_fits
+from blocks.softmax.dense import dense, mask_bias
+from blocks.softmax.native import native, native_obstacle, native_step, native_step_obstacle
 from blocks.softmax.single import single
 from blocks.softmax.windowed import windowed
 
-__all__ = ["dense", "hidden", "native", "native_fits", "native_step", "native_step_fits", "single", "windowed"]
+__all__ = ["dense", "mask_bias", "native", "native_obstacle", "native_step", "native_step_obstacle", "single", "windowed"]

@@ -23,7 +23,7 @@ def dense(
 ) -> Partial:
     """Softmax over the visible pairs, in blocks of queries. Keys and values are not repeated for the query heads.
 
-    visible: one mask for all heads, or one per key head, or the result of ``hidden`` for it. softcap: see ``capped``. faded:
+    visible: one mask for all heads, or one per key head, or the result of ``mask_bias`` for it. softcap: see ``capped``. faded:
     running sums of decay at the queries and at the pairs; a logit decreases by their difference.
     """
     dtype = accumulating(query.dtype)
@@ -37,16 +37,16 @@ def dense(
         logits = (rows.flatten(2, 3) @ keys).unflatten(2, rows.shape[2:4]) / math.sqrt(query.shape[-1])
         logits = capped(logits, softcap)
         if faded is not None:
-            totals, since = (of.transpose(1, 2).unflatten(1, (key.shape[2], -1)) for of in faded)
+            totals, since = (sums.transpose(1, 2).unflatten(1, (key.shape[2], -1)) for sums in faded)
             decayed = totals[:, :, :, start : start + ROWS, None] - since[:, :, :, None]
             logits = logits + decayed.to(dtype).transpose(2, 3)
         weights, lse, largest = masked_softmax(logits, seen)
         outputs.append((weights.flatten(2, 3) @ values).unflatten(2, rows.shape[2:4]))
         masses.append(lse)
         maxima.append(largest)
-    output, lse, largest = (torch.cat(of, dim=2) for of in (outputs, masses, maxima))
+    output, lse, largest = (torch.cat(blocks, dim=2) for blocks in (outputs, masses, maxima))
     output = output.permute(0, 2, 1, 3, 4).flatten(2, 3).to(query.dtype)
-    lse, largest = (of.permute(0, 2, 1, 3).flatten(2, 3) for of in (lse, largest))
+    lse, largest = (tensor.permute(0, 2, 1, 3).flatten(2, 3) for tensor in (lse, largest))
     return Partial(output, lse, maximum=largest)
 
 
@@ -57,12 +57,12 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
 
 def masked_softmax(logits: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Weights, log-sum-exp and largest logit over the last dimension; 0, -inf and -inf where nothing is visible."""
-    raw, mass, lse, maximum = raw_weights(logits + hidden(visible, logits.dtype))
+    raw, mass, lse, maximum = raw_weights(logits + mask_bias(visible, logits.dtype))
     return raw / mass[..., None], lse, maximum
 
 
-def hidden(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the tensor to add to logits: 0 for visible pairs, -inf for others. A floating-point argument is returned unchanged.
+def mask_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the tensor to add to logits: 0 for visible pairs, -inf for others. A floating-point argument is not computed again.
     Adding is many times as fast as filling by a mask."""
     if visible.dtype != torch.bool:
         return visible.to(dtype)
@@ -80,5 +80,5 @@ def raw_weights(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     empty = mass == 0
     mass = mass.masked_fill(empty, 1.0)
     # By way of the largest weight, which is 1, the maximum has its gradient without a copy of the logits.
-    lse, maximum = ((of.masked_fill(empty, 1.0).log() + largest).masked_fill(empty, -math.inf) for of in (mass, top))
+    lse, maximum = ((weights.masked_fill(empty, 1.0).log() + largest).masked_fill(empty, -math.inf) for weights in (mass, top))
     return raw, mass, lse, maximum

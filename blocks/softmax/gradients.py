@@ -28,29 +28,29 @@ def blocks(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B E K D"],
     value: Float[Tensor, "B E K V"],
-    hiding: Float[Tensor, "#B #n c S"],
+    bias: Float[Tensor, "#B #n c S"],
     before: int,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B T H"], Float[Tensor, "B T H"]]:
     """Outputs, log-sum-exps and largest logits of queries in blocks of c. A block sees ``before`` entries, then its own: S in all.
 
-    hiding: what is added to the logits, 0 or -inf.
+    bias: added to the logits, 0 or -inf.
     """
-    return _Blocks.apply(query, key, value, hiding, before)
+    return _Blocks.apply(query, key, value, bias, before)
 
 
 class _Blocks(torch.autograd.Function):
     @staticmethod
     @custom_fwd(device_type="cpu")
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, hiding: Tensor, before: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, before: int) -> tuple[Tensor, Tensor, Tensor]:
         output = query.new_empty(*query.shape[:3], value.shape[-1])
         lse, largest = (query.new_empty(query.shape[:3]) for _ in range(2))
         weights, masses, keys = [], [], key.shape[2]
         scale = LOG2_E / math.sqrt(query.shape[-1])
-        for index, (tokens, entries) in enumerate(_places(query, hiding, before)):
+        for index, (tokens, entries) in enumerate(_places(query, bias, before)):
             queries = rows(query, tokens, keys) * scale
             logits = queries @ rows(key, entries, keys).mT
             of_heads = logits.view(query.shape[0], -1, tokens.stop - tokens.start, entries.stop - entries.start)
-            of_heads.add_(hiding[:, min(index, hiding.shape[1] - 1), None, : of_heads.shape[2], : of_heads.shape[3]])
+            of_heads.add_(bias[:, min(index, bias.shape[1] - 1), None, : of_heads.shape[2], : of_heads.shape[3]])
             top = logits.amax(-1, keepdim=True)
             empty = top.isneginf()
             # On a CPU, powers of 2 are as fast for -inf as for any number; powers of e are not.
@@ -63,7 +63,7 @@ class _Blocks(torch.autograd.Function):
             weights.append(raw)
             masses.append(mass)
         ctx.before, ctx.count = before, len(weights)
-        ctx.save_for_backward(query, key, value, hiding, output, *weights, *masses)
+        ctx.save_for_backward(query, key, value, bias, output, *weights, *masses)
         ctx.set_materialize_grads(False)
         return output, lse, largest
 
@@ -71,14 +71,14 @@ class _Blocks(torch.autograd.Function):
     @custom_bwd(device_type="cpu")
     @once_differentiable
     def backward(ctx: Any, to_output: Tensor | None, to_lse: Tensor | None, to_largest: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, value, hiding, output, *rest = ctx.saved_tensors
+        query, key, value, bias, output, *rest = ctx.saved_tensors
         keys, scale = key.shape[2], 1 / math.sqrt(query.shape[-1])
         to_query = torch.empty_like(query) if ctx.needs_input_grad[0] else None
         to_key, to_value = (
-            torch.zeros_like(of, memory_format=torch.contiguous_format) if needed else None
-            for of, needed in zip((key, value), ctx.needs_input_grad[1:3], strict=True)
+            torch.zeros_like(states, memory_format=torch.contiguous_format) if needed else None
+            for states, needed in zip((key, value), ctx.needs_input_grad[1:3], strict=True)
         )
-        for index, (tokens, entries) in enumerate(_places(query, hiding, ctx.before)):
+        for index, (tokens, entries) in enumerate(_places(query, bias, ctx.before)):
             raw, mass = rest[index], rest[ctx.count + index]
             d_output = None if to_output is None else rows(to_output, tokens, keys)
             if d_output is not None and to_value is not None:
@@ -101,9 +101,9 @@ class _Blocks(torch.autograd.Function):
         return to_query, to_key, to_value, None, None
 
 
-def _places(query: Tensor, hiding: Tensor, before: int) -> list[tuple[slice, slice]]:
+def _places(query: Tensor, bias: Tensor, before: int) -> list[tuple[slice, slice]]:
     """Return the tokens of each block, and the entries that it sees."""
-    length, block = query.shape[1], hiding.shape[2]
+    length, block = query.shape[1], bias.shape[2]
     ends = ((start, min(start + block, length)) for start in range(0, length, block))
     return [(slice(start, end), slice(start, end + before)) for start, end in ends]
 

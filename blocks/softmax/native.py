@@ -6,7 +6,7 @@ import math
 
 from blocks.flow import Partial
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.operation import Setting, one_size, unbroken
+from blocks.operation import Setting, row_obstacle, size_obstacle
 from blocks.softmax.single import rows
 from blocks.tensors import accumulating, all_present, as_dtype
 
@@ -15,20 +15,20 @@ def native(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K V"],
-    hiding: Float[Tensor, "#B #H #T S"] | None,
+    bias: Float[Tensor, "#B #H #T S"] | None,
     softcap: None = None,
     *,
     all_see: bool = False,
 ) -> Partial:
-    """``dense`` by the kernel, for so few queries that ``hiding`` fits into memory as a whole. hiding: the tensor added to the
-    logits, 0 or -inf; None: nothing is hidden. softcap: must be None, as the kernel has none. all_see: each query is known to have
+    """``dense`` by the kernel, for so few queries that ``bias`` fits into memory as a whole. bias: added to the logits,
+    0 or -inf; None: all pairs are visible. softcap: must be None, as the kernel has none. all_see: each query is known to have
     a visible pair.
     """
     dtype = accumulating(query.dtype)
     query_, *pairs = [as_dtype(states, dtype).transpose(1, 2) for states in (query, key, value)]
-    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query_, *pairs, attn_mask=hiding)
-    if hiding is not None and not all_see:
-        lse = lse.masked_fill(hiding.amax(-1).isneginf(), -math.inf)
+    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query_, *pairs, attn_mask=bias)
+    if bias is not None and not all_see:
+        lse = lse.masked_fill(bias.amax(-1).isneginf(), -math.inf)
     return Partial(as_dtype(output.transpose(1, 2), query.dtype), lse.transpose(1, 2))
 
 
@@ -37,29 +37,29 @@ def native_step(
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K V"],
     position: Int[Tensor, "B S"] | Int[Tensor, "B S K"] | None,
-    hiding: Float[Tensor, "B 1 1 S"] | None = None,
+    bias: Float[Tensor, "B 1 1 S"] | None = None,
     softcap: None = None,
 ) -> Partial:
-    """``single`` by the kernel, which receives a mask only if something is hidden. If every entry is a pair, ``hiding`` leaves some
+    """``single`` by the kernel, which receives a mask only if some pair is hidden. If every entry is a pair, ``bias`` leaves some
     visible."""
     if position is None or all_present(position):
-        return native(query, key, value, hiding, all_see=True)
-    # The logarithms of 0 and of 1: one operation fewer than ``hidden``, which is faster for many queries.
+        return native(query, key, value, bias, all_see=True)
+    # The logarithms of 0 and of 1: one operation fewer than ``mask_bias``, which is faster for many queries.
     absent = (rows(position) >= 0).to(accumulating(query.dtype)).log()
-    return native(query, key, value, absent if hiding is None else hiding + absent)
+    return native(query, key, value, absent if bias is None else bias + absent)
 
 
-def native_fits(setting: Setting) -> str | None:
-    """The ``fits`` of forms that call this kernel."""
+def native_obstacle(setting: Setting) -> str | None:
+    """Return why forms that call this kernel cannot run, or None."""
     if setting.needs_maximum:
         return "PyTorch's attention does not return the largest logit, and the read needs it"
     if setting.capped:
         return "PyTorch's attention caps no logits"
     if setting.gradients:
         return "PyTorch's attention has no gradient of its lse"
-    return one_size(setting) if setting.device == "cpu" else "PyTorch's attention returns its lse on a CPU only"
+    return size_obstacle(setting) if setting.device == "cpu" else "PyTorch's attention returns its lse on a CPU only"
 
 
-def native_step_fits(setting: Setting) -> str | None:
-    """The ``fits`` of their steps of decode."""
-    return native_fits(setting) or unbroken(setting)
+def native_step_obstacle(setting: Setting) -> str | None:
+    """Return why this kernel cannot run for a step of decode, or None."""
+    return native_obstacle(setting) or row_obstacle(setting)

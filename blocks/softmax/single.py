@@ -4,7 +4,7 @@
     key       B S K D
     value     B S K V
     position  B S, or B S K if each key head has its own pairs: -1 where there is none. None: each is a pair
-    hiding    B 1 1 S, or B K Q S of Q query heads a key head: what is added to the logits, -inf for pairs that the query does not
+    bias      B 1 1 S, or B K Q S of Q query heads a key head: added to the logits, -inf for pairs that the query does not
               reach. None: it reaches all
     softcap   see ``capped``
 
@@ -26,7 +26,7 @@ def single(
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K V"],
     position: Int[Tensor, "B S"] | Int[Tensor, "B S K"] | None,
-    hiding: Float[Tensor, "B 1 1 S"] | Float[Tensor, "B K Q S"] | None = None,
+    bias: Float[Tensor, "B 1 1 S"] | Float[Tensor, "B K Q S"] | None = None,
     softcap: float | None = None,
 ) -> Partial:
     """Softmax over the pairs."""
@@ -34,7 +34,7 @@ def single(
     batch, _, heads, size = query.shape
     grouped = query.to(dtype).view(batch, key.shape[2], -1, size) / math.sqrt(size)
     logits = capped(grouped @ key.to(dtype).permute(0, 2, 3, 1), softcap)
-    logits = logits if hiding is None else logits + hiding
+    logits = logits if bias is None else logits + bias
     # Last, so that gradients of hidden logits, which are NaN without any pair, do not reach earlier operations.
     logits = logits if position is None else logits.masked_fill(rows(position) < 0, -math.inf)
     lse = logits.logsumexp(-1, keepdim=True)

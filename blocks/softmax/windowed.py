@@ -7,9 +7,9 @@ from functools import partial
 
 from blocks.flow import Partial
 from blocks.legend import Bool, Float, Int, Tensor, torch
-from blocks.softmax.dense import capped, hidden, raw_weights
+from blocks.softmax.dense import capped, mask_bias, raw_weights
 from blocks.softmax.native import native
-from blocks.tensors import accumulating, derives_by_hand, may_look
+from blocks.tensors import accumulating, derives_by_hand, may_read_numbers
 
 BLOCK = 64
 """Queries in a block: a smaller one leaves the matrix products too small, a larger one meets more pairs that it does not see."""
@@ -25,7 +25,7 @@ def windowed(
     segment: Int[Tensor, "B E"] | None,
     size: int,
     reach: Int[Tensor, "B T"] | None = None,
-    own: Int[Tensor, "B T"] | None = None,
+    query_segment: Int[Tensor, "B T"] | None = None,
     softcap: float | None = None,
     *,
     by_kernel: bool = False,
@@ -33,8 +33,8 @@ def windowed(
     """Query t is at entry W + t and sees the last ``size`` = W entries up to it, in its document.
 
     present: which entries are pairs (None: all); segment: their documents (None: one); reach: how many entries before its own each
-    query sees, less than W (None: all W - 1); own: the queries' documents, if they differ from those of their entries. softcap: of
-    the logits. by_kernel: use PyTorch's kernel if ``native_fits``.
+    query sees, less than W (None: all W - 1); query_segment: the queries' documents, if they differ from those of their entries.
+    softcap: of the logits. by_kernel: use PyTorch's kernel if ``native_obstacle``.
     """
     dtype, length = accumulating(query.dtype), query.shape[1]
     block = min(BLOCK, length)
@@ -44,7 +44,7 @@ def windowed(
     within, before = None, size
     if reach is not None:
         within = _filled(reach, missing).unflatten(1, (count, block))
-        if may_look(within):
+        if may_read_numbers(within):
             # Of what may be before a block, that which its queries reach: of a window of chunks half, where chunks are blocks.
             before = min(size, max(0, int((within - torch.arange(block)).max())))
 
@@ -61,22 +61,22 @@ def windowed(
     if segment is not None:
         documents = blocks(segment)
         asking = documents[..., before:]
-        if own is not None:
-            asking = _filled(own, missing).unflatten(1, (count, block))
+        if query_segment is not None:
+            asking = _filled(query_segment, missing).unflatten(1, (count, block))
         visible = visible & (asking[..., :, None] == documents[..., None, :])
 
     if softcap is None and not by_kernel and derives_by_hand(query):
         from blocks.softmax.gradients import blocks as with_gradients
 
-        keys, values = (of[:, size - before :].to(dtype) for of in (key, value))
-        output, lse, maximum = with_gradients(query.to(dtype), keys, values, hidden(visible, dtype), before)
+        keys, values = (states[:, size - before :].to(dtype) for states in (key, value))
+        output, lse, maximum = with_gradients(query.to(dtype), keys, values, mask_bias(visible, dtype), before)
         return Partial(output.to(query.dtype), lse, maximum=maximum)
 
     queries = _filled(query.to(dtype), missing).unflatten(1, (count, block))
-    keys, values = (blocks(of.to(dtype)).permute(0, 1, 4, 2, 3) for of in (key, value))
+    keys, values = (blocks(states.to(dtype)).permute(0, 1, 4, 2, 3) for states in (key, value))
     answered = _of_kernel if by_kernel else partial(_of_products, softcap)
-    answers = map(answered, *(of.split(max(SPAN // block, 1), dim=1) for of in (queries, keys, values, visible)))
-    output, lse, *largest = (torch.cat(of, dim=1).flatten(1, 2)[:, :length] for of in zip(*answers, strict=True))
+    outputs = map(answered, *(tensor.split(max(SPAN // block, 1), dim=1) for tensor in (queries, keys, values, visible)))
+    output, lse, *largest = (torch.cat(parts, dim=1).flatten(1, 2)[:, :length] for parts in zip(*outputs, strict=True))
     return Partial(output.to(query.dtype), lse, maximum=largest[0] if largest else None)
 
 
@@ -92,10 +92,10 @@ def _of_products(
     keys, values = key.transpose(2, 3), value.transpose(2, 3)
     # Copied row by row here; the product would copy the transposed keys number by number.
     logits = (grouped.flatten(3, 4) @ keys.contiguous().mT).unflatten(3, grouped.shape[3:5])
-    raw, mass, lse, largest = raw_weights(capped(logits, softcap) + hidden(visible, logits.dtype)[:, :, None, None])
+    raw, mass, lse, largest = raw_weights(capped(logits, softcap) + mask_bias(visible, logits.dtype)[:, :, None, None])
     # Divided here, the output has V numbers to divide and the weights S.
     output = (raw.flatten(3, 4) @ values).unflatten(3, grouped.shape[3:5]) / mass[..., None]
-    lse, largest = (of.permute(0, 1, 4, 2, 3).flatten(3, 4) for of in (lse, largest))
+    lse, largest = (tensor.permute(0, 1, 4, 2, 3).flatten(3, 4) for tensor in (lse, largest))
     return output.permute(0, 1, 4, 2, 3, 5).flatten(3, 4), lse, largest
 
 
@@ -108,10 +108,10 @@ def _of_kernel(
     """Outputs and log-sum-exps. To the kernel, a block is a row."""
     batch = query.shape[0]
     seen = visible.expand(batch, -1, -1, -1).flatten(0, 1)[:, None]
-    rows = (of.flatten(0, 1) for of in (query, key, value))
-    answer = native(*rows, hiding=hidden(seen, query.dtype))
-    assert answer.lse is not None, "the kernel returns it"
-    return answer.output.unflatten(0, (batch, -1)), answer.lse.unflatten(0, (batch, -1))
+    rows = (states.flatten(0, 1) for states in (query, key, value))
+    result = native(*rows, bias=mask_bias(seen, query.dtype))
+    assert result.lse is not None, "the kernel returns it"
+    return result.output.unflatten(0, (batch, -1)), result.lse.unflatten(0, (batch, -1))
 
 
 def _filled(entries: Tensor, missing: int) -> Tensor:

@@ -95,8 +95,8 @@ def _row(cell: BenchCell, headers: list[str]) -> tuple[str, ...]:
     return (f"{cell.length:,}", *(texts[name] for name in headers))
 
 
-def _or_missing(value: Amount | None, in_words: Callable[[Amount], str]) -> str:
-    return MISSING if value is None else in_words(value)
+def _or_missing(value: Amount | None, format_value: Callable[[Amount], str]) -> str:
+    return MISSING if value is None else format_value(value)
 
 
 def _three(number: float) -> str:

@@ -24,8 +24,8 @@ class Workload(NamedTuple):
     batch: int
 
     @property
-    def in_words(self) -> str:
-        """In words: ``prefill 1,024 × 4``."""
+    def description(self) -> str:
+        """The workload for people, such as ``prefill 1,024 × 4``."""
         return f"{self.kind} {self.length:,}" + (f" × {self.batch:,}" if self.batch > 1 else "")
 
 

@@ -113,10 +113,10 @@ def _run(
     for model in opened if measured_apart else ():
 
         def heard(workload: Workload, label: str = model.label) -> None:
-            tell(f"memory of {label}, {workload.in_words}")
+            tell(f"memory of {label}, {workload.description}")
 
         peaks[model.label] = peaks_of_model = peaks_of(model.source.folder, options, trial, heard)
-        missing = [workload.in_words for workload in workloads if workload not in peaks_of_model]
+        missing = [workload.description for workload in workloads if workload not in peaks_of_model]
         if missing:
             remarks.append(f"{model.label}: the system ended the process that measures its memory, at {missing[0]}.")
             done += len(missing)
@@ -131,7 +131,7 @@ def _run(
         warm(contestants, trial)
     cells: list[BenchCell] = []
     gauge = allocated(options.device) if cuda else unmeasured
-    for workload, measured in run_trial(contestants, trial, gauge, lambda workload: tell(workload.in_words)):
+    for workload, measured in run_trial(contestants, trial, gauge, lambda workload: tell(workload.description)):
         cells += make_cells(workload, measured, {label: own.get(workload) for label, own in peaks.items()})
     setting = BenchSetting(
         models=tuple(facts),

@@ -190,9 +190,9 @@ def process_group(*, as_json: bool = False) -> Iterator[bool]:
     if processes_started() == 1:
         yield True
         return
-    from composer.training.processes import is_first, meet, together
+    from composer.training.processes import is_first, meet, process_group
 
-    with together():
+    with process_group():
         try:
             yield is_first()
         except ComposerError as error:

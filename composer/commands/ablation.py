@@ -11,7 +11,7 @@ from composer.ablation.options import Request
 from composer.api import SpecLike, specs_of
 from composer.data.loading import check_references
 from composer.devices import check_device
-from composer.errors import AblationError, in_words
+from composer.errors import AblationError, translate_errors
 from composer.options import argument, converted, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import OUT, PROGRESS, FreshOrNot, Overriding, WithParts, to_path
@@ -63,7 +63,7 @@ class AblateOptions(Overriding, FreshOrNot, Request, OfSweeps):
             raise AblationError("--jobs is for this machine; Ray sets its own number. Remove one of the two options.")
 
 
-@in_words
+@translate_errors
 def run_ablate(options: AblateOptions) -> AblationReport:
     check_references((*options.data, *options.held_out))
     with silent_transformers("error"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from composer.api import BuildOptions, run_build
 from composer.benching.options import BenchOptions, BenchProgress, TimingOptions, read_workloads
-from composer.errors import BenchError, in_words
+from composer.errors import BenchError, translate_errors
 from composer.options import argument, converted, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import PROGRESS, WithParts, to_models, to_numbers
@@ -48,7 +48,7 @@ class BenchCommandOptions(TimingOptions, WithParts):
     progress: bool | Callable[[BenchProgress], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
 
-@in_words
+@translate_errors
 def run_bench(options: BenchCommandOptions) -> BenchReport:
     read_workloads(options.prefill, options.decode, options)  # report mistakes before imports that need seconds
     models = options.models

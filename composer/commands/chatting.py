@@ -18,7 +18,7 @@ from composer.commands.writers import (
 )
 from composer.data.chat import Message, ends_of, first_messages, prompt_tokens
 from composer.devices import check_device, room, room_for, seeded
-from composer.errors import ComposerError, in_words
+from composer.errors import ComposerError, translate_errors
 from composer.notices import warn_user
 from composer.numbers import MOST_SEED
 from composer.options import function_of, option, options_class
@@ -73,7 +73,7 @@ class Chat:
         self._copy: Any = None
         self._copied: list[int] = []
 
-    @in_words
+    @translate_errors
     def say(self, text: str, on_text: OnText | None = None) -> Reply:
         """Add a turn of the user, and return the model's answer.
 
@@ -227,7 +227,7 @@ class ChatOptions(OnGraph, WithBackend, OnDevice, Sampling, OfAnyModel):
     )
 
 
-@in_words
+@translate_errors
 def run_chat(options: ChatOptions) -> Chat:
     model, device = options.model, options.device
     described = describe_model(model)  # report mistakes before imports that need seconds

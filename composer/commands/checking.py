@@ -18,7 +18,7 @@ from composer.spec.notes import notes_on_source
 from composer.spec.overrides import Overrides
 from composer.spec.problems import heads_with_paths, problems
 from composer.spec.resolve import Dimensions, Resolved, resolve
-from composer.spec.sweep import SEPARATOR, together
+from composer.spec.sweep import SEPARATOR, merged_error
 from composer.weights.target import target_of
 from converters.length_rotations import LengthRotation
 
@@ -57,7 +57,7 @@ def answers_on(
             resolved = _resolved(variant_spec, target.size if target else size)
         except SpecError as error:
             if variant is not None and vary is not None:
-                error = together([(variant, error)], vary, name_variants=True)
+                error = merged_error([(variant, error)], vary, name_variants=True)
             yield _wrong(source, error)
             continue
         says, hashed = _heads_in_words(variant_spec, resolved), resolved.hash if resolved else None

@@ -11,7 +11,7 @@ from composer.api import SpecLike, load_spec
 from composer.arguments import Reference
 from composer.drawing.beside import beside
 from composer.drawing.picture import Picture, check_name, picture
-from composer.errors import BuildError, ComposerError, in_words
+from composer.errors import BuildError, ComposerError, translate_errors
 from composer.files import failing_as, write_whole
 from composer.options import argument, function_of, option, options_class
 from composer.shared_options import (
@@ -59,7 +59,7 @@ class DrawOptions(Replacing, InDtype, CountedAt, TextDecoderAlone, Overriding, O
     )
 
 
-@in_words
+@translate_errors
 def run_draw(options: DrawOptions) -> Picture:
     check_file(options.out, force=options.force)
     subject = of_model(options.spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from composer.errors import EvaluationError, in_words
+from composer.errors import EvaluationError, translate_errors
 from composer.evaluation.arguments import read_lengths, read_tasks
 from composer.evaluation.options import SHORTEST, EvaluationOptions, EvaluationProgress, ScoringOptions
 from composer.options import argument, converted, function_of, option, options_class
@@ -52,7 +52,7 @@ class EvaluateOptions(ScoringOptions, WithParts):
     progress: bool | Callable[[EvaluationProgress], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
 
-@in_words
+@translate_errors
 def run_evaluate(options: EvaluateOptions) -> EvaluationReport:
     tasks = options.tasks
     task_names = list(tasks) if isinstance(tasks, Sequence) and not isinstance(tasks, str) else [tasks]

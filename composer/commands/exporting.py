@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from blocks.part import Closed
-from composer.errors import ComposerError, ExportError, in_words
+from composer.errors import ComposerError, ExportError, translate_errors
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
 from composer.shared_options import OUT, OfModel, Replacing, to_optional_path
@@ -70,7 +70,7 @@ class ExportReport(Readable, Closed):
         return (f"{self.file}: {self.lines} lines", *([] if self.one_by_one is None else [slow]))
 
 
-@in_words
+@translate_errors
 def run_export(options: ExportOptions) -> ExportReport:
     model = local_folder(options.model)
     open_model(model)  # report mistakes before imports that need seconds

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from composer.arguments import Reference
 from composer.devices import room_for
-from composer.errors import InspectionError, in_words
+from composer.errors import InspectionError, translate_errors
 from composer.inspection.options import InspectOptions
 from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
@@ -37,7 +37,7 @@ class InspectCommandOptions(InspectOptions, WithParts):
     progress: bool | Callable[[str], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
 
-@in_words
+@translate_errors
 def run_inspect(options: InspectCommandOptions) -> Findings:
     with progress_callback(options.progress, lambda group: BarUpdate("looking", 0, 1, group), "name", "text") as tell:
         from composer.inspection.inspect import inspect as run

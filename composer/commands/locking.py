@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from blocks.part import Closed
 from composer.api import BuildOptions, check_origin, load_spec, resolve_spec, run_build
-from composer.errors import BuildError, ComposerError, in_words
+from composer.errors import BuildError, ComposerError, translate_errors
 from composer.files import failing_as, write_whole
 from composer.options import converted, function_of, option, options_class
 from composer.shared_options import (
@@ -77,7 +77,7 @@ class LockOptions(TakesTokenizer, FreshOrNot, TextDecoderAlone, Replacing, Seede
             raise BuildError("--tokenizer is for a model that is built with --fresh: a source has its own tokenizer")
 
 
-@in_words
+@translate_errors
 def run_lock(options: LockOptions) -> LockReport:
     loaded = load_spec(options.spec, options.overrides)
     out = (options.out or Path(f"{loaded.name}{SUFFIX}")).expanduser()

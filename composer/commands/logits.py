@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from composer.data.loading import check_references
 from composer.data.packing import Packing
 from composer.devices import check_device, room_for
-from composer.errors import ComposerError, TrainingError, in_words
+from composer.errors import ComposerError, TrainingError, translate_errors
 from composer.notices import inform
 from composer.numbers import TokenCount, read_tokens
 from composer.options import argument, converted, function_of, option, options_class
@@ -55,7 +55,7 @@ class LogitsCommandOptions(Replacing, OnDevice, Seeded, OfData, OfTeacher):
     progress: bool | Callable[[int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
 
-@in_words
+@translate_errors
 def run_logits(options: LogitsCommandOptions) -> WrittenLogits:
     check_references((*options.data, *options.held_out))
     check_device(options.device)

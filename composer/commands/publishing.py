@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from composer.errors import ComposerError, PushError, in_words
+from composer.errors import ComposerError, PushError, translate_errors
 from composer.options import argument, function_of, option, options_class
 from composer.publishing.contents import contents_of
 from composer.publishing.push import MAIN, PushReport, check_repo_id, planned, progress_bars, push_contents
@@ -51,7 +51,7 @@ class PushOptions(Replacing, OfPushed):
         check_repo_id(self.repository)
 
 
-@in_words
+@translate_errors
 def run_push(options: PushOptions) -> PushReport:
     pushed, repo_id = options.pushed, options.repository
     if isinstance(pushed, str | Path) and str(pushed).startswith(HUB):

@@ -11,7 +11,7 @@ from blocks.part import Closed
 from composer.commands.output_files import check_output_file, output_file
 from composer.commands.writers import load_writer, no_room, tokenizer_of_writer
 from composer.devices import check_device, room, room_for
-from composer.errors import ComposerError, in_words
+from composer.errors import ComposerError, translate_errors
 from composer.files import MOST_TEXT, failing_as, read_text_file, sha256
 from composer.notices import warn_user
 from composer.options import argument, function_of, option, options_class
@@ -76,7 +76,7 @@ class ReadOptions(Replacing, WithBackend, OnDevice, WithParts):
     progress: bool | Callable[[int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
 
-@in_words
+@translate_errors
 def run_read(options: ReadOptions) -> ReadText:
     model, device, out = options.model, options.device, options.out.expanduser()
     check_output_file(out, ComposerError, force=options.force, example=EXAMPLE)

@@ -12,7 +12,7 @@ from composer.arguments import Reference
 from composer.commands.training import Watched, bar_of
 from composer.data.loading import check_references
 from composer.devices import room_for
-from composer.errors import ComposerError, SelectionError, in_words
+from composer.errors import ComposerError, SelectionError, translate_errors
 from composer.notices import inform, warn_user
 from composer.options import converted, function_of, option, options_class
 from composer.progress import progress_callback, silent_transformers
@@ -90,7 +90,7 @@ class SelectOptions(Replacing, WithBackend, OnDevice, Seeded, Overriding, Counte
             raise SelectionError("Nothing is held out, so there is nothing to score on: set --held-out, or a --share above 0.")
 
 
-@in_words
+@translate_errors
 def run_select(options: SelectOptions) -> Selection:
     source, loaded, folder = options.source, load_spec(options.spec, options.overrides), options.out.expanduser()
     resolved = resolve_spec(loaded, dimensions(describe_model(source).trunk))  # report mistakes before imports that need seconds

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from composer.devices import check_device
-from composer.errors import ComposerError, in_words
+from composer.errors import ComposerError, translate_errors
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
 from composer.shared_options import InDtype, OfModel, OnDevice
@@ -56,7 +56,7 @@ class ServeOptions(InDtype, OnDevice, OfModel):
     port: int = option("Port to listen on. 0 chooses a free one.", default=8000, least=0, most=LAST_PORT)
 
 
-@in_words
+@translate_errors
 def run_serve(options: ServeOptions) -> Server:
     source = open_model(options.model)
     check_device(options.device)

@@ -11,7 +11,7 @@ from composer.api import SpecLike, load_spec, resolve_spec, specs_of
 from composer.commands.checking import SpecCheck, answers_on
 from composer.commands.drawing import check_file, draw_beside
 from composer.devices import device_type
-from composer.errors import ComposerError, GraphError, in_words
+from composer.errors import ComposerError, GraphError, translate_errors
 from composer.options import argument, function_of, option, options_class
 from composer.shared_options import (
     SPEC,
@@ -76,7 +76,7 @@ class ShowOptions(FreshOrNot, TextDecoderAlone, Overriding, OfSource, OfSpec):
     example: ClassVar[str] = 'print(composer.show("lawcat", "teacher").yaml)'
 
 
-@in_words
+@translate_errors
 def run_show(options: ShowOptions) -> ShownSpec:
     loaded = load_spec(options.spec, options.overrides)
     if options.source is None and not options.fresh:
@@ -96,7 +96,7 @@ class CodeOptions(InDtype, OnDevice, WithBackend, FreshOrNot, TextDecoderAlone, 
     example: ClassVar[str] = 'print(composer.code("lawcat", "teacher").text)'
 
 
-@in_words
+@translate_errors
 def run_code(options: CodeOptions) -> Listing:
     loaded = load_spec(options.spec, options.overrides)
     target = target_of(
@@ -166,7 +166,7 @@ class CheckOptions(TextDecoderAlone, Overriding, OfSource, OfSpecs):
     example: ClassVar[str] = 'assert composer.check("mine.yaml", "teacher").ok'
 
 
-@in_words
+@translate_errors
 def run_check(options: CheckOptions) -> CheckReport:
     trunk = None
     if options.source is not None:
@@ -236,7 +236,7 @@ class DiffOptions(Replacing, TextDecoderAlone, Overriding, OfSource, OfTwoSpecs)
     )
 
 
-@in_words
+@translate_errors
 def run_diff(options: DiffOptions) -> SpecDifferences:
     source = options.source
     check_file(options.draw, force=options.force)

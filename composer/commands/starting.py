@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter, ValidationError
 
 from blocks.catalogue import CATALOGUE
-from composer.errors import ComposerError, SpecError, in_words
+from composer.errors import ComposerError, SpecError, translate_errors
 from composer.files import failing_as, write_whole
 from composer.options import argument, function_of, option, options_class
 from composer.shared_options import WithParts, to_optional_text, to_text
@@ -46,7 +46,7 @@ class NewOptions(WithParts):
     )
 
 
-@in_words
+@translate_errors
 def run_new(options: NewOptions) -> Path:
     path = Path(options.name if options.name.endswith(".yaml") else f"{options.name}.yaml")
     try:

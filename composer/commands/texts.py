@@ -20,7 +20,7 @@ from composer.commands.writers import (
 )
 from composer.data.chat import ends_of, first_messages, prompt_tokens
 from composer.devices import check_device, room, room_for, seeded
-from composer.errors import ComposerError, DataError, in_words
+from composer.errors import ComposerError, DataError, translate_errors
 from composer.escape import escape_html
 from composer.notices import inform
 from composer.options import function_of, option, options_class
@@ -115,7 +115,7 @@ class GenerateOptions(Replacing, OnGraph, WithBackend, OnDevice, Sampling, OfAny
             raise ComposerError("--force replaces the file of --state-out: add --state-out, or leave out --force")
 
 
-@in_words
+@translate_errors
 def run_generate(options: GenerateOptions) -> Generated:
     model, prompt, most, device = options.model, options.prompt, options.max_new_tokens, options.device
     state, state_out = (None if path is None else path.expanduser() for path in (options.state, options.state_out))
@@ -236,7 +236,7 @@ class SampleOptions(Replacing, OnDevice, Seeded, OfAnyModel):
     progress: bool | Callable[[int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
 
-@in_words
+@translate_errors
 def run_sample(options: SampleOptions) -> Sampled:
     model, texts, batch, longest = options.model, options.texts, options.batch, options.length
     device, force = options.device, options.force

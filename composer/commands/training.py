@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from blocks.part import Closed
 from composer.data.loading import check_references
 from composer.devices import room_for
-from composer.errors import TrainingError, in_words
+from composer.errors import TrainingError, translate_errors
 from composer.notices import inform, warn_user
 from composer.options import converted, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
@@ -78,7 +78,7 @@ class MergeOptions(Replacing, OfModel):
     )
 
 
-@in_words
+@translate_errors
 def run_distill(options: DistillOptions) -> TrainingReport:
     student = read_student(local_folder(options.model), options.overrides)  # report mistakes before imports that need seconds
     stages_of(student.record, student.recipe, options.stage)
@@ -91,7 +91,7 @@ def run_distill(options: DistillOptions) -> TrainingReport:
             return run(student, target, training, which=options.stage)
 
 
-@in_words
+@translate_errors
 def run_train(options: TrainOptions) -> TrainingReport:
     student = read_student(local_folder(options.model), options.overrides)
     stage_from_nothing(student)
@@ -114,7 +114,7 @@ class MergeReport(Readable, Closed):
         return View(f"Merged {shown(self.out)}", notes=(f"spec {self.spec_hash}",))
 
 
-@in_words
+@translate_errors
 def run_merge(options: MergeOptions) -> MergeReport:
     model = local_folder(options.model)
     open_model(model)  # report mistakes before imports that need seconds

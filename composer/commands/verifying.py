@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-from composer.errors import ComposerError, in_words
+from composer.errors import ComposerError, translate_errors
 from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import ON_HUB, PROGRESS, WithParts, to_text
@@ -34,7 +34,7 @@ class VerifyOptions(WithParts):
     progress: bool | Callable[[str, int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
 
-@in_words
+@translate_errors
 def run_verify(options: VerifyOptions) -> VerifyReport:
     folder = local_folder(options.model, whole=True)
     if options.served and (problem := version_problem()):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from composer.errors import SpecError, in_words
+from composer.errors import SpecError, translate_errors
 from composer.files import failing_as
 from composer.options import argument, function_of, option, options_class
 from composer.shared_options import OfSource, WithParts, to_optional_text
@@ -61,7 +61,7 @@ class ViewOptions(OfSource, OfShownSpec):
     browser: bool = option("Open the page in a browser.", default=True, flags=("--browser/--no-browser",))
 
 
-@in_words
+@translate_errors
 def run_view(options: ViewOptions) -> Served:
     text, place = _opened(options.spec)
     if options.source is not None:

@@ -53,8 +53,7 @@ def _starts(
     documents: list[Any] | None,
     settings: Mapping[str, Any] | None,
 ) -> list[Rendered]:
-    """The same for some starts of a conversation. starts: the number of messages of each, and whether a generation prompt
-    follows."""
+    """Render several starts of a conversation. starts: the number of messages of each, and whether a generation prompt follows."""
     try:
         template = tokenizer.get_chat_template(None, tools)
         rendered = render_starts(

@@ -172,11 +172,11 @@ def encode(written: TextDraft, tokenizer: PreTrainedTokenizerBase) -> Document:
     ids, learned, text, before = [], [], "", np.empty(0, np.int32)
     for piece in written.pieces:
         text += piece.text
-        together = _tokens(text, tokenizer)
-        follows = np.array_equal(together[: len(before)], before)
-        ids.append(together[len(before) :] if follows else _continued(piece.text, tokenizer))
+        encoded = _tokens(text, tokenizer)
+        follows = np.array_equal(encoded[: len(before)], before)
+        ids.append(encoded[len(before) :] if follows else _continued(piece.text, tokenizer))
         learned.append(np.full(len(ids[-1]), piece.learned))
-        before = together
+        before = encoded
     if not written.bare:
         begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
         if begin is not None and begin in tokenizer("").input_ids:
@@ -208,9 +208,9 @@ def _continued(text: str, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     of a text. If a tokenizer has no such tokens, such as one of whole words, return those of the text alone.
     """
     for mark in MARKS:
-        alone, together = _tokens(mark, tokenizer), _tokens(mark + text, tokenizer)
-        rest = together[len(alone) :]
-        if len(alone) and np.array_equal(together[: len(alone)], alone) and tokenizer.unk_token_id not in rest:
+        alone, with_mark = _tokens(mark, tokenizer), _tokens(mark + text, tokenizer)
+        rest = with_mark[len(alone) :]
+        if len(alone) and np.array_equal(with_mark[: len(alone)], alone) and tokenizer.unk_token_id not in rest:
             return rest
     return _tokens(text, tokenizer)
 

@@ -18,7 +18,7 @@ from composer.data.packing import PackedRows, Packing, pack
 from composer.data.reading import files_of, read_records
 from composer.data.references import DataReference, FileData, TaskData, parse_reference
 from composer.data.report import DataReport, ReferenceReport
-from composer.data.samples import documents_of
+from composer.data.samples import sample_documents
 from composer.errors import DataError
 from composer.tasks.base import Split
 from composer.tasks.unknown import without_embedding
@@ -217,7 +217,7 @@ def _task_documents(
         raise DataError(
             f"{name}: samples of {length:,} tokens do not fit into rows of {sequence:,}: make the rows longer, or length less"
         )
-    every = documents_of(reference.task(), tokenizer, length, split)
+    every = sample_documents(reference.task(), tokenizer, length, split)
     for document in islice(every, reference.skip, None if reference.limit is None else reference.skip + reference.limit):
         count.records += 1
         if len(document) > sequence:

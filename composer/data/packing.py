@@ -37,7 +37,7 @@ class Batch:
         return len(self.ids)
 
     def to(self, device: torch.device | str) -> Self:
-        """The same on another device."""
+        """Return a copy of the rows on another device."""
         return type(self)(*(tensor.to(device) for tensor in self._tensors()))
 
     def inputs(self, *, mask: bool = False) -> dict[str, Any]:

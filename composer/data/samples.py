@@ -12,7 +12,7 @@ from composer.tasks.base import Split, Task
 from composer.tasks.writer import Writer
 
 
-def documents_of(task: Task, tokenizer: Any, length: int | None, split: Split) -> Iterator[Document]:
+def sample_documents(task: Task, tokenizer: Any, length: int | None, split: Split) -> Iterator[Document]:
     """Yield all samples that the task draws: the ids, and which of them are learned. length: tokens of a sample if the task does
     not set its own.
     """

@@ -46,7 +46,7 @@ class CutRequests(Closed):
 
 
 class ModelCutRequests(CutRequests):
-    """The same, with the model."""
+    """The cut requests of a task, and the model that was scored."""
 
     model: str
 

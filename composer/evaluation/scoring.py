@@ -155,7 +155,7 @@ def ends_of(model: Any, writer: Writer) -> frozenset[int]:
 
 @torch.inference_mode()
 def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], ends: Collection[int]) -> list[list[int]]:
-    """Greedy continuations: after each prompt at most so many tokens, up to one of ``ends``.
+    """Return the greedy continuation of each prompt, of at most ``most`` tokens, up to one of ``ends``.
 
     Sampling and penalties of a generation config are ignored. Prompts are padded on the left.
     """
@@ -183,7 +183,7 @@ def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], end
 
 
 def _without_cache(model: Any, prompt: Sequence[int], most: int, ends: Collection[int]) -> list[int]:
-    """The same after one prompt, for a model without keys and values between calls: each token needs a call with the whole text."""
+    """Return the greedy continuation of one prompt, for a model without a cache: each token needs a call with the whole text."""
     text = list(prompt)
     while len(text) < len(prompt) + most:
         logits = model(input_ids=torch.tensor([text], device=model.device), use_cache=False).logits[0, -1].float()

@@ -27,8 +27,8 @@ class NotNone:
 
 
 ArgumentFact = Known | NotNone
-NO_NUMBERS = {"may_look": False, "derives_by_hand": False, "has_numbers": False, "all_present": False, "block_of": 1}
-"""Functions that look at numbers of tensors, and what they return where Python may not. The file never looks."""
+NO_NUMBERS = {"may_read_numbers": False, "derives_by_hand": False, "has_numbers": False, "all_present": False, "block_of": 1}
+"""Functions that read numbers of tensors, and what they return where Python may not read them, as in an exported file."""
 ALWAYS = {"torch.is_grad_enabled()": True}
 NOTHING = "repeat(None)"
 """What a loop runs over beside others, for a variable that is always None."""

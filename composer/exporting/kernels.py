@@ -32,7 +32,7 @@ def with_kernel(step: Step, recording: ProgramRecording) -> Step:
         return step
     node = step.covers[0].node
     setting = replace(ON_A_GPU, shape=node.shape)
-    on_fla = (form for form in node.operation.forms if form.backend == FLA and not form.decode and form.fits(setting) is None)
+    on_fla = (form for form in node.operation.forms if form.backend == FLA and not form.decode and form.obstacle(setting) is None)
     other = next((own for form in on_fla if (own := _recurrence_of(form)) is not None), None)
     if other is None:
         return step

@@ -40,7 +40,7 @@ def own_functions() -> dict[CodeType, str]:
     """Return the functions of ``blocks`` that take tensors and plain values alone, as ``module:name``, by their code."""
     result = {}
     for info in pkgutil.walk_packages(blocks.__path__, "blocks."):
-        if info.name.startswith("blocks.fused") or info.name.endswith((".fla", ".triton", "_fla")):
+        if info.name.startswith("blocks.fused") or info.name.endswith(("fla_kernels", "fla_forms", "triton_forms", "_fla")):
             continue
         module = import_module(info.name)
         for name, function in vars(module).items():

@@ -85,7 +85,7 @@ class HeadGraph:
 
     @cached_property
     def network(self) -> networkx.MultiDiGraph:
-        """The same for networkx: each node and edge with its own object as ``of``."""
+        """The graph as a networkx graph. The attribute ``of`` of each node and edge is its object here."""
         network = networkx.MultiDiGraph()
         network.add_nodes_from((name, {"of": node}) for name, node in self.nodes.items())
         network.add_edges_from((edge.start, edge.end, {"of": edge}) for edge in self.edges)

@@ -78,7 +78,10 @@ class Compiled:
     def program_for(
         self, backend: str, device: str, dtype: Any, one_token: bool, documents: bool, padded: bool, gradients: bool
     ) -> Program:
-        """The same for a call with such tokens. Plain arguments are faster to look up than a setting. dtype: torch's own."""
+        """Return the program for a call, and warn if a package is missing or the backend computes nothing.
+
+        The arguments are those of ``Setting``, which is slower to create and look up. dtype: torch's own.
+        """
         key = backend, device, dtype, one_token, documents, padded, gradients
         if key not in self._by_call:
             type_name = dtype_name(dtype)
@@ -86,7 +89,7 @@ class Compiled:
             self._by_call[key] = program = self.program(backend, setting)
             for text in dict.fromkeys(text for step in program.steps for text in step.missing):
                 tell(text, "What would run on it runs on PyTorch's own kernels")
-            if not one_token and _in_vain(program, backend):
+            if not one_token and _backend_is_unused(program, backend):
                 memories = " → ".join(memory.called for memory in self.head.memory)
                 here = f"with several tokens at once ({device}, {type_name}{', with gradients' if gradients else ''})"
                 why = f"backend {backend} is set, but no part of a head (`{memories}`) runs on it {here}"
@@ -94,7 +97,7 @@ class Compiled:
         return self._by_call[key]
 
     def both(self, backend: str, setting: Setting) -> tuple[Program, Program]:
-        """Return the programs for this setting, and for the same with one token."""
+        """Return the program for this setting, and the program for its steps of decode."""
         return self.program(backend, setting), self.program(backend, replace(setting, one_token=True))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
@@ -105,8 +108,8 @@ class Compiled:
         return compiled, (self.head, self.shape)
 
 
-def _in_vain(program: Program, backend: str) -> bool:
-    """Whether a backend is set on which no step of a program runs, for another reason than a missing package."""
+def _backend_is_unused(program: Program, backend: str) -> bool:
+    """True if a backend was chosen, no step of the program runs on it, and no missing package is the reason."""
     return backend not in (AUTO, *ANYWHERE) and not any(step.form.backend == backend or step.missing for step in program.steps)
 
 
@@ -269,7 +272,7 @@ def _choices(
             if absent is not None:
                 missing[absent] = reasons[absent] = None
                 continue
-            problem = form.fits(setting)
+            problem = form.obstacle(setting)
             if problem is not None:
                 reasons[f"{form.says}: {problem}"] = None
                 continue

@@ -119,7 +119,7 @@ class _Wiring:
             own = replace(shape, convolved_heads=self.convolved if features else 0, numbers=self._numbers(name, below))
             if above := self._above(name):
                 own = replace(own, arriving=above.evicted_at_once)
-            if memory.looks_below and features:
+            if memory.reads_below and features:
                 own = replace(own, features=self._state_shape(below[0]).features)
             self.draft.add(name, memory, own, self._path(name))
             self._connect(self.exact, name, "query")

@@ -47,9 +47,9 @@ def assert_documents_apart(
         for piece in pieces(length, split):
             output, state = run(head, row.cut(piece), state)
             outputs.append(output)
-        together = torch.cat(outputs, dim=1)
+        from_pieces = torch.cat(outputs, dim=1)
         for document, wanted in zip(documents, alone, strict=True):
-            close(together[:, document], wanted, f"split at {split}, {document}")
+            close(from_pieces[:, document], wanted, f"split at {split}, {document}")
         close(run(head, following, state)[0], goes_on, f"split at {split}, what follows")
 
 

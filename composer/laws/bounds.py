@@ -28,7 +28,7 @@ TINY = Shape(hidden_size=6, heads=1, key_heads=1, head_dim=4)
 
 @cache
 def endless_inputs() -> tuple[Inputs, Inputs]:
-    """The same for every head, which reads them alone: in float64 and in float32."""
+    """Return the inputs of all heads, in float64 and in float32. Heads only read them, so they are computed once."""
     data = inputs(TINY, 1, LONG + 8)
     return data, data.to(torch.float32)
 

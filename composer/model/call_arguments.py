@@ -47,7 +47,7 @@ class Documents:
     longest: Mapping[str, int] = field(default_factory=dict)
 
 
-def documents_of(
+def read_documents(
     batch: int,
     length: int,
     device: torch.device,

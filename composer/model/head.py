@@ -14,7 +14,7 @@ from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.operation import Call, Setting, State
 from blocks.part import Fresh, Part
-from blocks.tensors import accumulating, as_dtype, may_look, settled
+from blocks.tensors import accumulating, as_dtype, may_read_numbers, settled
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph
 from composer.graph.listing import DECODE, IN_PIECES, heading, listing, otherwise, rotations
@@ -164,7 +164,7 @@ class Head(nn.Module):
 
     def _piece_length(self, query: Tensor, backend: str) -> int | None:
         """Return the tokens of a piece; None: the program processes all of them at once."""
-        if query.shape[1] <= SHORTEST or torch.is_grad_enabled() or not may_look(query):
+        if query.shape[1] <= SHORTEST or torch.is_grad_enabled() or not may_read_numbers(query):
             return None
         graph = self._compiled.graph
         if not takes_pieces(graph, backend, query.device.type):

@@ -43,7 +43,7 @@ class ImplicitAttention:
     brought: Tensor | None = None
 
     def cpu(self) -> ImplicitAttention:
-        """The same in the memory of the CPU."""
+        """Return a copy in the memory of the CPU."""
         own, parts = ({name: tensor.cpu() for name, tensor in of.items()} for of in (self.own, self.parts))
         sunk = None if self.sunk is None else self.sunk.cpu()
         brought = None if self.brought is None else self.brought.cpu()

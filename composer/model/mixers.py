@@ -138,7 +138,7 @@ class KeptMixer(nn.Module):
         if tokens.valid is None and tokens.segment is None:
             attended, after = run(hidden_states, None if held is None else _usable(held))
         else:
-            documents = tokens.once(("documents",), lambda: list(documents_of(tokens)))
+            documents = tokens.once(("documents",), lambda: list(document_spans(tokens)))
             attended, after = _by_documents(hidden_states, documents, None if held is None else _usable(held), run)
         if held is not None:
             held.keep_mixer(after, 0 if self.beside_heads else hidden_states.shape[1])
@@ -180,7 +180,7 @@ def _usable(held: StateLayer) -> State:
     return dict(held.mixer)
 
 
-def documents_of(tokens: Tokens) -> Iterator[DocumentSpan]:
+def document_spans(tokens: Tokens) -> Iterator[DocumentSpan]:
     """Yield the documents of a call's rows, without padding."""
     batch, length = tokens.position.shape
     counts = [length] * batch if tokens.valid is None else tokens.valid.sum(1).tolist()

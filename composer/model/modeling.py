@@ -23,7 +23,7 @@ from composer.graph.lowering import AUTO, check_backend
 from composer.model.adapters import adapters_of, where_of
 from composer.model.attention import INTERFACE, RUNNING, ModelCall, stated_masks
 from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, new_cache, without_what_follows
-from composer.model.call_arguments import OF_IMAGES, check_passed, documents_of
+from composer.model.call_arguments import OF_IMAGES, check_passed, read_documents
 from composer.model.callbacks import KEEPERS
 from composer.model.cuda_graph import Recorder
 from composer.model.generation import check_continuation, prepare_cache
@@ -159,7 +159,7 @@ class ComposedModel(ComposedPreTrainedModel):
         seen = None if cache is None else cache.seen()
         bounds = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
         longest = {"max_length_q": max_length_q, "max_length_k": max_length_k}
-        documents = documents_of(batch, length, device, bounds=bounds, seq_idx=seq_idx, longest=longest)
+        documents = read_documents(batch, length, device, bounds=bounds, seq_idx=seq_idx, longest=longest)
         places = None
         if position_ids is not None and self.rotates_by_place and position_ids.dim() == 3:
             places, position_ids = position_ids[-3:], position_ids[0] if position_ids.shape[0] == 4 else None

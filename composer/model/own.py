@@ -31,8 +31,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: ComposedConfig) -> None:
         super().__init__()
-        assert config.head_dim is not None, "LlamaConfig sees to it"
-        assert config.num_key_value_heads is not None, "and to this"
+        assert config.head_dim is not None, "LlamaConfig sets head_dim"
+        assert config.num_key_value_heads is not None, "LlamaConfig sets num_key_value_heads"
         self.config, self.head_dim = config, config.head_dim
         bias, hidden = config.attention_bias, config.hidden_size
         queries, keys = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim

@@ -196,17 +196,17 @@ def differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
         for item, other in zip(then, now, strict=True):
             yield from differences(item, other, f"{path} {item['label']}")
     elif then != now:
-        yield f"{path}: was {in_words(then)}, now {in_words(now)}"
+        yield f"{path}: was {format_setting(then)}, now {format_setting(now)}"
 
 
-def in_words(value: Any) -> str:
-    """Return a value of a setting in words."""
+def format_setting(value: Any) -> str:
+    """Return the value of a setting for people."""
     if value is None:
         return "none"
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(str(item["label"]) if _is_labelled([item]) else str(item) for item in value) or "none"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {in_words(item)}" for key, item in value.items() if item is not None) + "}"
+        return "{" + ", ".join(f"{key}: {format_setting(item)}" for key, item in value.items() if item is not None) + "}"
     return value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else brief(value)
 
 

@@ -52,7 +52,7 @@ class Selection(Readable, Closed):
     divergence: float
     """KL(teacher ‖ student) without a layer kept, in nats a token, before any fine-tuning."""
     kept_divergence: float
-    """The same with the layers of `keep`."""
+    """KL(teacher ‖ student) with the layers of `keep` kept, in nats a token, before any fine-tuning."""
     sequence: int
     state_bytes: int
     """Of the student at `sequence` tokens, with the layers kept."""

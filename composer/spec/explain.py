@@ -44,8 +44,9 @@ class GroupCost(Closed):
     """Floating-point operations of the heads' equations, without projections: a mean over the tokens of a prefill. Only pairs that
     a token sees count. A form that computes masked pairs, too, executes up to twice as many for `full` memories."""
     decode_flops_per_token: int | None
-    """The same for a token after so many others: a mean over tokens. Where a chunk of pairs is evicted at once, its first token
-    executes most of the chunk's scores. None for bidirectional heads, which decode nothing."""
+    """Floating-point operations of the heads' equations for one token of decode after so many others: a mean over tokens. Where a
+    chunk of pairs is evicted at once, its first token executes most of the chunk's scores. None for bidirectional heads, which do
+    not decode."""
     source_window: int | None = None
     """Tokens that a query of the source sees in these layers, its own among them; None: all."""
     bounded: str | None = None

@@ -18,7 +18,7 @@ from composer.spec.overrides import Overrides, each, overridden
 from composer.spec.places import Places, SpecNode, at, from_plain, plain
 from composer.spec.reading import read_file, read_spec
 from composer.spec.shipped import shipped_specs
-from composer.spec.sweep import SEPARATOR, chosen, together, variants
+from composer.spec.sweep import SEPARATOR, chosen, merged_error, variants
 from converters.bounded import brief
 
 Validated = TypeVar("Validated", bound=BaseModel)
@@ -48,7 +48,7 @@ def load_spec(source: SpecLike, overrides: Overrides = (), *, parts: PartReferen
     try:
         return _overridden(document, overrides)
     except SpecError as error:
-        raise together([(variant, error)], vary) from None
+        raise merged_error([(variant, error)], vary) from None
 
 
 def load_text(text: str, called: str, folder: Path) -> Spec:
@@ -138,7 +138,7 @@ def _expanded(document: SpecNode, vary: Vary, overrides: Overrides) -> dict[str,
         except SpecError as error:
             problems.append((name, error))
     if problems:
-        raise together(problems, vary)
+        raise merged_error(problems, vary)
     return specs
 
 

@@ -36,11 +36,11 @@ class Stage(Closed):
     tokens."""
 
     lr: PositiveFloat
-    """The learning rate, once it is warm."""
+    """The learning rate after the warm-up."""
     epochs: PositiveInt | None = None
-    """How often every row of the data is seen."""
+    """Passes over the data."""
     steps: PositiveInt | None = None
-    """Updates."""
+    """Optimizer steps."""
     tokens: PositiveInt | None = None
     """Number of tokens to train on, rounded to whole steps."""
     batch: PositiveInt = 8
@@ -51,19 +51,20 @@ class Stage(Closed):
     """After the warm-up: constant; half a cosine down to ``final``; or halved after two evaluations in a row without improvement
     (plateau)."""
     warmup: NonNegativeInt = 0
-    """Steps in which the rate rises from nothing."""
+    """Steps in which the learning rate rises from 0."""
     final: Share = 0.0
-    """Where a cosine ends, as a share of ``lr``."""
+    """The last learning rate of a cosine, as a share of ``lr``."""
     clip: PositiveFloat | None = 1.0
-    """The largest norm of a gradient: of each layer's where attention is transferred layer by layer, else of the model's."""
+    """The largest norm of a gradient: of each layer if attention is transferred layer by layer, otherwise of the whole model."""
     weight_decay: NonNegativeFloat = 0.0
     betas: tuple[Momentum, Momentum] = (0.9, 0.999)
     evaluate: PositiveInt | None = None
-    """Steps between evaluations. Left out: ten of them in all."""
+    """Steps between evaluations. Left out: ten evaluations in all."""
     patience: PositiveInt | None = None
     """Number of evaluations in a row without improvement after which the stage stops. Left out: it does not stop early."""
     keep: Literal["best", "last"] = "best"
-    """Which parameters it ends with, where there is something to evaluate on: of each layer by itself, where they learn apart."""
+    """Which parameters the stage ends with if it is evaluated: those of the best evaluation, or the last. If layers learn
+    separately, each layer has its own best evaluation."""
 
     @model_validator(mode="after")
     def _ends(self) -> Self:
@@ -107,7 +108,7 @@ class Transfer(Stage):
 
 
 class Language(Stage):
-    """What learns the next token."""
+    """A stage that trains on the cross-entropy of the next token."""
 
     average: Average = "tokens"
     """The unit that the loss averages over: all predicted tokens; or rows, each with its own mean, so that rows with few answers
@@ -124,7 +125,7 @@ class Finetune(Language):
     fresh: bool = True
     """Also train the fresh parameters of the heads."""
     fresh_lr: PositiveFloat | None = None
-    """The rate of those. Left out: ``lr``."""
+    """Learning rate of the fresh parameters. Left out: ``lr``."""
     next_token: NonNegativeFloat = 1.0
     """Weight of the next token's cross-entropy."""
     distill: NonNegativeFloat = 0.0
@@ -150,10 +151,10 @@ class Train(Language):
 
 
 class Recipe(Closed):
-    """How the paper trains it. Kept with the model; it is no part of the spec's hash."""
+    """How a model of the spec is trained. The record of the model contains it; the hash of the spec does not depend on it."""
 
     data: str | None = None
-    """On what, in words."""
+    """The training data that the paper uses, for readers. ``--data`` sets the data of a run."""
     sequence: PositiveInt | None = None
     """Tokens of a row. Left out: 1,024, or as many as the source was made for if that is less."""
     rows: Literal["packed", "joined", "whole", "padded"] = "packed"
@@ -162,4 +163,4 @@ class Recipe(Closed):
     transfer: Transfer | None = None
     finetune: Finetune | None = None
     train: Train | None = None
-    """For a spec with its own trunk."""
+    """Training from nothing, for a spec with its own trunk."""

@@ -16,7 +16,7 @@ from composer.training.calibration import calibrate
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, loss_of, merged
 from composer.training.loop import length_of, run_stage
 from composer.training.model_on_disk import StoredModel
-from composer.training.processes import count, is_first, loaded_on, shard, sharing_rows, take_gpu, together, whole
+from composer.training.processes import count, is_first, loaded_on, process_group, shard, sharing_rows, take_gpu, whole
 from composer.training.row_pieces import check_model, check_row_processes
 from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, finished_run, load_student, open_run, prepare
 from composer.training.stored_logits import TaughtRows, stored_loss
@@ -38,7 +38,7 @@ def distill(student: Student, out: str | os.PathLike[str], options: TrainingOpti
     Until then, log and checkpoints are in ``OUT.run``, from where ``options.resume`` continues to the same numbers.
     which: the stages of its recipe to run. Raises TrainingError, DataError, SpecError and BuildError.
     """
-    with together(), sharing_rows(options.row_processes):
+    with process_group(), sharing_rows(options.row_processes):
         check_device(options.device)
         take_gpu(options.device)
         stages = stages_of(student.record, student.recipe, which)
@@ -205,7 +205,7 @@ def _changed(learned: dict[str, Tensor], student: ComposedForCausalLM, *, merge:
 
 def train(student: Student, out: str | os.PathLike[str], options: TrainingOptions) -> TrainingReport:
     """Trains a model by the stage ``train`` of its recipe. Folders, options and errors are those of ``distill``."""
-    with together(), sharing_rows(options.row_processes):
+    with process_group(), sharing_rows(options.row_processes):
         check_device(options.device)
         take_gpu(options.device)
         stage = stage_from_nothing(student)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from blocks.kernels import FLASH_LINEAR_ATTENTION, Kernel, Refused, needs_gpu
+from blocks.kernels import FLASH_LINEAR_ATTENTION, Kernel, Refused, gpu_obstacle
 from blocks.operation import FLA, Setting
 from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
@@ -194,7 +194,7 @@ def merged(student: ComposedForCausalLM) -> dict[str, Tensor]:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON can hold it."""
+    """Return the value as JSON can hold it."""
     return sorted(value) if isinstance(value, set) else getattr(value, "value", value)
 
 
@@ -213,19 +213,24 @@ def next_token_losses(logits: Tensor, targets: Tensor, backend: str = AUTO) -> T
 
 
 def why_not_fused(logits: Tensor, backend: str) -> str | None:
-    """Why the kernel does not compute the losses of these logits, or None."""
-    if backend not in (AUTO, FLA) or (backend == AUTO and logits.device.type != "cuda"):
-        return "auto uses it on a GPU"
+    """Return why the kernel does not compute the losses of these logits, or None."""
+    if backend not in (AUTO, FLA):
+        return f"it is a kernel of {FLA}, and the backend is {backend}"
+    if backend == AUTO and logits.device.type != "cuda":
+        return f"{AUTO} uses it on a GPU only"
     dtype = dtype_name(logits.dtype)
     if dtype not in SERVED:
         return f"it does not serve {dtype}"
     if not logits.shape[0]:
         return "there is no token"
-    return ENTROPY.missing() or needs_gpu(Setting(device=logits.device.type, dtype=dtype))
+    return ENTROPY.missing() or gpu_obstacle(Setting(device=logits.device.type, dtype=dtype))
 
 
 def merge_adapters(model: Path, out: Path, *, force: bool = False) -> Record:
-    """The model of a folder with its adapters folded in, at ``out``; its record. Raises TrainingError and BuildError."""
+    """Write the model of a folder to ``out``, with its adapters folded into the weights. Return its record.
+
+    Raises TrainingError and BuildError.
+    """
     loaded = load_model(model, "float32", "cpu")
     if not isinstance(loaded, ComposedForCausalLM) or loaded.config.adapter is None:
         raise TrainingError(f"{model} has no adapters: there is nothing to merge.")

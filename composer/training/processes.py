@@ -76,8 +76,8 @@ def sharing_rows(processes: int) -> Iterator[None]:
 
 
 @contextmanager
-def together() -> Iterator[None]:
-    """Makes the processes that torchrun has started a group, for the block.
+def process_group() -> Iterator[None]:
+    """Join the processes that torchrun has started in a process group, for the block.
 
     Its backend is gloo, for numbers in memory; GPUs communicate by NCCL. An existing group is used as it is.
     """

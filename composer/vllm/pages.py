@@ -99,5 +99,5 @@ class Pages:
 
 
 def _over(rows: Tensor, states: Tensor) -> Tensor:
-    """The same with further axes, to be compared with ``states``."""
+    """Return the rows with as many axes as ``states``."""
     return rows.view(*rows.shape, *[1] * (states.dim() - rows.dim()))

@@ -28,7 +28,7 @@ class Progress:
 
 
 def text_hash(text: str) -> int:
-    """The same in every process."""
+    """Return a hash of the text that is the same in every process."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 

@@ -52,7 +52,7 @@ def form_of(forms: Iterable[Form], backend: str, setting: Setting | None = None)
     """Return the first form that runs on this backend in this setting."""
     setting = setting or Setting()
     fitting = (form for form in forms if setting.one_token or not form.decode)
-    return next(form for form in fitting if form.backend in {backend, EVERY} and form.fits(setting) is None)
+    return next(form for form in fitting if form.backend in {backend, EVERY} and form.obstacle(setting) is None)
 
 
 def by_backend(forms: Iterable[Form]) -> dict[str, Callable[..., Any]]:

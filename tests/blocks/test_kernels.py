@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import blocks.kernels
-from blocks.kernels import FLASH_LINEAR_ATTENTION, TRITON_PACKAGE, Kernel, Package, Refused, needs_gpu
+from blocks.kernels import FLASH_LINEAR_ATTENTION, TRITON_PACKAGE, Kernel, Package, Refused, gpu_obstacle
 from blocks.operation import Form, Setting
 from blocks.recurrences import additive
 from composer.graph import program
@@ -107,12 +107,12 @@ def test_it_is_launched_where_its_tensors_are(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_triton_runs_on_a_gpu_or_in_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert needs_gpu(Setting("cuda", "bfloat16")) is None
+    assert gpu_obstacle(Setting("cuda", "bfloat16")) is None
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert needs_gpu(Setting("cpu", "float32")) is None
-    assert needs_gpu(Setting("cuda", "float64")) == "Triton's kernels do not support float64"
+    assert gpu_obstacle(Setting("cpu", "float32")) is None
+    assert gpu_obstacle(Setting("cuda", "float64")) == "Triton's kernels do not support float64"
     monkeypatch.delenv("TRITON_INTERPRET")
-    assert str(needs_gpu(Setting("cpu", "float32"))).startswith("Triton runs on a GPU")
+    assert str(gpu_obstacle(Setting("cpu", "float32"))).startswith("Triton runs on a GPU")
 
 
 def _broken(error: Exception) -> Any:

@@ -95,7 +95,7 @@ def test_a_damaged_installed_package_is_noted(tmp_path: Path, monkeypatch: pytes
     fake_distribution(tmp_path, "faked-gates", "faked", f"{GATE}\nraise RuntimeError('no such device')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     outside._INSTALLED.clear()
-    assert GATES.own.keys() == set(GATES)
+    assert GATES.built_in.keys() == set(GATES)
     assert f"{tmp_path / 'faked.py'}, line 21: RuntimeError: no such device" in outside.broken()["faked-gates"]
     assert "faked-gates is installed" in outside.remedy("faked_gates.slow")
 
@@ -188,6 +188,6 @@ def test_a_role_with_one_part_takes_a_mapping_without_a_kind(tmp_path: Path) -> 
     register_parts([written(tmp_path / "mine.py", text)])
     rebuild_schemas()
     assert HeadSpec.model_validate(head).conv == plain
-    own = HeadSpec.model_validate({"memory": ("full",), "conv": "mine.wide"}).conv
-    assert own is not None
-    assert (own.kind, own.kernel) == ("mine.wide", 8)
+    built_in = HeadSpec.model_validate({"memory": ("full",), "conv": "mine.wide"}).conv
+    assert built_in is not None
+    assert (built_in.kind, built_in.kernel) == ("mine.wide", 8)

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from blocks.fla import refuse_wrong_gradients
+from blocks.fla_kernels import refuse_wrong_gradients
 from blocks.flow import Tokens
 from blocks.kernels import Refused
 from blocks.recurrences import additive, cumulative_fla, delta, elementwise
-from blocks.recurrences.additive import fla as additive_fla
+from blocks.recurrences.additive import fla_forms as additive_fla
 from blocks.recurrences.cumulative import cumulate
-from blocks.recurrences.delta import fla as delta_fla
-from blocks.recurrences.elementwise import fla as elementwise_fla
+from blocks.recurrences.delta import fla_forms as delta_fla
+from blocks.recurrences.elementwise import fla_forms as elementwise_fla
 from blocks.softmax import dense
-from blocks.softmax.fla import all_before, behind
+from blocks.softmax.fla_forms import all_before, behind
 from blocks.taps import filtered, filtered_by_kernel
 
 pytestmark = pytest.mark.gpu

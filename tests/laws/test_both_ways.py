@@ -82,14 +82,14 @@ def test_documents_and_padding_stay_apart(name: str, backend: str) -> None:
             segment[row, start:] = number
             valid[row, start : start + length] = True
             start += length
-    together, _ = run(head, replace(data, tokens=Tokens(position, segment, valid)), backend=backend)
-    assert together.isfinite().all()
+    packed, _ = run(head, replace(data, tokens=Tokens(position, segment, valid)), backend=backend)
+    assert packed.isfinite().all()
     for row, documents in enumerate(lengths):
         start = 0
         for length in documents:
             columns = slice(start, start + length)
             own = Inputs(*(tensor[row : row + 1, columns] for tensor in data.tensors), Tokens(torch.arange(length)[None]))
-            torch.testing.assert_close(together[row : row + 1, columns], run(head, own, backend=backend)[0], rtol=1e-9, atol=1e-10)
+            torch.testing.assert_close(packed[row : row + 1, columns], run(head, own, backend=backend)[0], rtol=1e-9, atol=1e-10)
             start += length
 
 

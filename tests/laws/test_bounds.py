@@ -21,7 +21,7 @@ from composer.laws.bounds import (
     assert_long,
     assert_size,
 )
-from tests.composer.model.together import covering
+from tests.composer.model.shared_layers import covering
 from tests.laws.cases import (
     SHAPES,
     SMALL,

@@ -16,9 +16,9 @@ A form of decode may overwrite ``state`` if ``in_place``. It receives the pairs 
 
 from __future__ import annotations
 
-from blocks.fla import fits, fits_a_step
+from blocks.fla_kernels import obstacle, step_obstacle
 from blocks.operation import FLA, REFERENCE, TORCH, Form
-from blocks.recurrences.additive import fla
+from blocks.recurrences.additive import fla_forms
 from blocks.recurrences.additive.chunked import chunked
 from blocks.recurrences.additive.naive import naive
 from blocks.recurrences.additive.step import step
@@ -27,12 +27,12 @@ DECAY_RANKS = frozenset({"none", "head", "channel"})
 FORMS: tuple[Form, ...] = (
     Form(REFERENCE, "one token after the other", naive),
     Form(
-        FLA, "fused_recurrent_simple_gla or fused_recurrent_gla", fla.step, fits_a_step,
-        decode=True, missing=fla.missing, refuses=True,
+        FLA, "fused_recurrent_simple_gla or fused_recurrent_gla", fla_forms.step, step_obstacle,
+        decode=True, missing=fla_forms.missing, refuses=True,
         by_rank=dict.fromkeys(("none", "head"), "fused_recurrent_simple_gla") | {"channel": "fused_recurrent_gla"},
     ),
     Form(
-        FLA, "chunk_simple_gla or chunk_gla", fla.chunked, fits, missing=fla.missing, refuses=True,
+        FLA, "chunk_simple_gla or chunk_gla", fla_forms.chunked, obstacle, missing=fla_forms.missing, refuses=True,
         by_rank=dict.fromkeys(("none", "head"), "chunk_simple_gla") | {"channel": "chunk_gla"},
     ),
     Form(TORCH, "one step of the recurrence", step, decode=True),

@@ -33,7 +33,7 @@ def chunked(
     if log_decay is None and derives_by_hand(query):
         return _walk(query, key, None, value, None, segment, state)
     # The gradient of a split is one concatenation; each slice would have a gradient of the whole length.
-    queries, keys, values = (of.split(SPAN, dim=1) for of in (query, key, value))
+    queries, keys, values = (states.split(SPAN, dim=1) for states in (query, key, value))
     decays = repeat(None) if log_decay is None else log_decay.split(SPAN, dim=1)
     documents = repeat(None) if segment is None else cut_documents(segment, SPAN)
     for q, k, v, decay, document in zip(queries, keys, values, decays, documents, strict=False):
@@ -129,7 +129,7 @@ def scan(
     continues: Tensor | None,
     state: Float[Tensor, "B K R F V"],
 ) -> tuple[Float[Tensor, "B K n R c V"], Float[Tensor, "B K R F V"]]:
-    """What each chunk's queries read in the state that enters it, and the state that leaves the last."""
+    """Return the outputs of each chunk's queries for the state before the chunk, and the state after the last chunk."""
     state = as_dtype(state, added.dtype)
     if whole is None and continues is None and (torch.is_grad_enabled() or not added.is_cpu):
         # One sum and one product have fewer backward steps, and fewer launches.
@@ -138,10 +138,10 @@ def scan(
     left = whole
     if continues is not None:
         left = continues if whole is None else whole * continues
-    answers = []
+    outputs = []
     # The states of all chunks side by side, for one product, would be many times what their queries read.
     for index in range(added.shape[2]):
-        answers.append(query[:, :, index] @ state)
+        outputs.append(query[:, :, index] @ state)
         new = added[:, :, index]
         state = state + new if left is None else torch.addcmul(new, state, left[:, :, index])
-    return torch.stack(answers, dim=2), state
+    return torch.stack(outputs, dim=2), state

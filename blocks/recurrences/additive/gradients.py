@@ -24,7 +24,7 @@ from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import once_differentiable
 
 from blocks.legend import Float, Int
-from blocks.recurrences.by_chunk import ChunkSizes, DocumentFactors, documents_of, ending_keys, mask_weights
+from blocks.recurrences.by_chunk import ChunkSizes, DocumentFactors, document_factors, ending_keys, mask_weights
 from blocks.tensors import put_rows, rows
 
 
@@ -39,7 +39,7 @@ def chunks(
     chunk: int,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
     """Return the recurrence's output and its last state. left: E, where decay makes it another tensor than the keys; whole: w."""
-    documents = None if segment is None else documents_of(segment, chunk, query.dtype)
+    documents = None if segment is None else document_factors(segment, chunk, query.dtype)
     return _Chunks.apply(query, key, left, value, whole, state, documents, chunk)
 
 
@@ -61,14 +61,14 @@ class _Chunks(torch.autograd.Function):
         output = query.new_empty(*query.shape[:3], value.shape[-1])
         states, weights = [state.contiguous().flatten(0, 1)], []
         for index, tokens in enumerate(sizes.chunks()):
-            queries, keys = (rows(of, tokens, sizes.state_heads) for of in (query, key))
+            queries, keys = (rows(states, tokens, sizes.state_heads) for states in (query, key))
             values = rows(value, tokens, sizes.key_heads)
             now = states[-1]
             weighed = mask_weights(queries @ keys.mT, tokens, documents, sizes)
             if documents is not None:
                 queries = queries * sizes.of_rows(documents.entering[:, tokens])
-            answer = weighed.view(sizes.batch * sizes.key_heads, -1, keys.shape[1]) @ values
-            put_rows(output, tokens, answer.view(*queries.shape[:2], -1).baddbmm_(queries, now))
+            products = weighed.view(sizes.batch * sizes.key_heads, -1, keys.shape[1]) @ values
+            put_rows(output, tokens, products.view(*queries.shape[:2], -1).baddbmm_(queries, now))
             ends = sizes.beside(ending_keys(key if left is None else left, tokens, documents), tokens)
             kept = _kept(now, whole, documents, index, sizes)
             states.append(torch.baddbmm(sizes.of_keys(kept), ends.mT, values).view(now.shape))
@@ -87,12 +87,12 @@ class _Chunks(torch.autograd.Function):
         wanted: dict[str, bool] = dict(zip(("query", "key", "left", "value", "whole", "state"), ctx.needs_input_grad, strict=False))
         keyed = wanted["key"] or wanted["left"]
         to_query, to_key, to_left, to_value, to_whole = (
-            torch.empty_like(of, memory_format=torch.contiguous_format) if of is not None and wanted[name] else None
-            for name, of in (("query", query), ("key", key), ("left", left), ("value", value), ("whole", whole))
+            torch.empty_like(tensor, memory_format=torch.contiguous_format) if tensor is not None and wanted[name] else None
+            for name, tensor in (("query", query), ("key", key), ("left", left), ("value", value), ("whole", whole))
         )
         slope = to_state.contiguous().flatten(0, 1)
         for index, tokens in reversed(list(enumerate(sizes.chunks()))):
-            queries, keys = (rows(of, tokens, sizes.state_heads) for of in (query, key))
+            queries, keys = (rows(states, tokens, sizes.state_heads) for states in (query, key))
             values = rows(value, tokens, sizes.key_heads)
             now, weighed, d_output = states[index], weights[index], rows(to_output, tokens, sizes.state_heads)
             as_shared = d_output.reshape(sizes.batch * sizes.key_heads, -1, d_output.shape[-1])

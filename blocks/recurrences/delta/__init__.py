@@ -20,9 +20,9 @@ A form of decode may overwrite ``state`` if ``in_place``; its key, value and rat
 
 from __future__ import annotations
 
-from blocks.fla import fits_a_step
-from blocks.operation import FLA, REFERENCE, TORCH, Form, one_pair_at_most
-from blocks.recurrences.delta import fla
+from blocks.fla_kernels import step_obstacle
+from blocks.operation import FLA, REFERENCE, TORCH, Form, pair_obstacle
+from blocks.recurrences.delta import fla_forms
 from blocks.recurrences.delta.chunked import chunked
 from blocks.recurrences.delta.naive import naive
 from blocks.recurrences.delta.step import step
@@ -32,17 +32,17 @@ DECAY_RANKS = frozenset({"none", "head", "channel"})
 FORMS: tuple[Form, ...] = (
     Form(REFERENCE, "one token after the other", naive),
     Form(
-        FLA, "fused_recurrent_gated_delta_rule or fused_recurrent_kda", fla.step, fits_a_step,
-        decode=True, missing=fla.missing, refuses=True,
+        FLA, "fused_recurrent_gated_delta_rule or fused_recurrent_kda", fla_forms.step, step_obstacle,
+        decode=True, missing=fla_forms.missing, refuses=True,
         by_rank=dict.fromkeys(("none", "head"), "fused_recurrent_gated_delta_rule") | {"channel": "fused_recurrent_kda"},
     ),
     Form(
-        FLA, "chunk_gated_delta_rule or chunk_delta_rule or chunk_kda", fla.chunked, fla.fits,
-        missing=fla.missing, refuses=True,
+        FLA, "chunk_gated_delta_rule or chunk_delta_rule or chunk_kda", fla_forms.chunked, fla_forms.obstacle,
+        missing=fla_forms.missing, refuses=True,
         by_rank={
             "none": "chunk_gated_delta_rule or chunk_delta_rule", "head": "chunk_gated_delta_rule", "channel": "chunk_kda",
         },
     ),
-    Form(TORCH, "one step of the recurrence", step, one_pair_at_most, decode=True),
+    Form(TORCH, "one step of the recurrence", step, pair_obstacle, decode=True),
     Form(TORCH, "chunks of 64 through a triangular system", chunked),
 )  # fmt: skip

@@ -43,7 +43,7 @@ def chunked(
         return chunks(query, key, value, rate, log_decay, segment, as_dtype(state, query.dtype), CHUNK)
     outputs = []
     # The gradient of a split is one concatenation; each slice would have a gradient of the whole length.
-    queries, keys, values, rates = (of.split(SPAN, dim=1) for of in (query, key, value, rate))
+    queries, keys, values, rates = (states.split(SPAN, dim=1) for states in (query, key, value, rate))
     decays = repeat(None) if log_decay is None else log_decay.split(SPAN, dim=1)
     documents = repeat(None) if segment is None else cut_documents(segment, SPAN)
     for q, k, v, r, decay, document in zip(queries, keys, values, rates, decays, documents, strict=False):
@@ -103,7 +103,7 @@ def _span(
         (value.shape[-1], key.shape[-1]), dim=-1
     )
     state = state.unflatten(1, (key_heads, shares))
-    weights, from_start = (of[:, :, :, :, :-1].flatten(4, 5) for of in (weights, from_start))
+    weights, from_start = (factors[:, :, :, :, :-1].flatten(4, 5) for factors in (weights, from_start))
     entered, earlier, state = _scan(from_start, offered, erased, to_end, whole, state)
     output = weights @ entered + earlier
     output = output.unflatten(4, (reads, chunk)).permute(0, 2, 5, 1, 3, 4, 6)
@@ -121,7 +121,9 @@ def _scan(
     """Return the corrected values of the tokens, given the state before the chunk; the answers of that state to the chunk's
     queries; and the state after."""
     entered, earlier = [], []
-    for asks, values, keys, ends, left in zip(*(of.unbind(2) for of in (query, offered, erased, to_end, whole)), strict=True):
+    for asks, values, keys, ends, left in zip(
+        *(states.unbind(2) for states in (query, offered, erased, to_end, whole)), strict=True
+    ):
         earlier.append(asks @ state)
         entered.append(values - keys @ state)
         state = torch.addcmul(ends.mT @ entered[-1], state, left)

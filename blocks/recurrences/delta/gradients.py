@@ -27,7 +27,7 @@ from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import once_differentiable
 
 from blocks.legend import Float, Int
-from blocks.recurrences.by_chunk import ChunkSizes, DocumentFactors, documents_of, lower_triangle
+from blocks.recurrences.by_chunk import ChunkSizes, DocumentFactors, document_factors, lower_triangle
 from blocks.tensors import put_rows, rows
 
 STEEPEST = -1e4
@@ -45,7 +45,7 @@ def chunks(
     chunk: int,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
     """Return the rule's output and its last state."""
-    documents = None if segment is None else documents_of(segment, chunk, query.dtype)
+    documents = None if segment is None else document_factors(segment, chunk, query.dtype)
     return _Chunks.apply(query, key, value, rate, log_decay, state, documents, chunk)
 
 
@@ -63,7 +63,7 @@ class _Weights:
     ) -> None:
         length = tokens.stop - tokens.start
         self.passed: Tensor | None = None
-        lower, later = (of[:length, :length] for of in triangles)
+        lower, later = (triangle[:length, :length] for triangle in triangles)
         self.lower, self.later = lower, later
         if log_decay is None:
             self.between = lower.expand(1, -1, -1)
@@ -78,8 +78,8 @@ class _Weights:
         if documents is not None:
             inside = documents.inside[:, tokens, :length].repeat_interleave(sizes.state_heads, dim=0)
             entering, leaving = (
-                of[:, tokens].repeat_interleave(sizes.state_heads, dim=0)[..., None]
-                for of in (documents.entering, documents.leaving)
+                factors[:, tokens].repeat_interleave(sizes.state_heads, dim=0)[..., None]
+                for factors in (documents.entering, documents.leaving)
             )
             self.between, self.whole = self.between * inside, self.whole * sizes.of_states(documents.across[:, index])
             self.from_start, self.to_end = self.from_start * entering, self.to_end * leaving
@@ -114,7 +114,7 @@ class _Chunks(torch.autograd.Function):
         triangles = _triangles(chunk, query)
         states, kept = [state.contiguous().flatten(0, 1)], []
         for index, tokens in enumerate(sizes.chunks()):
-            queries, keys = (rows(of, tokens, sizes.state_heads) for of in (query, key))
+            queries, keys = (rows(states, tokens, sizes.state_heads) for states in (query, key))
             values = sizes.each(value, tokens)
             rates = rows(rate[..., None], tokens, sizes.state_heads)
             weights, now = _Weights(log_decay, documents, index, tokens, sizes, triangles), states[-1]
@@ -122,8 +122,8 @@ class _Chunks(torch.autograd.Function):
             missing = values - (keys @ now) * weights.from_start
             entered = _solved(overlap, rates * missing, transposed=False)
             weighed = _between(queries @ keys.mT, weights)
-            answer = (queries @ now).mul_(weights.reads(sizes)).baddbmm_(weighed, entered)
-            put_rows(output, tokens, answer)
+            products = (queries @ now).mul_(weights.reads(sizes)).baddbmm_(weighed, entered)
+            put_rows(output, tokens, products)
             states.append((now * weights.whole).baddbmm_((keys * weights.to_end).mT, entered))
             kept += [weighed, overlap, entered, missing]
         ctx.sizes, ctx.documents, ctx.count = sizes, documents, len(states) - 1
@@ -137,8 +137,8 @@ class _Chunks(torch.autograd.Function):
         query, key, value, rate, log_decay, *rest = ctx.saved_tensors
         sizes, documents, states, kept = ctx.sizes, ctx.documents, rest[: ctx.count], rest[ctx.count :]
         gradients = [
-            torch.empty_like(of, memory_format=torch.contiguous_format) if of is not None and needed else None
-            for of, needed in zip((query, key, value, rate, log_decay), ctx.needs_input_grad, strict=False)
+            torch.empty_like(tensor, memory_format=torch.contiguous_format) if tensor is not None and needed else None
+            for tensor, needed in zip((query, key, value, rate, log_decay), ctx.needs_input_grad, strict=False)
         ]
         to_query, to_key, to_value, to_rate, to_decay = gradients
         triangles = _triangles(sizes.chunk, query)
@@ -160,8 +160,8 @@ class _Chunks(torch.autograd.Function):
             moved = to_overlap * overlap
             if to_rate is not None:
                 # Where a rate is 0, its row of the overlap is 0, too.
-                own = (to_overlap * (keys @ keys.mT).mul_(weights.between)).sum(2, keepdim=True)
-                put_rows(to_rate[..., None], tokens, own.add_((to_side * missing).sum(2, keepdim=True)))
+                slopes = (to_overlap * (keys @ keys.mT).mul_(weights.between)).sum(2, keepdim=True)
+                put_rows(to_rate[..., None], tokens, slopes.add_((to_side * missing).sum(2, keepdim=True)))
             to_weighed = d_output @ entered.mT
             if to_decay is not None:
                 assert weights.passed is not None
@@ -179,8 +179,8 @@ class _Chunks(torch.autograd.Function):
                     put_rows(to_query, tokens, (to_products @ keys).baddbmm_(read, now.mT))
                 if to_key is not None:
                     both = to_overlap.mul_(weights.between).mul_(rates)
-                    own = (held @ now.mT).baddbmm_(to_products.mT, queries).baddbmm_(both + both.mT, keys)
-                    put_rows(to_key, tokens, own.addcmul_(entered @ slope.mT, weights.to_end))
+                    slopes = (held @ now.mT).baddbmm_(to_products.mT, queries).baddbmm_(both + both.mT, keys)
+                    put_rows(to_key, tokens, slopes.addcmul_(entered @ slope.mT, weights.to_end))
             slope = (slope * weights.whole).baddbmm_(queries.mT, read).baddbmm_(keys.mT, held)
         return (*gradients, slope.view(to_state.shape) if ctx.needs_input_grad[5] else None, None, None)
 

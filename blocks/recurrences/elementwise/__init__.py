@@ -12,14 +12,14 @@ All forms have the same arguments and results:
 from __future__ import annotations
 
 from blocks.operation import FLA, REFERENCE, TORCH, Form
-from blocks.recurrences.elementwise import fla
+from blocks.recurrences.elementwise import fla_forms
 from blocks.recurrences.elementwise.naive import naive
 from blocks.recurrences.elementwise.scan import scan
 from blocks.recurrences.elementwise.step import step
 
 FORMS: tuple[Form, ...] = (
     Form(REFERENCE, "one token after the other", naive),
-    Form(FLA, "chunk_hgrn", fla.chunked, fla.fits, missing=fla.missing, refuses=True),
+    Form(FLA, "chunk_hgrn", fla_forms.chunked, fla_forms.obstacle, missing=fla_forms.missing, refuses=True),
     Form(TORCH, "one step of the recurrence", step, decode=True),
     Form(TORCH, "a scan over chunks of about √T tokens", scan),
 )

@@ -15,9 +15,9 @@ A token whose key is 0 writes nothing, and decay still runs.
 
 from __future__ import annotations
 
-from blocks.fla import fits_a_step
+from blocks.fla_kernels import step_obstacle
 from blocks.operation import FLA, REFERENCE, TORCH, Form
-from blocks.recurrences.erase import fla
+from blocks.recurrences.erase import fla_forms
 from blocks.recurrences.erase.naive import naive
 from blocks.recurrences.erase.torch_forms import chunked, step
 
@@ -25,8 +25,8 @@ DECAY_RANKS = frozenset({"none", "head", "channel"})
 
 FORMS: tuple[Form, ...] = (
     Form(REFERENCE, "one token after the other", naive),
-    Form(FLA, "fused_recurrent_gdn2", fla.step, fits_a_step, decode=True, missing=fla.missing, refuses=True),
-    Form(FLA, "chunk_gdn2", fla.chunked, fla.fits, missing=fla.missing, refuses=True),
+    Form(FLA, "fused_recurrent_gdn2", fla_forms.step, step_obstacle, decode=True, missing=fla_forms.missing, refuses=True),
+    Form(FLA, "chunk_gdn2", fla_forms.chunked, fla_forms.obstacle, missing=fla_forms.missing, refuses=True),
     Form(TORCH, "one step of the recurrence", step, decode=True),
     Form(TORCH, "chunks of 64 through a triangular system", chunked),
 )

@@ -25,7 +25,7 @@ def naive(
             state = state * (segment[:, t] == before)[:, None, None, None]
         if log_decay is not None:
             state = state * log_decay[:, t].exp().view(*state.shape[:2], -1, 1)
-        answer = torch.einsum("bnf,bnfv->bnv", erase[:, t] * key[:, t], state)
-        state = state + key[:, t, :, :, None] * (value[:, t] - answer)[..., None, :]
+        erased = torch.einsum("bnf,bnfv->bnv", erase[:, t] * key[:, t], state)
+        state = state + key[:, t, :, :, None] * (value[:, t] - erased)[..., None, :]
         outputs.append(torch.einsum("bhf,bhfv->bhv", query[:, t], state.repeat_interleave(heads // state_heads, dim=1)))
     return torch.stack(outputs, dim=1), state

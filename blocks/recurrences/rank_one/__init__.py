@@ -20,9 +20,9 @@ A token whose key and w are 0 writes nothing, and decay still runs. The form of 
 
 from __future__ import annotations
 
-from blocks.fla import fits_a_step
+from blocks.fla_kernels import step_obstacle
 from blocks.operation import FLA, REFERENCE, TORCH, Form
-from blocks.recurrences.rank_one import fla
+from blocks.recurrences.rank_one import fla_forms
 from blocks.recurrences.rank_one.chunked import chunked
 from blocks.recurrences.rank_one.naive import naive
 from blocks.recurrences.rank_one.step import step
@@ -32,9 +32,9 @@ DECAY_RANKS = frozenset({"none", "head", "channel"})
 FORMS: tuple[Form, ...] = (
     Form(REFERENCE, "one token after the other", naive),
     Form(
-        FLA, "fused_recurrent_dplr_delta_rule", fla.step, fits_a_step, decode=True, missing=fla.missing, refuses=True
+        FLA, "fused_recurrent_dplr_delta_rule", fla_forms.step, step_obstacle, decode=True, missing=fla_forms.missing, refuses=True
     ),
-    Form(FLA, "chunk_dplr_delta_rule", fla.chunked, fla.fits, missing=fla.missing, refuses=True),
+    Form(FLA, "chunk_dplr_delta_rule", fla_forms.chunked, fla_forms.obstacle, missing=fla_forms.missing, refuses=True),
     Form(TORCH, "one step of the recurrence", step, decode=True),
     Form(TORCH, "chunks of 64 through a triangular system", chunked),
 )  # fmt: skip

@@ -116,9 +116,9 @@ def _span(
         offered = -(overlap[:, :, :, :shares] @ values)
         kept = to_end[:, :, :, :shares].mT @ values
     # The solver assumes a diagonal of ones and never reads above it.
-    own = overlap[:, :, :, -shares:]
+    system = overlap[:, :, :, -shares:]
     offered, erased = torch.linalg.solve_triangular(
-        own, torch.cat((offered, erasing), dim=-1), upper=False, unitriangular=True
+        system, torch.cat((offered, erasing), dim=-1), upper=False, unitriangular=True
     ).split((value.shape[-1], key.shape[-1]), dim=-1)
     weights, from_start = weights.flatten(4, 5), from_start.flatten(4, 5)
     entered, earlier, state = _scan(

@@ -25,9 +25,9 @@ def naive(
         if segment is not None:
             before = segment[:, t - 1] if t else torch.zeros_like(segment[:, 0])
             state = state * (segment[:, t] == before)[:, None, None, None]
-        answer = torch.einsum("bnf,bnfv->bnv", read[:, t], state)
+        read_output = torch.einsum("bnf,bnfv->bnv", read[:, t], state)
         if log_decay is not None:
             state = state * log_decay[:, t].exp().view(*state.shape[:2], -1, 1)
-        state = state - removed[:, t, :, :, None] * answer[..., None, :] + key[:, t, :, :, None] * value[:, t, :, None, :]
+        state = state - removed[:, t, :, :, None] * read_output[..., None, :] + key[:, t, :, :, None] * value[:, t, :, None, :]
         outputs.append(torch.einsum("bhf,bhfv->bhv", query[:, t], state.repeat_interleave(heads // state_heads, dim=1)))
     return torch.stack(outputs, dim=1), state

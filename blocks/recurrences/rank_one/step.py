@@ -22,14 +22,14 @@ def step(
     batch, state_heads, features, width = state.shape
     if segment is not None:
         state = state * (segment == 0)[..., None, None]
-    answer = read.reshape(-1, 1, features).bmm(state.reshape(-1, features, width)).view(batch, state_heads, 1, width)
+    read_output = read.reshape(-1, 1, features).bmm(state.reshape(-1, features, width)).view(batch, state_heads, 1, width)
     state = left_of(state, log_decay, None, in_place=in_place)
     row, key_heads = key.reshape(batch, state_heads, features, 1), value.shape[2]
     if removed is None:
-        value = (value.view(batch, key_heads, 1, width) - answer.view(batch, key_heads, -1, width)).flatten(1, 2)[:, :, None]
+        value = (value.view(batch, key_heads, 1, width) - read_output.view(batch, key_heads, -1, width)).flatten(1, 2)[:, :, None]
     else:
         column = removed.reshape(batch, state_heads, features, 1)
-        state = state.addcmul_(column, answer, value=-1) if in_place else state.addcmul(column, answer, value=-1)
+        state = state.addcmul_(column, read_output, value=-1) if in_place else state.addcmul(column, read_output, value=-1)
         value = value.view(batch, key_heads, 1, 1, width).expand(-1, -1, state_heads // key_heads, -1, -1).flatten(1, 2)
     state = state.addcmul_(row, value) if in_place else state.addcmul(row, value)
     rows = query.reshape(batch * state_heads, -1, features).bmm(state.view(-1, features, width))

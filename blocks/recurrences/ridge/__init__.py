@@ -23,7 +23,7 @@ In the form of decode, key, value and rate are None if there is no pair, and ``s
 
 from __future__ import annotations
 
-from blocks.operation import REFERENCE, TORCH, Form, one_pair_at_most
+from blocks.operation import REFERENCE, TORCH, Form, pair_obstacle
 from blocks.recurrences.ridge.chunked import chunked
 from blocks.recurrences.ridge.naive import naive
 from blocks.recurrences.ridge.step import step
@@ -32,6 +32,6 @@ DECAY_RANKS = frozenset({"none", "head"})
 
 FORMS: tuple[Form, ...] = (
     Form(REFERENCE, "one token after the other, each system solved exactly", naive),
-    Form(TORCH, "one step of the recurrence, its system solved exactly", step, one_pair_at_most, decode=True),
+    Form(TORCH, "one step of the recurrence, its system solved exactly", step, pair_obstacle, decode=True),
     Form(TORCH, "chunks of 64, their systems solved by conjugate gradients", chunked),
 )

@@ -91,12 +91,12 @@ def _span(
     for left, more in zip(whole.unbind(2), added.unbind(2), strict=True):
         earlier.append(state)
         state = state * left + more
-    matrix, answers = torch.stack(earlier, dim=2).split((features, value.shape[3]), dim=-1)
+    matrix, products = torch.stack(earlier, dim=2).split((features, value.shape[3]), dim=-1)
 
     # The queries of a state head are concatenated, each with all tokens of the chunk.
     weights, survives = weights.repeat(1, 1, 1, reads, 1), survives.repeat(1, 1, 1, reads, 1)
     solution = _solution(queries, survives, matrix, keys, weights, ridge[:, None, None])
-    output = (solution * survives) @ answers + ((solution @ keys.mT) * weights) @ values
+    output = (solution * survives) @ products + ((solution @ keys.mT) * weights) @ values
     output = output.unflatten(3, (reads, chunk)).permute(0, 2, 4, 1, 3, 5)
     return output.flatten(3, 4).flatten(1, 2)[:, :length], state
 

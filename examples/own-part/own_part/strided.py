@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import PositiveInt
 
 from blocks.flow import Pairs, Partial
-from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
+from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.holding import Holding, only, state_of
 from blocks.operation import REFERENCE, TRITON, Call, Form, Setting, Slot, State
@@ -53,7 +53,7 @@ class Strided(Holding):
                 TRITON,
                 "each query against the pairs that it sees, in one pass",
                 partial(self.answer, attend=by_kernel),
-                fits=fits,
+                obstacle=obstacle,
                 missing=ATTEND.missing,
                 refuses=True,
             ),
@@ -76,23 +76,23 @@ class Strided(Holding):
         if segment is not None:
             seen = seen & (take(segment, entry) == segment[:, size:].repeat_interleave(size, dim=1))
         shape = (*last.shape, size)
-        answer = attend(
+        result = attend(
             call.rotate(query, self.rotation), entries.key, entries.value, entry.view(shape), seen.view(shape), call.shape.softcap
         )
 
         oldest, column = torch.searchsorted(count, last - size), torch.arange(size, count.shape[1], device=count.device)
         evicted_entry = torch.where(kept, oldest, column)
-        evicted = entries.each(lambda of: take(of, evicted_entry))
+        evicted = entries.each(lambda tensor: take(tensor, evicted_entry))
         present = evicted.present & pairs.present
         if segment is not None:
             present = present & (take(segment, evicted_entry) == segment[:, size:])
         evicted = only(evicted, present)
 
         carried_entry = torch.searchsorted(count, count[:, -1:] - age.flip(0))
-        carried = entries.each(lambda of: take(of, carried_entry))
+        carried = entries.each(lambda tensor: take(tensor, carried_entry))
         if segment is not None:
             carried = only(carried, take(segment, carried_entry) == tokens.last_segment())
-        return (answer, evicted), state_of(carried, call.state)
+        return (result, evicted), state_of(carried, call.state)
 
 
 def gathered(
@@ -106,19 +106,20 @@ def gathered(
     """Softmax of each query over its ``n`` entries, if they are visible."""
     batch, length, count = entry.shape
     keys, values = (take(states, entry.flatten(1)).view(batch * length, count, *states.shape[2:]) for states in (key, value))
-    own = dense(query.flatten(0, 1)[:, None], keys, values, seen.flatten(0, 1)[:, None], softcap)
-    output, lse, maximum = (of.view(batch, length, *of.shape[2:]) for of in (own.output, own.lse, own.maximum) if of is not None)
+    rows = dense(query.flatten(0, 1)[:, None], keys, values, seen.flatten(0, 1)[:, None], softcap)
+    results = (rows.output, rows.lse, rows.maximum)
+    output, lse, maximum = (tensor.view(batch, length, *tensor.shape[2:]) for tensor in results if tensor is not None)
     return Partial(output, lse, maximum=maximum)
 
 
-def fits(setting: Setting) -> str | None:
+def obstacle(setting: Setting) -> str | None:
     """Why the kernel cannot run in a setting, or None."""
     reasons = {
         "it has no gradients": setting.gradients,
         "it returns no largest logit, and the read needs it": setting.needs_maximum,
         "it caps no logits": setting.capped,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None) or needs_gpu(setting)
+    return next((reason for reason, holds in reasons.items() if holds), None) or gpu_obstacle(setting)
 
 
 def by_kernel(
@@ -129,6 +130,6 @@ def by_kernel(
     seen: Bool[Tensor, "B T n"],
     softcap: float | None = None,
 ) -> Partial:
-    """The same as ``gathered``, by this package's own kernel."""
+    """Compute ``gathered`` by this package's own kernel."""
     output, lse = ATTEND(query, key.to(query.dtype), value.to(query.dtype), entry, seen)
     return Partial(output, lse)

@@ -92,7 +92,7 @@ def test_where_it_does_not_fit_it_says_so() -> None:
 
     def reason_of(conv: dict[str, Any], features: dict[str, Any]) -> str:
         (form,) = CONVOLVED_MAP.forms({"conv": Convolution(**conv), "features": Hedgehog(**features)})
-        return str(form.fits(on_gpu))
+        return str(form.obstacle(on_gpu))
 
     assert CONVOLVED_MAP in PATTERNS
     assert reason_of({}, {}) == "None"

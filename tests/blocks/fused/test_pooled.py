@@ -41,10 +41,10 @@ def test_a_document_is_walked_in_stretches(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_it_says_what_it_cannot_serve() -> None:
-    assert pooling.fits(Setting()) is None
+    assert pooling.obstacle(Setting()) is None
     wide = Shape(hidden_size=12, heads=1, key_heads=1, head_dim=257)
     for setting, message in ((Setting(dtype="float16"), "range of float16"), (Setting(shape=wide), "256 numbers a value")):
-        reason = pooling.fits(setting)
+        reason = pooling.obstacle(setting)
         assert reason is not None
         assert message in reason
 

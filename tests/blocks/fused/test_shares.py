@@ -89,7 +89,7 @@ def test_keys_that_it_refuses_are_mapped_as_defined(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(Kernel, "__call__", second_is_refused)
         with pytest.warns(RuntimeWarning, match="of a test"):
             actual, _ = run(module, data, backend="triton")
-    assert seen == ["shares", "shares", "together"]
+    assert seen == ["shares", "shares", "attend_jointly"]
     assert_close(actual, expected)
 
 
@@ -97,10 +97,10 @@ def test_where_it_does_not_fit_it_says_so() -> None:
     shape = Shape(hidden_size=6, heads=2, key_heads=2, head_dim=6)
     on_gpu = Setting(device="cuda", shape=shape)
     (form, defined) = Hedgehog().forms()
-    assert form.fits(on_gpu) is None
-    assert "no product" in str(Hedgehog(linear=False).forms()[0].fits(on_gpu))
-    assert "256 columns" in str(Hedgehog(dim=300).forms()[0].fits(on_gpu))
-    assert defined.fits(on_gpu) is None
+    assert form.obstacle(on_gpu) is None
+    assert "no product" in str(Hedgehog(linear=False).forms()[0].obstacle(on_gpu))
+    assert "256 columns" in str(Hedgehog(dim=300).forms()[0].obstacle(on_gpu))
+    assert defined.obstacle(on_gpu) is None
 
 
 def test_it_is_built_without_a_gpu() -> None:

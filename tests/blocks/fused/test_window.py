@@ -13,7 +13,7 @@ from blocks.flow import Tokens
 from blocks.fused import window
 from blocks.legend import Shape
 from blocks.operation import Form, Setting
-from blocks.softmax import triton
+from blocks.softmax import triton_forms
 from tests.blocks.fused.builds import assert_they_are_built
 from tests.blocks.fused.heads import ALIKE, GROUPED, assert_defined
 from tests.laws.kernels import LENGTH, packed, padded
@@ -76,20 +76,20 @@ def test_what_sees_nothing_answers_nothing_and_has_no_gradient() -> None:
     ],
 )
 def test_it_says_what_it_cannot_serve(setting: dict[str, Any], message: str) -> None:
-    assert triton.fits(Setting()) is None
-    reason = triton.fits(Setting(**setting))
+    assert triton_forms.obstacle(Setting()) is None
+    reason = triton_forms.obstacle(Setting(**setting))
     assert reason is not None
     assert message in reason
 
 
 def test_where_nobody_asks_for_the_mass_a_kernel_without_one_is_taken() -> None:
     beside = Form("fla", "another", lambda: None, lambda setting: "gaps" if setting.sifted else None)
-    assert triton.fits(Setting(), beside) is None
-    assert triton.fits(Setting(needs_mass=False, sifted=True), beside) is None
-    assert triton.fits(Setting(needs_mass=False)) is None
+    assert triton_forms.obstacle(Setting(), beside) is None
+    assert triton_forms.obstacle(Setting(needs_mass=False, sifted=True), beside) is None
+    assert triton_forms.obstacle(Setting(needs_mass=False)) is None
     gone = Form("fla", "another", lambda: None, missing=lambda: "it is not installed")
-    assert triton.fits(Setting(needs_mass=False), gone) is None
-    assert triton.fits(Setting(needs_mass=False), beside) == "no read needs the mass, and another runs without it"
+    assert triton_forms.obstacle(Setting(needs_mass=False), gone) is None
+    assert triton_forms.obstacle(Setting(needs_mass=False), beside) == "no read needs the mass, and another runs without it"
 
 
 def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:

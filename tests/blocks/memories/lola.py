@@ -134,11 +134,11 @@ class Beneath:
     """The state as the cache above it reads it: recomputed at each look from all evicted pairs, row by row."""
 
     def __init__(
-        self, memory: StateMemory, query: Tensor, tokens: Tokens, held: dict[str, Tensor], form: str, together: int = 1
+        self, memory: StateMemory, query: Tensor, tokens: Tokens, held: dict[str, Tensor], form: str, max_per_token: int = 1
     ) -> None:
         self.memory, self.query, self.tokens, self.held, self.form = memory, features(query), tokens, held, form
         self.dtype = query.dtype
-        self.together, self.seen = together, dict(held)
+        self.max_per_token, self.seen = max_per_token, dict(held)
         self.evicted: list[tuple[Tensor, ...]] = []
 
     def map(self, pairs: Pairs) -> Tensor:
@@ -159,7 +159,7 @@ class Beneath:
     def distances(self) -> Tensor:
         return torch.linalg.vector_norm(self.memory.predict(self.looked_for[0], self.seen) - self.looked_for[1], dim=-1)
 
-    def look(self, pairs: Pairs, keys: Tensor) -> None:
+    def set_pairs(self, pairs: Pairs, keys: Tensor) -> None:
         self.looked_for = keys, pairs.value
 
     def evict(self, index: Tensor, present: Tensor, column: Tensor) -> None:
@@ -167,7 +167,7 @@ class Beneath:
         self.evicted.append((key, value, present, column[:, None].expand(key.shape[:2])))
 
     def answer(self) -> Partial:
-        evicted = replace(self._all(self.query), together=self.together)
+        evicted = replace(self._all(self.query), max_per_token=self.max_per_token)
         partial, self.held = recalled(self.memory, self.form, self.query, evicted, None, self.tokens, self.held)
         return partial
 
@@ -217,7 +217,7 @@ class Cascade:
     def call(self, query: Tensor, pairs: Pairs, tokens: Tokens, states: States) -> tuple[Tensor, States, Partial]:
         """Return the head's output, its new states, and the partial of the cache."""
         (near, evicted), window = self.near(query, pairs, tokens, states["window"])
-        beneath = Beneath(StateMemory(), query, tokens, states["state"], self.form, evicted.together)
+        beneath = Beneath(StateMemory(), query, tokens, states["state"], self.form, evicted.max_per_token)
         call = operation.Call(tokens, states["sparse"], self.parts()["sparse"][1], PLACE)
         gradients = any(of.requires_grad for of in (query, evicted.key, evicted.value))
         attention = dense if gradients or self.form == REFERENCE else native

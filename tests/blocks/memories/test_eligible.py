@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from blocks.flow import Tokens
 from blocks.memories.below import Held, selected
-from blocks.memories.eligible import by_heads, hidden_by_evictions, joined_by_heads, selected_by_heads
+from blocks.memories.eligible import by_heads, eviction_bias, joined_by_heads, selected_by_heads
 from tests.blocks.support import random
 
 
@@ -39,14 +39,14 @@ def test_a_layout_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("documents", [False, True])
-@given(size=st.integers(0, 4), together=st.integers(1, 3), groups=st.integers(1, 4), seed=st.integers(0, 2**31))
-def test_a_pair_is_seen_from_fall_to_fall(documents: bool, size: int, together: int, groups: int, seed: int) -> None:
+@given(size=st.integers(0, 4), max_per_token=st.integers(1, 3), groups=st.integers(1, 4), seed=st.integers(0, 2**31))
+def test_a_pair_is_seen_from_fall_to_fall(documents: bool, size: int, max_per_token: int, groups: int, seed: int) -> None:
     """A pair counts for a token if it has entered by the token's column, was not evicted again, and belongs to its document."""
     torch.manual_seed(seed)
-    entries, length = size + together * groups, together * groups
+    entries, length = size + max_per_token * groups, max_per_token * groups
     pairs = held(entries)
     columns = torch.randint(0, length, (2, groups)).sort(dim=1).values
-    evictions = columns.repeat_interleave(together, dim=1)
+    evictions = columns.repeat_interleave(max_per_token, dim=1)
     left = torch.randint(1, groups + 2, (2, entries, 3))
     at, tokens = torch.arange(length).expand(2, -1), Tokens(torch.arange(length).expand(2, -1))
     segment: list[list[int]] = []
@@ -55,16 +55,16 @@ def test_a_pair_is_seen_from_fall_to_fall(documents: bool, size: int, together: 
         assert tokens.segment is not None
         segment = tokens.segment.tolist()
         pairs["segment"] = torch.randint(0, 3, (2, entries, 3))
-    result = hidden_by_evictions(pairs, at, evictions, together, left, tokens)
+    result = eviction_bias(pairs, at, evictions, max_per_token, left, tokens)
     assert result.shape == (2, 3, length, entries)
     facts = {name: pairs[name].tolist() for name in pairs.keys() & {"position", "segment"}}
     numbers, leaves, hides = left.tolist(), columns.tolist(), result.tolist()
     for row, head, token, entry in product(range(2), range(3), range(length), range(entries)):
-        came = -1 if entry < size else leaves[row][(entry - size) // together]
+        came = -1 if entry < size else leaves[row][(entry - size) // max_per_token]
         number = numbers[row][entry][head]
         goes = length if number > groups else leaves[row][number - 1]
         seen = came <= token < goes and facts["position"][row][entry][head] >= 0
-        if entry >= size and number <= (entry - size) // together + 1:
+        if entry >= size and number <= (entry - size) // max_per_token + 1:
             seen = False  # it falls on as it falls in, or before, which no cache does
         if documents:
             seen = seen and facts["segment"][row][entry][head] == segment[row][token]

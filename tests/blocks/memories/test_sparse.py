@@ -111,7 +111,7 @@ def test_where_a_document_begins_the_state_counts_as_empty() -> None:
     """
     states = torch.zeros(1, 3, 2, 4, dtype=torch.float64)
     states[0, :, :, 0] = torch.tensor([3.0, -2.0, 0.1])[:, None]
-    pairs = replace(pairs_at(states, [[0, 1, 2]]), arrival=torch.zeros(1, 3, dtype=torch.int64), together=3)
+    pairs = replace(pairs_at(states, [[0, 1, 2]]), arrival=torch.zeros(1, 3, dtype=torch.int64), max_per_token=3)
     part, query, tokens = sparse(1), random(1, 2, 4, 4), Tokens(torch.arange(2)[None], torch.ones(1, 2, dtype=torch.int64))
     shape = replace(GROUPED, features=4, state_heads=4)
     held = {"state": torch.ones_like(empty(StateMemory(), shape, 1)["state"])}

@@ -122,7 +122,7 @@ def test_a_call_that_starts_a_document_lets_nothing_of_the_last_one_fall() -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("evict", ["fall", "drop"])
+@pytest.mark.parametrize("evict", ["next", "drop"])
 def test_its_state_is_two_chunks(evict: str, dtype: torch.dtype) -> None:
     part, states = terraced(3, evict=evict), random(2, 5, 2, 4, dtype=dtype)
     pairs = pairs_at(states, [[0, 1, 2, 3, 4]] * 2, random(2, 5, 4, 4, dtype=dtype))
@@ -133,7 +133,7 @@ def test_its_state_is_two_chunks(evict: str, dtype: torch.dtype) -> None:
         name: (held.shape, held.dtype) for name, held in before.items()
     }
     # 6 pairs of 2 × 2 × 4 numbers and a position; where something below wants them, 4 × 4 convolved ones and a rate.
-    more = (6 * 4 * 4, 6) if evict == "fall" else (0, 0)
+    more = (6 * 4 * 4, 6) if evict == "next" else (0, 0)
     width, wide = dtype.itemsize, max(4, dtype.itemsize)
     wanted = (6 * 2 * 2 * 4 + more[0]) * width + 6 * 8 + more[1] * wide
     assert sum(slot.bytes(width, wide) for slot in part.state(CONVOLVED).values()) == wanted

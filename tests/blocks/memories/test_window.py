@@ -84,7 +84,7 @@ def test_what_falls_into_it_may_have_gaps() -> None:
         assert evicted.position.tolist() == [[-1, -1, -1, -1]]
 
 
-@pytest.mark.parametrize("evict", ["fall", "drop"])
+@pytest.mark.parametrize("evict", ["next", "drop"])
 @pytest.mark.parametrize("convolved", [0, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_its_state_is_what_it_says(dtype: torch.dtype, evict: str, convolved: int) -> None:
@@ -99,7 +99,7 @@ def test_its_state_is_what_it_says(dtype: torch.dtype, evict: str, convolved: in
     assert {name: (held.shape, held.dtype) for name, held in after.items()} == {
         name: (held.shape, held.dtype) for name, held in before.items()
     }
-    assert ("convolved" in after) is (convolved > 0 and evict == "fall")
+    assert ("convolved" in after) is (convolved > 0 and evict == "next")
     # 3 pairs of 2 × 2 × 4 numbers, their positions, and 4 heads of convolved keys where something below wants them.
     numbers = 3 * 2 * 2 * 4 + (3 * 4 * 4 if "convolved" in after else 0)
     slots = part.state(shape).values()

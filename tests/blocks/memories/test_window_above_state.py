@@ -31,7 +31,7 @@ CHUNKS = [{"kind": "window", "size": 5, "shape": "terraced"}, CHANNEL]
 ROW_MAX = {"kind": "shared", "scale": "row_max"}
 SAYS = "blocks of queries against the state before them"
 STEP = "one token against ring and state, which are written over, in one pass"
-TOGETHER = {"window": SAYS, "state": SAYS}
+JOINT = {"window": SAYS, "state": SAYS}
 LENGTH = 21
 """More than a block of 16, and not two of them."""
 ON_GPU = Setting(device="cuda", dtype="bfloat16", gradients=True)
@@ -84,7 +84,7 @@ def padded() -> Tokens:
     ],
 )
 def test_it_is_the_definition(head: dict[str, Any], shape: Shape, bounds: tuple[int, ...]) -> None:
-    assert_defined(head, shape, LENGTH, parts=TOGETHER, bounds=bounds)
+    assert_defined(head, shape, LENGTH, parts=JOINT, bounds=bounds)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_it_is_the_definition(head: dict[str, Any], shape: Shape, bounds: tuple[
     ],
 )
 def test_rows_of_several_documents_and_rows_that_end_early(memory: list[Any], tokens: Tokens, rows: int) -> None:
-    assert_defined({**LOLCATS, "memory": memory}, GROUPED, LENGTH, parts=TOGETHER, rows=rows, tokens=tokens)
+    assert_defined({**LOLCATS, "memory": memory}, GROUPED, LENGTH, parts=JOINT, rows=rows, tokens=tokens)
 
 
 def test_a_call_of_padding_alone_hands_on_what_it_was_handed() -> None:
@@ -120,7 +120,7 @@ def test_a_call_of_padding_alone_hands_on_what_it_was_handed() -> None:
     tokens = Tokens(position, None, position < torch.tensor([[LENGTH], [10]]))
     memory = [TERRACED, {"kind": "state", "gate": "head"}]
     assert_defined(
-        {**LOLCATS, "memory": memory}, GROUPED, LENGTH, parts=TOGETHER, rows=2, tokens=tokens, bounds=(12,), gradients=False
+        {**LOLCATS, "memory": memory}, GROUPED, LENGTH, parts=JOINT, rows=2, tokens=tokens, bounds=(12,), gradients=False
     )
 
 
@@ -188,7 +188,7 @@ def test_large_logits_stay_finite_and_right() -> None:
     key, value = (torch.cat((torch.zeros(1, 4, 1, 8), states), dim=1) for states in (key, value))
     for size in (1.0, 30.0, -30.0):
         weight = torch.full((1, LENGTH, 1), size)
-        result, _ = joint.together(query * 20, key, value, *mapped, None, weight, empty, joint.Evictions(4, 1, LENGTH, rows))
+        result, _ = joint.attend_jointly(query * 20, key, value, *mapped, None, weight, empty, joint.Evictions(4, 1, LENGTH, rows))
         for token in (0, 6, 20):
             near = key[0, max(token + 1, 4) : token + 5, 0] @ query[0, token, 0] * 20 / math.sqrt(8) + size
             far = (mapped[1, 0, 4 : token + 1, 0] @ mapped[0, 0, token, 0]).log()
@@ -227,7 +227,7 @@ def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float, c
         else:
             rows = torch.tensor([[held, evicted[-1], 0, LENGTH]], dtype=torch.int32)
             evictions = joint.Evictions(held, chunk, LENGTH + chunk - 1, rows, None if chunk == 1 else evicted[None].int())
-            output, _ = joint.together(*leaves, None, torch.zeros(1, 1, 8, 9), evictions)
+            output, _ = joint.attend_jointly(*leaves, None, torch.zeros(1, 1, 8, 9), evictions)
         (output * torch.arange(8)).sum().backward()
         answers.append([output.detach(), *(leaf.grad for leaf in leaves)])
     for actual, expected in zip(answers[1], answers[0], strict=True):
@@ -252,7 +252,7 @@ def test_a_decay_of_nothing_left_is_no_number_of_its_own(own: tuple[int, ...], c
         decay = torch.full((1, LENGTH, 1, *own), -0.1)
         decay[:, 12:14] = steepest
         leaves = [tensor.clone().requires_grad_() for tensor in (query, key, value, asking, mapped, decay)]
-        output, last = joint.together(*leaves, None, torch.zeros(1, 1, 8, 9), evictions)
+        output, last = joint.attend_jointly(*leaves, None, torch.zeros(1, 1, 8, 9), evictions)
         answers.append([output, last, *torch.autograd.grad(output.sum() + last.sum(), leaves)])
     for actual, expected in zip(*answers, strict=True):
         assert expected.isfinite().all()

@@ -82,8 +82,8 @@ def test_the_fast_form_is_the_definition(part: Mixer) -> None:
 def test_a_document_never_sees_its_neighbour(part: Mixer, form: str) -> None:
     lengths = [1, 4, 2, 5]
     parameters, hidden = drawn(part, GROUPED), random(1, sum(lengths), 6)
-    together = from_empty(part, parameters, hidden, documents(lengths), form)
-    for own, output in zip(hidden.split(lengths, dim=1), together.split(lengths, dim=1), strict=True):
+    packed = from_empty(part, parameters, hidden, documents(lengths), form)
+    for own, output in zip(hidden.split(lengths, dim=1), packed.split(lengths, dim=1), strict=True):
         close(output, from_empty(part, parameters, own, counted(1, own.shape[1]), form))
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks.operation import Setting
-from blocks.softmax import dense, hidden, native, native_fits, native_step, native_step_fits, single
+from blocks.softmax import dense, mask_bias, native, native_obstacle, native_step, native_step_obstacle, single
 from tests.blocks.support import close, random
 
 HEADS = st.sampled_from([(2, 2), (4, 2), (3, 1)])
@@ -23,8 +23,8 @@ def test_one_query(heads: tuple[int, int], held: int, own: bool, hides: bool, se
     position = torch.randint(-1, 2, (3, held, few) if own else (3, held))
     reached = torch.rand(3, 1, 1, held) < 0.6
     reached[..., 0] = True  # its own pair
-    hiding = hidden(reached, torch.float64) if hides else None
-    got, wanted = (answer(*states, position, hiding) for answer in (native_step, single))
+    bias = mask_bias(reached, torch.float64) if hides else None
+    got, wanted = (answer(*states, position, bias) for answer in (native_step, single))
     seen = wanted.lse > -torch.inf
     assert torch.equal(got.lse > -torch.inf, seen)
     close(got.lse[seen], wanted.lse[seen])
@@ -37,10 +37,10 @@ def test_several_queries(heads: int, length: int, held: int, seed: int) -> None:
     torch.manual_seed(seed)
     states = random(2, length, heads, 4), random(2, held, heads, 4), random(2, held, heads, 4)
     visible = torch.rand(2, heads, length, held) < 0.4
-    got, wanted = native(*states, hidden(visible, torch.float64)), dense(*states, visible)
+    got, wanted = native(*states, mask_bias(visible, torch.float64)), dense(*states, visible)
     close(got.output, wanted.output)
     close(got.lse, wanted.lse)
-    close(dense(*states, hidden(visible, torch.float32)).output, wanted.output)
+    close(dense(*states, mask_bias(visible, torch.float32)).output, wanted.output)
 
 
 def test_half_precision_is_summed_in_float32() -> None:
@@ -64,9 +64,9 @@ def test_half_precision_is_summed_in_float32() -> None:
     ],
 )
 def test_where_it_fits(setting: dict[str, bool], reason: str | None) -> None:
-    for fits in (native_fits, native_step_fits):
-        reason_found = fits(Setting(**setting))
+    for obstacle in (native_obstacle, native_step_obstacle):
+        reason_found = obstacle(Setting(**setting))
         assert reason_found is None if reason is None else reason in str(reason_found)
     padded = Setting(padded=True)
-    assert native_fits(padded) is None
-    assert "padding" in str(native_step_fits(padded))
+    assert native_obstacle(padded) is None
+    assert "padding" in str(native_step_obstacle(padded))

@@ -105,7 +105,7 @@ def test_gradients_are_those_of_the_mask(written_out: bool, chunks: bool, monkey
     """
     monkeypatch.setattr(MODULE, "BLOCK", 4)
     if not written_out:  # as on a GPU
-        for question in ("may_look", "derives_by_hand"):
+        for question in ("may_read_numbers", "derives_by_hand"):
             monkeypatch.setattr(MODULE, question, lambda tensor: False)
     query, key, value, present, segment, size, reach = problem(11, 3, (4, 2), True, True, chunks)
     present[:, 4:10] = False

@@ -62,5 +62,5 @@ def test_a_report_comes_back_from_its_file() -> None:
 
 
 def test_a_place_in_words() -> None:
-    assert Workload("prefill", 65536, 1).in_words == "prefill 65,536"
-    assert Workload("decode", 512, 1024).in_words == "decode 512 × 1,024"
+    assert Workload("prefill", 65536, 1).description == "prefill 65,536"
+    assert Workload("decode", 512, 1024).description == "decode 512 × 1,024"

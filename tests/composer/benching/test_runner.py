@@ -47,7 +47,7 @@ def test_the_report(folders: list[Path], tmp_path: Path) -> None:
     assert all(cell.peak_bytes is None for cell in report.cells)
     assert report.cell("lawcat", "prefill", 32, 2).state_bytes == 2 * composer.explain("lawcat", folders[0]).state_bytes
     assert [(step.what, step.done, step.total) for step in heard] == [
-        (workload.in_words, done, 6) for done, workload in enumerate(workloads)
+        (workload.description, done, 6) for done, workload in enumerate(workloads)
     ]
 
 

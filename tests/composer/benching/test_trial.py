@@ -39,7 +39,7 @@ def test_state_bytes_are_what_explain_says(spec: str) -> None:
     measurements = dict(run_trial([Contestant("it", model)], plan))
     for workload, measured in measurements.items():
         explained = explain_resolved(model.config.resolved(), sequence=workload.length, dtype="float64")
-        assert measured["it"].state_bytes == 2 * explained.state_bytes, workload.in_words
+        assert measured["it"].state_bytes == 2 * explained.state_bytes, workload.description
 
 
 def test_a_source_keeps_its_keys_and_values() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from composer.data.samples import documents_of
+from composer.data.samples import sample_documents
 from composer.tasks.mqar import Mqar
 from composer.tasks.passkey import Passkey
 from composer.tasks.recall import Recall
@@ -23,7 +23,7 @@ def test_documents(task: Passkey | Recall | Mqar | Stories, tokenizer: PreTraine
     for learn in ("answer", "all"):
         if task.name == "stories" and learn == "answer":
             continue
-        documents = list(documents_of(task.model_copy(update={"learn": learn}), tokenizer, 200, "train"))
+        documents = list(sample_documents(task.model_copy(update={"learn": learn}), tokenizer, 200, "train"))
         for document, sample in zip(documents, samples, strict=True):
             assert document.ids.dtype == np.int32
             assert document.learned.dtype == bool
@@ -33,5 +33,5 @@ def test_documents(task: Passkey | Recall | Mqar | Stories, tokenizer: PreTraine
 
 
 def test_the_first_token_is_never_learned() -> None:
-    (document,) = documents_of(Passkey(samples=1, learn="all"), byte_level(bos=False), 400, "train")
+    (document,) = sample_documents(Passkey(samples=1, learn="all"), byte_level(bos=False), 400, "train")
     assert document.learned.tolist() == [False] + [True] * (len(document) - 1)

@@ -24,7 +24,7 @@ from composer.spec.resolve import resolve
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from tests.composer.exporting.models import SHORT, check_equal, of_file, randomised
-from tests.composer.model.together import parts_of
+from tests.composer.model.shared_layers import parts_of
 from tests.laws.cases import SMALL as LAW_SIZES
 from tests.laws.cases import around, field_of
 from tests.shipped import on

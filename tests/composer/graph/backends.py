@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from blocks.operation import Form, Setting, anywhere
+from blocks.operation import Form, Setting, no_obstacle
 from blocks.recurrences import additive
 from composer.graph.graph import build_graph
 from composer.graph.lowering import compiled
@@ -25,7 +25,7 @@ def forget() -> None:
 
 @contextmanager
 def own_backend(
-    monkeypatch: pytest.MonkeyPatch, fits: Callable[[Setting], str | None] = anywhere
+    monkeypatch: pytest.MonkeyPatch, obstacle: Callable[[Setting], str | None] = no_obstacle
 ) -> Iterator[list[tuple[int, ...]]]:
     """Register the form for the block. Yields the shapes of the queries that it was called with."""
     calls: list[tuple[int, ...]] = []
@@ -35,7 +35,7 @@ def own_backend(
         return additive.naive(query, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(additive, "FORMS", (*additive.FORMS, Form(NAME, SAYS, loop, fits)))
+        patch.setattr(additive, "FORMS", (*additive.FORMS, Form(NAME, SAYS, loop, obstacle)))
         forget()
         try:
             yield calls

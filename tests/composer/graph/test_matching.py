@@ -12,7 +12,7 @@ import torch
 from blocks.kernels import Refused
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
-from blocks.operation import Form, Kind, Setting, State, anywhere
+from blocks.operation import Form, Kind, Setting, State, no_obstacle
 from blocks.pattern import Bound, Pattern
 from blocks.reads import Read
 from composer.errors import BuildError
@@ -43,10 +43,10 @@ def in_turn(bound: Mapping[str, Bound], passed: Mapping[str, Mapping[str, Any]])
     return [near, compute("far", pairs=near[0][1])]
 
 
-def pattern(backend: str = "torch", fits: Callable[[Setting], str | None] = anywhere) -> Pattern:
+def pattern(backend: str = "torch", obstacle: Callable[[Setting], str | None] = no_obstacle) -> Pattern:
     """Return the pattern of a window and the state that it feeds."""
     nodes = {"near": lambda part: isinstance(part, Window), "far": lambda part: isinstance(part, StateMemory)}
-    return Pattern(nodes, (("near", "far", Kind.PAIRS),), lambda parts: (Form(backend, SAYS, in_turn, fits),))
+    return Pattern(nodes, (("near", "far", Kind.PAIRS),), lambda parts: (Form(backend, SAYS, in_turn, obstacle),))
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_hooks_see_every_part_of_a_step(joined: Any) -> None:
 
 
 def test_where_it_does_not_fit_each_part_is_by_itself(joined: Any) -> None:
-    joined(pattern(fits=lambda setting: "it has no gradient" if setting.gradients else None))
+    joined(pattern(obstacle=lambda setting: "it has no gradient" if setting.gradients else None))
     graph = graph_of(LOLCATS)
     assert covered(lower(graph, "torch", Setting(gradients=True))) == []
     assert covered(lower(graph, "torch", Setting())) == [("window", "state")]

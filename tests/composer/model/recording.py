@@ -72,7 +72,7 @@ def recorded(step: Computation) -> Computation:
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch, *asking: ModuleType) -> None:
     """Record steps as on a GPU, where Python reads no numbers. asking: modules that ask whether they may record."""
     for module in (flow, tensors, ring, window):
-        monkeypatch.setattr(module, "may_look", lambda numbers: False)
+        monkeypatch.setattr(module, "may_read_numbers", lambda numbers: False)
     monkeypatch.setattr(product, "captured", recorded)
     for module in (generation, *asking):
         monkeypatch.setattr(module, "may_record", lambda model: True)

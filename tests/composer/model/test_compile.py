@@ -8,7 +8,7 @@ import pytest
 
 from composer.spec.loading import load_spec
 from tests.composer.model.models import CAUSAL
-from tests.composer.model.together import covering, dealt, layers_of, printed_of
+from tests.composer.model.shared_layers import covering, dealt, layers_of, printed_of
 from tests.composer.model.trunks import TRUNKS
 from tests.composer.programs import printed_behind_composer
 

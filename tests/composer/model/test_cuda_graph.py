@@ -214,7 +214,7 @@ def test_what_waits_for_the_host_runs_as_ever(replays: list[Recorder], monkeypat
     def waiting(numbers: torch.Tensor) -> bool:
         return bool(numbers.max() >= 0) and False
 
-    monkeypatch.setattr(ring, "may_look", waiting)
+    monkeypatch.setattr(ring, "may_read_numbers", waiting)
     with pytest.warns(FallsBack, match="a step of decode cannot be recorded"):
         assert torch.equal(model.generate(ids, **GREEDY), wanted)
     assert not replays[0].replays

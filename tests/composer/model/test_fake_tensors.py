@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import composer
 from tests.composer.model.models import llama
-from tests.composer.model.together import dealt, document, layers_of
+from tests.composer.model.shared_layers import dealt, document, layers_of
 
 # Compilation traces every causal spec on fake tensors in test_prefill_graph.py, with neither gradients nor masks.
 PARTS = dealt(layers_of(["softmax", "lolcats", "lola", "lawcat", "gated-deltanet", "latte-macchiato", "mamba2"], lambda _: ()))

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from tests.composer.model.models import CAUSAL
-from tests.composer.model.together import covering, dealt, layers_of, printed_of
+from tests.composer.model.shared_layers import covering, dealt, layers_of, printed_of
 
 SMALL = {"lola": ["head.memory.0.size=4", "head.memory.1.size=3"], "lolcats-terraced": ["head.memory.0.size=4"]}
 EXPORTED = ["lolcats-terraced", "lola", "gated-delta", "latte-macchiato"]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.model.call_arguments import documents_of
+from composer.model.call_arguments import read_documents
 from composer.model.rows import Rows
 
 CPU = torch.device("cpu")
@@ -19,7 +19,7 @@ def rows(batch: int, length: int, *, seen: torch.Tensor | None = None, columns: 
     nothing: dict[str, Any] = {"mask": None, "positions": None}
     bounds = {name: options.pop(name) for name in ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k") if name in options}
     longest = {name: options.pop(name) for name in ("max_length_q", "max_length_k") if name in options}
-    documents = documents_of(batch, length, CPU, bounds=bounds, seq_idx=options.pop("seq_idx", None), longest=longest)
+    documents = read_documents(batch, length, CPU, bounds=bounds, seq_idx=options.pop("seq_idx", None), longest=longest)
     return Rows(batch, length, CPU, seen, columns, **nothing | options, documents=documents)
 
 

@@ -43,7 +43,7 @@ ANSWERS: dict[tuple[str, str], set[str]] = {
     ("lawcat", "fla"): {"causal_conv1d", "chunk_gla", "fused_recurrent_gla"},
     ("lawcat", "triton"): {"convolved_shares"},
     ("lolcats", "fla"): {"chunk_simple_gla", "fused_recurrent_simple_gla"},
-    ("lolcats", "triton"): {"shares", "together", "stepped"},
+    ("lolcats", "triton"): {"shares", "attend_jointly", "stepped"},
     ("lola", "fla"): {"chunk_simple_gla"},
     ("lola", "triton"): {"shares", "walked", "with_mass"},
     ("gated-delta", "fla"): DELTA,

@@ -40,7 +40,7 @@ IDS = torch.randint(3, 500, (1, 40), generator=torch.Generator().manual_seed(0))
 @pytest.mark.parametrize(
     ("spec", "overrides", "kernels"),
     [
-        ("lolcats", ("head.memory.0.shape=terraced", "head.read.scale=row_max"), {"together": 2, "shares": 4}),
+        ("lolcats", ("head.memory.0.shape=terraced", "head.read.scale=row_max"), {"attend_jointly": 2, "shares": 4}),
         ("lizard", ("head.memory.1.size=8",), {"with_mass": 2, "shares": 4}),
         ("streaming", ("head.memory.1.size=8",), {"with_mass": 2}),
     ],
@@ -67,7 +67,7 @@ def test_logits_and_gradients(spec: str, overrides: tuple[str, ...], kernels: di
 @pytest.mark.parametrize(
     ("spec", "overrides", "kernels"),
     [
-        ("lolcats", (), {"together": 2, "stepped": 8, "shares": 20}),
+        ("lolcats", (), {"attend_jointly": 2, "stepped": 8, "shares": 20}),
         ("lola", ("head.memory.1.size=6",), {"walked": 10, "shares": 30}),
         ("lawcat", (), {"convolved_shares": 20}),
     ],

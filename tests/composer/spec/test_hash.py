@@ -37,7 +37,7 @@ DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("gate", "head"): DECAY,
     ("gate", "channel"): DECAY | {"rank": 16},
     ("memory", "full"): {"position": None, "weight": None},
-    ("memory", "window"): {"position": None, "weight": None, "size": 64, "evict": "fall"},
+    ("memory", "window"): {"position": None, "weight": None, "size": 64, "evict": "next"},
     ("memory", "state"): {"position": None, "weight": None, "gate": NoGate(), "normalise": True},
 }
 
@@ -64,7 +64,7 @@ def reversed_keys(value: Any) -> Any:
         changed("head.flow", "cascade"),
         changed("head.memory.0.name", "near"),
         changed("head.memory.0.position", "rope"),
-        changed("head.memory.0.evict", "fall"),
+        changed("head.memory.0.evict", "next"),
         changed("head.memory.1.gate", {"kind": "channel", "rank": 16, "temperature": 16, "bias": 0, "per": "query_head"}),
         changed("head.memory.1.normalise", True),
         {**LOLCATS, "layers": [{"at": "all", "use": "head"}]},

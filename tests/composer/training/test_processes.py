@@ -27,7 +27,7 @@ from composer.spec.recipe import Stage
 from composer.training import checkpoint, distill, loop, processes
 from composer.training.distill import train
 from composer.training.journal import LOG
-from composer.training.processes import added, broadcast_from_first, by_first, shard, shares, take_gpu, together, whole
+from composer.training.processes import added, broadcast_from_first, by_first, process_group, shard, shares, take_gpu, whole
 from composer.training.run import TrainingOptions
 from composer.training.student import read_student
 from composer.training.unit import Unit
@@ -218,7 +218,7 @@ def test_parameters_that_some_rows_do_not_need() -> None:
     """All processes have the sum of their gradients, even if only one process uses a parameter."""
 
     def act(rank: int) -> None:
-        with together():
+        with process_group():
             model = Branching()
             shard(model, [], "cpu")
             model(torch.tensor([-2.0, 1.0] if rank else [3.0, 4.0])).backward()
@@ -250,7 +250,7 @@ def test_each_draws_random_numbers_of_its_own(tmp_path: Path) -> None:
     """Each process continues with its own random state."""
 
     def act(rank: int) -> None:
-        with together(), seeded(loop.seed_of(0, "finetune"), "cpu"):
+        with process_group(), seeded(loop.seed_of(0, "finetune"), "cpu"):
             unit = Unit("unit", Stage(lr=1, steps=1), [(1.0, {"weight": nn.Parameter(torch.zeros(2))})])
             checkpoint.save(tmp_path, 1, [unit], {})
             drawn = torch.rand(3)
@@ -269,7 +269,7 @@ def full(*arguments: Any) -> None:
 
 def test_what_the_first_meets_all_meet(tmp_path: Path) -> None:
     def act(rank: int) -> None:
-        with together():
+        with process_group():
             assert by_first(lambda: f"of {rank}") == "of 0"
             assert broadcast_from_first(float(rank)) == 0.0
             assert added({"a": rank + 0.5, "b": math.inf * rank}) == pytest.approx({"a": 2.0, "b": math.nan}, nan_ok=True)

@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 from composer.errors import DataError, TrainingError
 from composer.spec.recipe import Finetune
 from composer.training.finetune import FinetuneCourse, finetune_unit
-from composer.training.processes import added, count, shares, sharing_rows, together
+from composer.training.processes import added, count, process_group, shares, sharing_rows
 from composer.training.row_pieces import check_row_processes
 from composer.training.run import TrainingOptions
 from tests.composer.model.models import llama
@@ -59,7 +59,7 @@ def test_losses_and_gradients_are_those_of_whole_rows(spec: str, processes: int,
     """Documents begin and end within pieces, rows have padding, and a hybrid passes keys and values on."""
 
     def act(rank: int) -> None:
-        with together(), sharing_rows(processes):
+        with process_group(), sharing_rows(processes):
             learned_by = {how: learned(spec, how) for how in ("packed", "padded")}
             if rank == 0:
                 torch.save(learned_by, tmp_path / "found.pt")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import tests.interpreter  # noqa: F401 - the kernels run in it
 from blocks.recurrences import delta
-from blocks.recurrences.erase import DECAY_RANKS, FORMS, chunked, fla, naive, step
+from blocks.recurrences.erase import DECAY_RANKS, FORMS, chunked, fla_forms, naive, step
 from tests.blocks.recurrences.delta.problems import HEADS, RANKS, Problem, draw
 from tests.blocks.recurrences.kernels import CLOSE, compared
 from tests.blocks.support import by_backend, close
@@ -54,12 +54,12 @@ def test_forms_are_the_definition(rank: str, heads: tuple[int, int, int], docume
 
 def test_on_flas_kernels() -> None:
     problem = draw("channel", (2, 1, 1), 21, batch=1)
-    compared(naive, fla.chunked, tensors_of(problem), None, 17)
+    compared(naive, fla_forms.chunked, tensors_of(problem), None, 17)
     problem = draw("channel", (4, 4, 2), 1, documents=True)
     *columns, state = tensors_of(problem)
     wanted = naive(*columns, problem.segment, state)
     with torch.no_grad():
-        actual = fla.step(
+        actual = fla_forms.step(
             *(None if tensor is None else tensor.float() for tensor in columns), problem.segment, problem.state.float()
         )
     for got, want in zip(actual, wanted, strict=True):

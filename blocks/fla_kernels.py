@@ -1,4 +1,4 @@
-"""Common functions of the forms on flash-linear-attention (fla): when they fit, packed documents, padding of sizes.
+"""Common functions of the forms on flash-linear-attention (fla): when they can run, packed documents, padding of sizes.
 
 fla's kernels expect B T H D with the same number of heads in all inputs, in float32 or bfloat16, and keep states in float32.
 Several documents are concatenated into one row, with their bounds (``cu_seqlens``) and one state for each document.
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 
-from blocks.kernels import FLASH_LINEAR_ATTENTION, Kernel, Refused, needs_gpu
+from blocks.kernels import FLASH_LINEAR_ATTENTION, Kernel, Refused, gpu_obstacle
 from blocks.legend import Bool, Float, Int, Tensor, torch
-from blocks.operation import Setting, one_pair_at_most
+from blocks.operation import Setting, pair_obstacle
 from blocks.tensors import repeat_heads
 
 COLUMNS = 8
@@ -43,28 +43,28 @@ def in_chunks(
         output, left = run(**inputs, initial_state=entering, scale=1.0, output_final_state=True)
         return answered(output, left, state)
     documents = rows(segment)
-    flat = {name: one_row(of) for name, of in inputs.items()}
+    flat = {name: one_row(tensor) for name, tensor in inputs.items()}
     start = documents.states(entering)
     output, left = run(**flat, initial_state=start, cu_seqlens=documents.bounds, scale=1.0, output_final_state=True)
     return answered(output.unflatten(1, segment.shape).squeeze(0), documents.left(left), state)
 
 
-def fits(setting: Setting) -> str | None:
-    """The ``fits`` of a form of its chunked kernels."""
+def obstacle(setting: Setting) -> str | None:
+    """Return why a form of fla's chunked kernels cannot run, or None."""
     if setting.dtype == "float16":
         return "sums over a long text leave the range of float16, which its kernels answer in"
     if setting.one_token:
         return "its chunks are for several tokens"
-    return needs_gpu(setting)
+    return gpu_obstacle(setting)
 
 
-def fits_a_step(setting: Setting) -> str | None:
-    """The ``fits`` of a form of its recurrent kernels, for one token."""
+def step_obstacle(setting: Setting) -> str | None:
+    """Return why a form of fla's recurrent kernels, for one token, cannot run, or None."""
     if setting.gradients:
         return "its kernel of one token has no gradient"
     if setting.shape is not None and setting.shape.state_heads and setting.shape.state_heads != setting.shape.heads:
         return "its kernel would copy a state for each of the query heads that share it"
-    return one_pair_at_most(setting) or fits(replace(setting, one_token=False))
+    return pair_obstacle(setting) or obstacle(replace(setting, one_token=False))
 
 
 def refuse_wrong_gradients(gates: Tensor) -> None:
@@ -107,8 +107,8 @@ class FlatRows:
     def states(self, state: Float[Tensor, "B ..."], empty: float = 0.0) -> Tensor:
         """Return the initial state of each document: that of the row for a document that continues, ``empty`` for all
         others."""
-        own = state.masked_fill(~self.continues.view(-1, *[1] * (state.dim() - 1)), empty)
-        return state.new_full((self.bounds.shape[0] - 1, *state.shape[1:]), empty).index_copy(0, self.first, own)
+        continued = state.masked_fill(~self.continues.view(-1, *[1] * (state.dim() - 1)), empty)
+        return state.new_full((self.bounds.shape[0] - 1, *state.shape[1:]), empty).index_copy(0, self.first, continued)
 
     def left(self, states: Float[Tensor, "n ..."]) -> Tensor:
         """Return the final state of each row."""

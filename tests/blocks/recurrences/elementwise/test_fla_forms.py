@@ -7,7 +7,7 @@ import torch
 
 import tests.interpreter  # noqa: F401 - the kernels run in it
 from blocks.recurrences.elementwise import naive
-from blocks.recurrences.elementwise.fla import chunked
+from blocks.recurrences.elementwise.fla_forms import chunked
 from tests.blocks.recurrences.kernels import compared
 
 LONGER = 131

@@ -21,31 +21,31 @@ SHAPE = Shape(hidden_size=6, heads=3, key_heads=3, head_dim=4, features=5, state
 def test_what_falls_in_adds_to_the_answers(falling: int, memory: StateMemory) -> None:
     """Predictions are updated for two sets of keys. Pairs enter the state between them, and some places have no pair."""
     state = {name: tensor + torch.rand_like(tensor) for name, tensor in empty(memory, SHAPE, 2).items()}
-    looks, evicted = memory.looks(state, SHAPE), None
-    assert looks is not None
+    reads, evicted = memory.repeated_reads(state, SHAPE), None
+    assert reads is not None
     for _ in range(2):
         features = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), torch.rand(2, 9, 3) < 0.7)
-        looks.look(features, evicted)
+        reads.set_pairs(features, evicted)
         places = torch.stack([torch.randperm(9) for _ in range(6)]).view(2, 3, 9).transpose(1, 2)
-        close(looks.distances(), distances(memory, features, state))
+        close(reads.distances(), distances(memory, features, state))
         for first in range(0, 8, falling):
             index = places[:, first : first + falling]
-            looks.evict(index)
+            reads.evict(index)
             new = those(features, index)
             _, state = recalled(memory, "reference", torch.zeros_like(new.key), new, None, counted(2, falling), state)
             if first == 8 - falling:
                 evicted = those(features, places[:, :8])
             if first:  # The first to fall are seen together with the second.
-                close(looks.distances(), distances(memory, features, state))
+                close(reads.distances(), distances(memory, features, state))
 
 
 @pytest.mark.parametrize("memory", [StateMemory(), StateMemory(normalise=False)], ids=str)
 def test_an_empty_matrix_is_as_far_from_each_value_as_0(memory: StateMemory) -> None:
-    looks = memory.looks(empty(memory, SHAPE, 2), SHAPE)
-    assert looks is not None
+    reads = memory.repeated_reads(empty(memory, SHAPE, 2), SHAPE)
+    assert reads is not None
     features = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), None)
-    looks.look(features, None)
-    close(looks.distances(), features.value.norm(dim=-1))
+    reads.set_pairs(features, None)
+    close(reads.distances(), features.value.norm(dim=-1))
 
 
 def those(pairs: Features, index: Tensor) -> Features:
@@ -60,6 +60,6 @@ def distances(memory: StateMemory, pairs: Features, state: State) -> Tensor:
     return (memory.predict(pairs.key, state) - pairs.value).norm(dim=-1)
 
 
-def test_exponents_are_looked_at_anew() -> None:
+def test_exponents_are_read_anew() -> None:
     exponential = Shape(hidden_size=6, heads=3, key_heads=3, head_dim=4, features=5, state_heads=3, exponential=True)
-    assert StateMemory().looks(empty(StateMemory(), exponential, 2), exponential) is None
+    assert StateMemory().repeated_reads(empty(StateMemory(), exponential, 2), exponential) is None

@@ -8,7 +8,7 @@ import torch
 import tests.interpreter  # noqa: F401 - the kernels run in it
 from blocks.operation import Setting
 from blocks.recurrences.delta import naive
-from blocks.recurrences.delta.fla import chunked, fits, step
+from blocks.recurrences.delta.fla_forms import chunked, obstacle, step
 from tests.blocks.recurrences.delta.problems import RANKS, draw
 from tests.blocks.recurrences.kernels import CLOSE, compared
 from tests.laws.cases import SMALL
@@ -56,5 +56,5 @@ def test_more_features_than_its_kernel_holds_are_refused_beforehand() -> None:
     from dataclasses import replace
 
     shape = replace(SMALL.shape(4), features=256)
-    assert fits(Setting("cuda", shape=shape)) is None
-    assert fits(Setting("cuda", shape=replace(shape, features=257))) == "its kernel supports 256 features at most"
+    assert obstacle(Setting("cuda", shape=shape)) is None
+    assert obstacle(Setting("cuda", shape=replace(shape, features=257))) == "its kernel supports 256 features at most"

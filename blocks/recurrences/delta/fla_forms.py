@@ -5,8 +5,8 @@ its own copy of a shared state.
 
 from __future__ import annotations
 
-from blocks import fla
-from blocks.fla import (
+from blocks import fla_kernels
+from blocks.fla_kernels import (
     answered,
     filled_state,
     in_chunks,
@@ -27,15 +27,15 @@ MOST_FEATURES = 256
 
 
 def missing() -> str | None:
-    """What is not installed of all that the forms call."""
+    """Return a message on the packages that the forms need and that are not installed, or None."""
     return missing_of(GATED, PLAIN, STEP, BY_FEATURE, STEP_BY_FEATURE)
 
 
-def fits(setting: Setting) -> str | None:
-    """Of the chunked form."""
+def obstacle(setting: Setting) -> str | None:
+    """Return why the chunked form cannot run, or None."""
     if setting.shape is not None and setting.shape.features > MOST_FEATURES:
         return f"its kernel supports {MOST_FEATURES} features at most"
-    return fla.fits(setting)
+    return fla_kernels.obstacle(setting)
 
 
 def chunked(
@@ -82,7 +82,7 @@ def step(
 
 
 def _inputs(query: Tensor, key: Tensor, value: Tensor, rate: Tensor, log_decay: Tensor | None, *, gated: bool) -> dict[str, Tensor]:
-    """By the names that the kernels have for them."""
+    """Return the inputs by the names of the kernels' arguments."""
     heads, dtype, features = query.shape[2], value.dtype, width(query.shape[-1])
     inputs = {
         "q": to_heads(query, heads, dtype, features),

@@ -5,8 +5,8 @@ Its ``a`` is -r and its ``b`` is w. It wants a decay for each feature.
 
 from __future__ import annotations
 
-from blocks import fla
-from blocks.fla import answered, filled_state, in_chunks, kernel, missing_of, to_heads, width
+from blocks import fla_kernels
+from blocks.fla_kernels import answered, filled_state, in_chunks, kernel, missing_of, to_heads, width
 from blocks.kernels import gently
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting
@@ -18,17 +18,17 @@ MOST_FEATURES = 256
 
 
 def missing() -> str | None:
-    """What is not installed of all that the forms call."""
+    """Return a message on the packages that the forms need and that are not installed, or None."""
     return missing_of(CHUNKS, STEP)
 
 
-def fits(setting: Setting) -> str | None:
-    """Of the chunked form."""
+def obstacle(setting: Setting) -> str | None:
+    """Return why the chunked form cannot run, or None."""
     if setting.device == "cuda" and setting.dtype == "float32":
         return "its kernel does not support float32 on every GPU"
     if setting.shape is not None and setting.shape.features > MOST_FEATURES:
         return f"its kernel supports {MOST_FEATURES} features at most"
-    return fla.fits(setting)
+    return fla_kernels.obstacle(setting)
 
 
 def chunked(
@@ -68,7 +68,7 @@ def step(
 def _inputs(
     query: Tensor, key: Tensor, value: Tensor, read: Tensor, removed: Tensor | None, log_decay: Tensor | None
 ) -> dict[str, Tensor]:
-    """By the names that the kernels have for them."""
+    """Return the inputs by the names of the kernels' arguments."""
     heads, dtype, features = query.shape[2], value.dtype, width(query.shape[-1])
     return {
         "q": to_heads(query, heads, dtype, features),

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import tests.interpreter  # noqa: F401 - the kernels run in it
-from blocks.fla import fits, fits_a_step
+from blocks.fla_kernels import obstacle, step_obstacle
 from blocks.operation import Setting
 from blocks.recurrences.additive import FORMS, naive
-from blocks.recurrences.additive.fla import chunked, step
+from blocks.recurrences.additive.fla_forms import chunked, step
 from tests.blocks.recurrences.additive.problems import RANKS, draw
 from tests.blocks.recurrences.kernels import CLOSE, compared
 from tests.laws.cases import SMALL
@@ -85,21 +85,21 @@ def test_a_decay_of_nothing_left_is_no_number_of_its_own() -> None:
     assert all(of.isfinite().all() for of in torch.autograd.grad(output.sum(), leaves))
 
 
-def test_where_the_forms_fit() -> None:
+def test_obstacles_of_the_forms() -> None:
     by_decode = {form.decode: form for form in FORMS if form.backend == "fla"}
-    assert (by_decode[False].fits, by_decode[True].fits) == (fits, fits_a_step)
+    assert (by_decode[False].obstacle, by_decode[True].obstacle) == (obstacle, step_obstacle)
     plain = Setting("cuda", "bfloat16")
-    assert fits(plain) is None
-    assert str(fits(Setting("cuda", "float16"))).startswith("sums over a long text leave the range of float16")
-    assert str(fits(Setting("cuda", "float64"))) == "Triton's kernels do not support float64"
-    assert str(fits(Setting("cuda", one_token=True))) == "its chunks are for several tokens"
+    assert obstacle(plain) is None
+    assert str(obstacle(Setting("cuda", "float16"))).startswith("sums over a long text leave the range of float16")
+    assert str(obstacle(Setting("cuda", "float64"))) == "Triton's kernels do not support float64"
+    assert str(obstacle(Setting("cuda", one_token=True))) == "its chunks are for several tokens"
     on_gpu = Setting("cuda", "bfloat16", one_token=True)
-    assert fits_a_step(on_gpu) is None
+    assert step_obstacle(on_gpu) is None
     for setting, reason in (
         (Setting("cuda", one_token=True, gradients=True), "has no gradient"),
         (Setting("cuda", one_token=True, one_pair=False), "several pairs may arrive"),
         (Setting("cuda", one_token=True, shape=SMALL.shape(4)), None),
         (Setting("meta", one_token=True), "Triton runs on a GPU"),
     ):
-        reason_not_to_fit = fits_a_step(setting)
-        assert reason_not_to_fit is None if reason is None else reason in str(reason_not_to_fit)
+        step_reason = step_obstacle(setting)
+        assert step_reason is None if reason is None else reason in str(step_reason)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from blocks.fla import kernel, one_row, rows
+from blocks.fla_kernels import kernel, one_row, rows
 from blocks.flow import Partial
-from blocks.kernels import Kernel, needs_gpu
+from blocks.kernels import Kernel, gpu_obstacle
 from blocks.legend import Bool, Float, Int, Tensor, torch
-from blocks.operation import Setting, one_size
+from blocks.operation import Setting, size_obstacle
 from blocks.tensors import take
 
 ATTENTION = kernel("ops.attn", "parallel_attn")
@@ -20,8 +20,8 @@ FORGETTING = kernel("ops.forgetting_attn", "parallel_forgetting_attn")
 WIDEST = 256
 
 
-def fits(setting: Setting) -> str | None:
-    """Of a form that calls it."""
+def obstacle(setting: Setting) -> str | None:
+    """Return why a form that calls these kernels cannot run, or None."""
     if setting.needs_mass or setting.needs_maximum:
         return "its attention returns no mass, and the read needs it"
     if setting.sifted:
@@ -32,7 +32,7 @@ def fits(setting: Setting) -> str | None:
         return "its blocks are for several tokens"
     if setting.shape is not None and setting.shape.head_dim > WIDEST:
         return f"its kernel supports heads of {WIDEST} dimensions at most"
-    return one_size(setting) or needs_gpu(setting)
+    return size_obstacle(setting) or gpu_obstacle(setting)
 
 
 def behind(
@@ -64,9 +64,9 @@ def all_before(
     held = key.shape[1] - query.shape[1]
     if held:
         # Absent entries can be anywhere. Moved before all others they split no document.
-        own = torch.arange(held, key.shape[1], device=key.device).expand(key.shape[0], -1)
-        order = torch.cat((present[:, :held].byte().argsort(dim=1, stable=True), own), dim=1)
-        key, value, present = (take(of, order) for of in (key, value, present))
+        entry = torch.arange(held, key.shape[1], device=key.device).expand(key.shape[0], -1)
+        order = torch.cat((present[:, :held].byte().argsort(dim=1, stable=True), entry), dim=1)
+        key, value, present = (take(states, order) for states in (key, value, present))
         since = None if since is None else take(since, order)
     # The answers at padding are discarded, so rows of one document need no cutting.
     document = segment if held == 0 else _documents(present, segment, held)
@@ -88,11 +88,11 @@ def _answer(run: Kernel, query: Tensor, key: Tensor, value: Tensor, document: In
     """document: of each entry; None: one a row."""
     held = key.shape[1] - query.shape[1]
     queries = torch.cat((query.new_zeros(query.shape[0], held, *query.shape[2:]), query), dim=1)
-    inputs = [of.to(value.dtype) for of in (queries, key, value)]
+    inputs = [states.to(value.dtype) for states in (queries, key, value)]
     scale = 1 / math.sqrt(query.shape[-1])
     if document is None:
         output = run(*inputs, scale=scale, **further)
     else:
-        output = run(*(one_row(of) for of in inputs), scale=scale, cu_seqlens=rows(document).bounds, **further)
+        output = run(*(one_row(states) for states in inputs), scale=scale, cu_seqlens=rows(document).bounds, **further)
         output = output.unflatten(1, document.shape).squeeze(0)
     return Partial(output[:, held:].to(query.dtype), None)

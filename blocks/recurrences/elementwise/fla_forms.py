@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from blocks import fla
-from blocks.fla import kernel
+from blocks import fla_kernels
+from blocks.fla_kernels import kernel
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting
 
@@ -17,13 +17,15 @@ CHUNKS = kernel("ops.hgrn", "chunk_hgrn")
 
 
 def missing() -> str | None:
-    """What is not installed of what the form calls."""
+    """Return a message on the packages that the form needs and that are not installed, or None."""
     return CHUNKS.missing()
 
 
-def fits(setting: Setting) -> str | None:
-    """Of the form. Of a model of float16, too, it computes in float32."""
-    return fla.needs_gpu(setting) if setting.dtype == "float16" and not setting.one_token else fla.fits(setting)
+def obstacle(setting: Setting) -> str | None:
+    """Return why the form cannot run, or None. It computes in float32, also in a model of float16."""
+    return (
+        fla_kernels.gpu_obstacle(setting) if setting.dtype == "float16" and not setting.one_token else fla_kernels.obstacle(setting)
+    )
 
 
 def chunked(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from blocks import fla
-from blocks.fla import answered, filled_state, in_chunks, kernel, missing_of, to_heads, width
+from blocks import fla_kernels
+from blocks.fla_kernels import answered, filled_state, in_chunks, kernel, missing_of, to_heads, width
 from blocks.kernels import gently
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting
@@ -14,15 +14,15 @@ MOST_FEATURES = 256
 
 
 def missing() -> str | None:
-    """What is not installed of all that the forms call."""
+    """Return a message on the packages that the forms need and that are not installed, or None."""
     return missing_of(CHUNKS, STEP)
 
 
-def fits(setting: Setting) -> str | None:
-    """Of the chunked form."""
+def obstacle(setting: Setting) -> str | None:
+    """Return why the chunked form cannot run, or None."""
     if setting.shape is not None and setting.shape.features > MOST_FEATURES:
         return f"its kernel supports {MOST_FEATURES} features at most"
-    return fla.fits(setting)
+    return fla_kernels.obstacle(setting)
 
 
 def chunked(
@@ -58,7 +58,8 @@ def step(
 
 
 def _inputs(query: Tensor, key: Tensor, value: Tensor, erase: Tensor, log_decay: Tensor | None) -> dict[str, Tensor]:
-    """By the names that the kernels have for them. The write gate is in the values, so the kernel's own is open."""
+    """Return the inputs by the names of the kernels' arguments. The values include the write gate, so the kernel's own gate is
+    1."""
     heads, dtype, features = query.shape[2], value.dtype, width(query.shape[-1])
     values = to_heads(value, heads, dtype, width(value.shape[-1]))
     return {

@@ -15,7 +15,7 @@ from blocks.recurrences.additive.chunked import SPAN, scan
 from blocks.recurrences.chunks import cut_documents, into_chunks, of_documents
 
 
-def together(
+def grouped(
     query: Float[Tensor, "B T H F"],
     key: Float[Tensor, "B E N F"],
     value: Float[Tensor, "B E K V"],
@@ -29,7 +29,7 @@ def together(
     """Groups of ``size`` pairs, the j-th at one token of the j-th chunk of so many tokens; the others as in the recurrence."""
     span, outputs = size * max(1, SPAN // size), []
     place = arrival[:, ::size] % size
-    queries, keys, values = (of.split(span, dim=1) for of in (query, key, value))
+    queries, keys, values = (states.split(span, dim=1) for states in (query, key, value))
     documents = repeat(None) if segment is None else cut_documents(segment, span)
     for q, k, v, evictions, document in zip(queries, keys, values, place.split(span // size, dim=1), documents, strict=False):
         output, state = _span(q, k, v, evictions, document, state)
@@ -41,7 +41,7 @@ def _span(
     query: Tensor, key: Tensor, value: Tensor, evictions: Int[Tensor, "B n"], segment: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Compute one span in chunks. Further letters: n chunks of c tokens, R state heads a key head, Q query heads a state head."""
-    length, (heads, state_heads, key_heads) = query.shape[1], (of.shape[2] for of in (query, key, value))
+    length, (heads, state_heads, key_heads) = query.shape[1], (states.shape[2] for states in (query, key, value))
     count, chunk = evictions.shape[1], math.ceil(key.shape[1] / evictions.shape[1])
     reads, shares = heads // state_heads, state_heads // key_heads
     queries = into_chunks(query, count, chunk, (key_heads, shares, reads), (0, 3, 1, 4, 5, 2, 6)).flatten(4, 5)
@@ -53,9 +53,9 @@ def _span(
     added, continues, enters = group, None, None
     if segment is not None:
         document, before = of_documents(segment, count, chunk)
-        own = document.gather(2, evictions[..., None])
-        asks, enters = asks & (document == own), document == before[..., None]
-        added = group * (document[..., -1:] == own)[:, None, :, None, None]
+        evicting = document.gather(2, evictions[..., None])
+        asks, enters = asks & (document == evicting), document == before[..., None]
+        added = group * (document[..., -1:] == evicting)[:, None, :, None, None]
         continues = (document[..., -1] == before)[:, None, :, None, None, None]
     earlier, state = scan(queries, added, None, continues, state.unflatten(1, (key_heads, shares)))
 

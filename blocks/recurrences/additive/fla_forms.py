@@ -6,7 +6,7 @@ the values' dtype, bfloat16 in a model of bfloat16, and summed in float32.
 
 from __future__ import annotations
 
-from blocks.fla import (
+from blocks.fla_kernels import (
     answered,
     filled_state,
     in_chunks,
@@ -24,7 +24,7 @@ STEPS = kernel("ops.simple_gla", "fused_recurrent_simple_gla"), kernel("ops.gla"
 
 
 def missing() -> str | None:
-    """What is not installed of all that the forms call."""
+    """Return a message on the packages that the forms need and that are not installed, or None."""
     return missing_of(*CHUNKS, *STEPS)
 
 
@@ -69,7 +69,7 @@ def step(
 
 
 def _inputs(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None) -> dict[str, Tensor]:
-    """By the names that the kernels have for them."""
+    """Return the inputs by the names of the kernels' arguments."""
     heads, dtype, features = query.shape[2], value.dtype, width(query.shape[-1])
     inputs = {
         "q": to_heads(query, heads, dtype, features),

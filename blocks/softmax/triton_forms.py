@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from blocks.flow import Partial
-from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
+from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.operation import Form, Setting, one_size
+from blocks.operation import Form, Setting, size_obstacle
 
 WITH_MASS = Kernel("blocks.fused.window", "with_mass", TRITON_PACKAGE)
 WIDEST = 256
 
 
-def fits(setting: Setting, beside: Form | None = None) -> str | None:
-    """Return the ``fits`` of a form that calls the kernel. beside: a form without a mass, which is used if no read needs the
-    mass."""
+def obstacle(setting: Setting, beside: Form | None = None) -> str | None:
+    """Return why a form that calls the kernel cannot run, or None. beside: a form without a mass, which runs instead if no read
+    needs the mass."""
     reasons = {
         "its blocks are for several tokens": setting.one_token,
         "it returns no largest logit, and the read needs it": setting.needs_maximum,
         "it caps no logits": setting.capped,
         f"it has room for {WIDEST} numbers a head": setting.shape is not None and setting.shape.head_dim > WIDEST,
     }
-    reason = next((reason for reason, holds in reasons.items() if holds), None) or one_size(setting) or needs_gpu(setting)
-    if reason is None and beside is not None and not (setting.needs_mass or beside.missing() or beside.fits(setting)):
+    reason = next((reason for reason, holds in reasons.items() if holds), None) or size_obstacle(setting) or gpu_obstacle(setting)
+    if reason is None and beside is not None and not (setting.needs_mass or beside.missing() or beside.obstacle(setting)):
         return f"no read needs the mass, and {beside.says} runs without it"
     return reason
 
@@ -38,8 +38,8 @@ def behind(
     """Return each query, the last of the entries among them, against those of its document among the last ``held`` entries, its own
     among them; or against its own and ``reach`` before it, fewer than ``held``. position: -1 where there is no pair."""
     earlier = key.shape[1] - query.shape[1]
-    own = torch.arange(earlier, key.shape[1], device=key.device)
-    first = (own - (held - 1 if reach is None else reach)).expand(query.shape[:2])
+    query_entry = torch.arange(earlier, key.shape[1], device=key.device)
+    first = (query_entry - (held - 1 if reach is None else reach)).expand(query.shape[:2])
     if segment is not None:
         first = first.maximum(torch.searchsorted(segment, segment[:, earlier:].contiguous()))
     output, lse = WITH_MASS(query.to(value.dtype), key.to(value.dtype), value, position, first.clamp(min=0), held)

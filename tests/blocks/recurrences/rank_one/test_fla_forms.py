@@ -12,7 +12,7 @@ import torch
 import tests.interpreter  # noqa: F401 - the kernels run in it
 from blocks.operation import Setting
 from blocks.recurrences.rank_one import naive
-from blocks.recurrences.rank_one.fla import chunked, fits, step
+from blocks.recurrences.rank_one.fla_forms import chunked, obstacle, step
 from tests.blocks.recurrences.kernels import CLOSE, compared
 from tests.blocks.recurrences.rank_one.problems import draw
 from tests.laws.cases import SMALL
@@ -42,6 +42,6 @@ def test_a_step_is_the_definition(apart: bool) -> None:
 
 def test_what_its_kernel_does_not_take_is_refused_beforehand() -> None:
     shape = replace(SMALL.shape(4), features=256)
-    assert fits(Setting("cuda", "bfloat16", shape=shape)) is None
-    assert fits(Setting("cuda", "bfloat16", shape=replace(shape, features=257))) == "its kernel supports 256 features at most"
-    assert fits(Setting("cuda", "float32", shape=shape)) == "its kernel does not support float32 on every GPU"
+    assert obstacle(Setting("cuda", "bfloat16", shape=shape)) is None
+    assert obstacle(Setting("cuda", "bfloat16", shape=replace(shape, features=257))) == "its kernel supports 256 features at most"
+    assert obstacle(Setting("cuda", "float32", shape=shape)) == "its kernel does not support float32 on every GPU"

@@ -11,7 +11,7 @@ from torch import Tensor
 from blocks.flow import Features, Tokens
 from blocks.legend import Shape
 from blocks.memories.state import SHORTEST_GROUP, StateMemory
-from blocks.recurrences.additive import together as module
+from blocks.recurrences.additive import grouped as module
 from tests.blocks.support import close, counted, documents, empty, random, recalled
 
 SHAPES = [
@@ -34,7 +34,7 @@ def pairs(shape: Shape) -> Features:
     present = torch.rand(2, count) < 0.8
     present[0, SIZE : 2 * SIZE] = False
     key, value = random(2, count, shape.state_heads, 5).exp(), random(2, count, 2, 3)
-    return Features(key, value, present, ARRIVAL.repeat_interleave(SIZE, dim=1), together=SIZE)
+    return Features(key, value, present, ARRIVAL.repeat_interleave(SIZE, dim=1), max_per_token=SIZE)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["a state a query head", "a state a key head"])
@@ -60,7 +60,7 @@ def test_short_groups_decay_and_exponents_take_the_line(monkeypatch: pytest.Monk
     def never(*_: Tensor, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("blocks.memories.state.together", never)
+    monkeypatch.setattr("blocks.memories.state.grouped", never)
     evicted, query, shape = pairs(SHAPES[0]), random(2, LENGTH, 4, 5).exp(), SHAPES[0]
     decay = -torch.rand(2, LENGTH, 4, dtype=torch.float64)
     state, exponential = empty(StateMemory(), shape, 2), replace(shape, exponential=True)
@@ -71,7 +71,13 @@ def test_short_groups_decay_and_exponents_take_the_line(monkeypatch: pytest.Monk
     ):
         held = state if sizes is shape else empty(StateMemory(), sizes, 2)
         recalled(
-            StateMemory(), form, query, replace(evicted, together=group), log_decay, Tokens(ROWS["one document"].position), held
+            StateMemory(),
+            form,
+            query,
+            replace(evicted, max_per_token=group),
+            log_decay,
+            Tokens(ROWS["one document"].position),
+            held,
         )
     with pytest.raises(AssertionError):
         recalled(StateMemory(), "torch", query, evicted, None, ROWS["one document"], state)
