@@ -10,6 +10,7 @@ from triton.language.semantic import TritonSemantic
 from blocks.recurrences.additive.fla_forms import chunked
 from composer.laws import operands
 from tests.blocks.recurrences.additive.problems import draw
+from tests.composer.programs import printed
 from tests.interpreter import LIBRARY
 from tests.kernels import squared
 
@@ -22,6 +23,19 @@ def test_a_kernel_with_a_loop_and_several_configurations_runs() -> None:
 
 def test_functions_of_cuda_are_numpys() -> None:
     assert all(getattr(libdevice, name).__module__ == "composer.laws.interpreter" for name in LIBRARY)
+
+
+def test_modules_that_were_imported_before_it_use_its_language() -> None:
+    """fla's kernels call ``gather``, a name of the module that took it from the language when it was imported."""
+    code = """
+    import os
+    os.environ["TRITON_INTERPRET"] = "1"
+    import fla.ops.utils.op as early, triton.language as language
+    taken = early.gather
+    import composer.laws.interpreter
+    print(early.gather is language.gather, early.gather is taken)
+    """
+    assert printed(code) == "True False"
 
 
 def test_what_is_left_out_of_it_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import ast
 import functools
 import math
+import sys
 import types
 import warnings
 from collections import Counter
@@ -175,8 +176,19 @@ def _tensor(self: tl.tensor, handle: Any, type: Any) -> None:
     self.shape, self.numel = type.sides if type.is_block() else ALONE
 
 
+def _install_language() -> None:
+    """Replace the language's functions by those of the interpreter, also in modules that have imported them by name."""
+    before = {name: value for name, value in vars(tl).items() if callable(value) and not isinstance(value, type)}
+    interpreter._patch_lang(types.FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core}))
+    replaced = {id(value): name for name, value in before.items() if getattr(tl, name) is not value}
+    for module in [module for name, module in sys.modules.items() if name.startswith(("fla.", "blocks.")) and module is not None]:
+        for name, value in list(vars(module).items()):
+            if id(value) in replaced:
+                setattr(module, name, getattr(tl, replaced[id(value)]))
+
+
 triton.runtime.driver.set_active(ProcessorDriver())
-interpreter._patch_lang(types.FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core}))
+_install_language()
 interpreter._patch_lang = _stays
 interpreter._get_np_dtype = _of_numpy
 tl.block_type.__init__ = _block_type
