@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,10 +79,6 @@ class Mixed(threading.local):
 MIXED = Mixed()
 
 
-class HeadsHaveRun(Exception):
-    """Ends the forward of a host once its heads have run, where nothing needs the rest of its computation."""
-
-
 class Unrotated(tuple[Tensor, ...]):
     """Cosine and sine of a rotation by 0. ``used`` is whether the host has read them: some layers of some hosts do not rotate."""
 
@@ -112,7 +107,6 @@ class LayerCall:
     - hidden: B T C, the input of the layer's attention.
     - in_place: the state may be overwritten.
     - memory_values: B T K V, the memories' input in place of the layer's own values; None: these.
-    - alone: the host's computation after the heads is left out.
     - inputs: a result, the inputs of all heads; kept if the layer has a listener.
     - heads: a result, the output B T H V.
     - carried: a result, the new state.
@@ -123,7 +117,6 @@ class LayerCall:
     state: State
     in_place: bool = False
     memory_values: Tensor | None = None
-    alone: bool = False
     inputs: HeadInputs | None = None
     heads: Tensor | None = None
     carried: State = field(default_factory=dict)
@@ -174,19 +167,18 @@ class ComposedAttention(nn.Module):
         memory_values: Tensor | None = None,
         inputs: HeadInputs | None = None,
     ) -> Tensor:
-        """Return the output of the layer's heads from an empty state, ``B T H V``, without the host's computation after them.
+        """Return the output of the layer's heads from an empty state, ``B T H V``.
 
         memory_values: ``B T K V``, the memories' input in place of the layer's own values. inputs: of the heads, if known; the host
         then computes nothing.
         """
-        call = LayerCall(hidden, model_call, {}, memory_values=memory_values, alone=True)
-        with suppress(HeadsHaveRun):
-            if inputs is None:
-                self._run_host(call, (), options)
-            else:
-                assert not self.mixes_inputs, "its host projects other states than these"
-                call.state = self._empty_state(hidden)
-                self.run_heads(call, inputs.query, inputs.key, inputs.value, inputs.sinks)
+        call = LayerCall(hidden, model_call, {}, memory_values=memory_values)
+        if inputs is None:
+            self._run_host(call, (), options)
+        else:
+            assert not self.mixes_inputs, "its host projects other states than these"
+            call.state = self._empty_state(hidden)
+            self.run_heads(call, inputs.query, inputs.key, inputs.value, inputs.sinks)
         assert call.heads is not None, "the host has called its heads"
         return call.heads
 
@@ -234,8 +226,6 @@ class ComposedAttention(nn.Module):
         call.heads, call.carried = heads, call.carried | carried if call.carried else carried
         if self.listener is not None:
             call.inputs = inputs
-        if call.alone:
-            raise HeadsHaveRun
         return heads
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Any, *, layer_call: LayerCall) -> Tensor:

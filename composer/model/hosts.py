@@ -117,6 +117,8 @@ def compose(base: nn.Module, resolved: Resolved) -> bool:
                 f"layer {index} of {_host(base)} has no separate projections of queries and of keys, so their inputs "
                 "alone cannot be mixed: remove `mix_input`, or set `feeds: inputs` there"
             )
+        # A host builds its attention itself, and no argument of it names another class. So the instance, with its weights and its
+        # hooks, gets a class of which the host's is a base. Nothing undoes this.
         attention.__class__ = composed_class(host)
         attention.config = _with_interface(attention.config, INTERFACE)
         attention.layer, attention.facts, attention.composed = index, facts, heads

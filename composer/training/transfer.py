@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from blocks.flow import Tokens
 from composer.data.packing import Batch
 from composer.graph.program import HeadInputs
-from composer.model.attention import ComposedAttention, HeadsHaveRun, LayerCall, ModelCall
+from composer.model.attention import ComposedAttention, LayerCall, ModelCall
 from composer.model.configuration import Composition
 from composer.model.head import Head, anatomy
 from composer.model.hosts import attentions, attentions_by_layer, layers_of
@@ -155,6 +155,14 @@ def layer_unit(index: int, name: str, attention: ComposedAttention, stage: Trans
     return Unit(f"layer {index}", stage, [(stage.lr, fresh)]) if fresh else None
 
 
+class LastLessonLearned(Exception):
+    """Ends the forward of a teacher, or of one of its layers, after the last attention: nothing needs the MLP that follows.
+
+    The forward is the host's own, so a listener has no other way to end it. ``teach`` and ``LayerCourse`` raise the exception in
+    their listeners, and catch it around the forward that they called. No state has to be undone: neither call has a cache.
+    """
+
+
 VisitLayer = Callable[[int, ComposedAttention, Lesson], None]
 """A callback. Its arguments are a layer's index, the teacher's attention there, and that attention's inputs and output."""
 
@@ -165,14 +173,14 @@ def teach(teacher: ComposedForCausalLM, batch: Batch, visit: VisitLayer) -> None
 
     In one process the forward ends with the last layer's attention. Sharded parameters need all of it, for FSDP's hooks at its end.
     """
-    results = [attention for _, attention in attentions(teacher)]
-    for attention in results:
-        attention.listener = partial(_on_call, attention.layer, attention, visit, attention is results[-1] and count() == 1)
+    listened = [attention for _, attention in attentions(teacher)]
+    for attention in listened:
+        attention.listener = partial(_on_call, attention, visit, attention is listened[-1] and count() == 1)
     try:
-        with suppress(HeadsHaveRun):
+        with suppress(LastLessonLearned):
             within(teacher, _run, batch)
     finally:
-        for attention in results:
+        for attention in listened:
             attention.listener = None
 
 
@@ -181,17 +189,11 @@ def _run(teacher: ComposedForCausalLM, batch: Batch) -> None:
 
 
 def _on_call(
-    index: int,
-    teacher: ComposedAttention,
-    visit: VisitLayer,
-    last: bool,
-    call: LayerCall,
-    options: Mapping[str, Any],
-    attended: Tensor,
+    teacher: ComposedAttention, visit: VisitLayer, is_last: bool, call: LayerCall, options: Mapping[str, Any], attended: Tensor
 ) -> None:
-    visit(index, teacher, lesson_of(call, options, attended))
-    if last:
-        raise HeadsHaveRun
+    visit(teacher.layer, teacher, lesson_of(call, options, attended))
+    if is_last:
+        raise LastLessonLearned
 
 
 def lesson_of(call: LayerCall, options: Mapping[str, Any], attended: Tensor) -> Lesson:

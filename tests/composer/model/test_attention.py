@@ -27,7 +27,6 @@ def test_by_itself_it_answers_as_in_the_model(spec: str) -> None:
     """From an empty state, the output of the layer and of its heads alone equal those in the model."""
     attention, ((call, options, output),) = heard(spec)
     assert call.heads is not None
-    assert not call.alone
     with torch.no_grad():
         torch.testing.assert_close(attention.attention_output(call.hidden, call.model_call, options), output, rtol=0, atol=1e-12)
         torch.testing.assert_close(attention.heads_output(call.hidden, call.model_call, options), call.heads, rtol=0, atol=1e-12)
