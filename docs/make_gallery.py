@@ -20,7 +20,7 @@ from composer.spec.dimensions import Dimensions
 from composer.spec.document import Spec
 from composer.spec.loading import load_spec, load_specs
 from composer.spec.resolve import Resolved, resolve
-from composer.spec.shipped import shipped_specs
+from composer.spec.shipped import purpose_of, remarks_of, shipped_specs
 from composer.spec.writing import format_value
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
@@ -32,10 +32,7 @@ from evidence.page import cell
 ROOT = Path(__file__).parents[1]
 GALLERY = ROOT / "docs" / "gallery"
 SOURCE_ON = "Llama-3.2-1B"
-REMARK = re.compile(r"^# ?", re.MULTILINE)
 PARTS = "<tr><th>part</th><th>kind</th><th>computes</th><th>source</th></tr>"
-SENTENCE = re.compile(r"(?<=\.) (?=[A-Z`])")
-"""Where a new sentence starts."""
 HEAD = """<p>Every spec that ships with this project. <code>compose build NAME --from SOURCE</code> builds a model of it, and
 <code>compose new mine --like NAME</code> copies it into your own file. Pictures have the sizes of Llama-3.2-1B
 (<code>compose draw NAME --from SOURCE</code>: other sizes); states are those of one text, in float32. Measurements are of students
@@ -71,15 +68,13 @@ def _short() -> str:
     ]
     for name in _pictures():
         link = f"[`{name}`](../../specs/{name}.yaml)"
-        rows.append(
-            f"\n## {name}\n\n{link}: {SENTENCE.split(_peculiar(name)[0])[0]}\n\n![The heads of {name}, drawn]({_file(name)}.svg)\n"
-        )
+        rows.append(f"\n## {name}\n\n{link}: {purpose_of(name)}\n\n![The heads of {name}, drawn]({_file(name)}.svg)\n")
     return "".join(rows)
 
 
 def _entry(name: str) -> str:
     spec = load_spec(name)
-    pieces = [f'<section id="{_file(name)}">\n<h2>{name}</h2>\n', *(f"<p>{_marked_up(text)}</p>\n" for text in _peculiar(name))]
+    pieces = [f'<section id="{_file(name)}">\n<h2>{name}</h2>\n', *(f"<p>{_marked_up(text)}</p>\n" for text in remarks_of(name))]
     if spec.paper:
         pieces.append(f'<p class="paper">{html.escape(spec.paper)}</p>\n')
     if spec.vary is None:
@@ -95,18 +90,6 @@ def _entry(name: str) -> str:
         f"<details><summary>The YAML, to copy: specs/{name}.yaml</summary><pre>{html.escape(text)}</pre></details>\n</section>\n"
     )
     return "".join(pieces)
-
-
-def _peculiar(name: str) -> list[str]:
-    """Return the header of the file above its first key, a paragraph each."""
-    lines = shipped_specs()[name].read_text(encoding="utf-8").splitlines()[1:]
-    remarks = []
-    for line in lines:
-        if not line.startswith("#"):
-            break
-        remarks.append(REMARK.sub("", line))
-    paragraphs = "\n".join(remarks).split("\n\n")
-    return [" ".join(paragraph.split()) for paragraph in paragraphs if paragraph.strip()] or [f"The heads of {name}."]
 
 
 def _variants(name: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from composer.cli.derived import Screen, command
-from composer.cli.screen import print_document, print_json
+from composer.cli.screen import print_document, print_json, print_table, say
 from composer.commands import specs
 from composer.commands.specs import CodeOptions, ShownSpec, ShowOptions
 from composer.errors import ComposerError
@@ -17,9 +19,14 @@ from composer.options import argument, converted, option, options_class, options
 from composer.shared_options import OUT, SPEC, complete_spec, to_optional_path
 from composer.spec.document import Spec
 from composer.spec.loading import expand
-from composer.spec.shipped import shipped_specs
+from composer.spec.shipped import purpose_of, shipped_specs
 from composer.spec.writing import to_yaml
 from converters.bounded import lost_link
+
+CITATION = re.compile(r" \([^()]*arXiv:[^()]*\)")
+"""A paper in the comment of a spec."""
+LONGEST = 88
+"""The most characters of a spec's purpose in the list of shipped specs."""
 
 
 @options_class
@@ -27,7 +34,7 @@ class PrintOptions(CodeOptions):
     __doc__ = ShowOptions.__doc__
 
     spec: str | None = argument(  # pyright: ignore[reportIncompatibleVariableOverride]
-        f"{SPEC} Left out: their names.", default=None, complete=complete_spec
+        f"{SPEC} Left out: a list of the shipped specs.", default=None, complete=complete_spec
     )
     expanded: bool = option("Print each variant of a sweep as a separate spec.", default=False, flags=("--expand",))
     out: Path | None = option(
@@ -52,8 +59,7 @@ class PrintOptions(CodeOptions):
 def show(options: PrintOptions, screen: Screen) -> None:
     spec, as_json = options.spec, screen.as_json
     if spec is None:
-        names = list(shipped_specs())
-        _print(names, "\n".join(names), as_json=as_json)
+        _list_shipped(as_json=as_json)
     elif options.code:
         listing = specs.run_code(converted(options, CodeOptions))
         _print([head.model_dump(mode="json") for head in listing.heads], listing.text, as_json=as_json)
@@ -70,6 +76,17 @@ def show(options: PrintOptions, screen: Screen) -> None:
         }
         text = "---\n".join(variant.yaml if variant.hash else f"# {variant.name}\n{variant.yaml}" for variant in variants.values())
         _print({name: _document(variant) for name, variant in variants.items()}, text, as_json=as_json)
+
+
+def _list_shipped(*, as_json: bool) -> None:
+    """Print a line for each shipped spec: its name and its purpose."""
+    purposes = {name: purpose_of(name) for name in shipped_specs()}
+    if as_json:
+        print_json(purposes)
+        return
+    rows = [(name, shorten(CITATION.sub("", purpose), LONGEST, placeholder=" …")) for name, purpose in purposes.items()]
+    print_table(rows, indent=0, wrap=False)
+    say("\nNames with a slash: `ablations/` has sweeps, `published/` the heads of published students.")
 
 
 def _print(document: Any, text: str, *, as_json: bool) -> None:

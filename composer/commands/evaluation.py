@@ -35,7 +35,8 @@ class EvaluateOptions(ScoringOptions, WithParts):
         metavar="MODEL",
     )
     tasks: str | Task | Perplexity | Sequence[str | Task | Perplexity] = option(
-        "Tasks, each followed by its options: passkey,depth=0.5,recall,perplexity are three. May be repeated.",
+        "Tasks, each followed by its options: passkey,depth=0.5,recall,perplexity are three. Required unless --lm-eval names "
+        "tasks. May be repeated.",
         default=(),
         is_checked=False,
         kw_only=False,
@@ -43,7 +44,7 @@ class EvaluateOptions(ScoringOptions, WithParts):
         kind=list[str],
     )
     lengths: tuple[int, ...] = option(
-        "Tokens of a sample, its answer included: 512,4k, where 4k is 4,096.",
+        "Tokens of a sample, its answer included: 512,4k, where 4k is 4,096. Required with --tasks.",
         default=(),
         converter=to_numbers(SHORTEST),
         kw_only=False,

@@ -26,7 +26,11 @@ class ExportOptions(Replacing, OfModel):
     error: ClassVar[type[ComposerError]] = ExportError
     example: ClassVar[str] = 'composer.export("lawcat-mine-distilled", "lawcat-alone")'
     out: Path | None = option(
-        "Output folder. Left out, MODEL-exported.", default=None, converter=to_optional_path, kw_only=False, **OUT
+        "Output folder. Left out, MODEL-exported in the current folder.",
+        default=None,
+        converter=to_optional_path,
+        kw_only=False,
+        **OUT,
     )
     native: bool = option(
         "Write the folder of a class of transformers, without a Python file, where one computes this model: softmax in every "

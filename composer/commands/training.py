@@ -47,7 +47,11 @@ class DistillOptions(Overriding, TeachingOptions, Watched, OfModel):
 
     example: ClassVar[str] = 'composer.distill("lawcat-mine", "texts.jsonl", overrides=["recipe.transfer.steps=200"])'
     out: Path | None = option(
-        "Output folder. Left out, MODEL-distilled.", default=None, converter=to_optional_path, kw_only=False, **OUT
+        "Output folder. Left out, MODEL-distilled in the current folder.",
+        default=None,
+        converter=to_optional_path,
+        kw_only=False,
+        **OUT,
     )
     stage: Which = option("Stages of the recipe to run.", default="all")
 
@@ -64,7 +68,11 @@ class TrainOptions(Overriding, LearningOptions, Watched, OfModel):
 
     example: ClassVar[str] = 'composer.train("mine-fresh", "texts.jsonl", overrides=["recipe.train.steps=1000"])'
     out: Path | None = option(
-        "Output folder. Left out, MODEL-trained.", default=None, converter=to_optional_path, kw_only=False, **OUT
+        "Output folder. Left out, MODEL-trained in the current folder.",
+        default=None,
+        converter=to_optional_path,
+        kw_only=False,
+        **OUT,
     )
 
 
@@ -74,7 +82,11 @@ class MergeOptions(Replacing, OfModel):
 
     example: ClassVar[str] = 'composer.merge("lawcat-mine-distilled", "lawcat-whole")'
     out: Path | None = option(
-        "Output folder. Left out, MODEL-merged.", default=None, converter=to_optional_path, kw_only=False, **OUT
+        "Output folder. Left out, MODEL-merged in the current folder.",
+        default=None,
+        converter=to_optional_path,
+        kw_only=False,
+        **OUT,
     )
 
 

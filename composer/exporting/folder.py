@@ -79,7 +79,7 @@ def export_folder(
 
     Raises ExportError, BuildError and SourceError; nothing is written then.
     """
-    out = check_output(out, open_source(folder), force=force, check_replaceable=_check_export)
+    named, out = out, check_output(out, open_source(folder), force=force, check_replaceable=_check_export)
     with without_adapter(folder) as merged:
         model = load_model(merged, None, "cpu")
         exported = native_of(causal(model)) if native else text_of(model, step=step)
@@ -92,7 +92,7 @@ def export_folder(
             else:
                 for name, shard in source.shards.items():
                     link_or_copy(shard.file, partial / name, copy=copy or own_files)
-            _documents(partial, merged, folder, out, model, exported, record, step)
+            _documents(partial, merged, folder, named, model, exported, record, step)
     return exported
 
 
@@ -180,7 +180,7 @@ def _documents(
         write_text(partial / SPEC_FILE, to_yaml(record.spec))
         write_text(partial / PICTURE, picture(record.resolved, dtype=record.plan.dtype).svg)
     flag = "--native " if is_native else "--step " if step else ""
-    command = f"compose export {shlex.quote(str(folder))} {flag}-o {shlex.quote(out.name)}"
+    command = f"compose export {shlex.quote(str(folder))} {flag}-o {shlex.quote(str(out))}"
     write_text(partial / CARD, card(exported, record, command))
     files = {path.name: sha256(path) for path in sorted(partial.iterdir())}
     config, versions = dict(open_source(merged).config), versions_of(PACKAGES)

@@ -41,7 +41,10 @@ class LearningOptions(OfData, InBfloat16, Replacing, WithBackend, OnDevice, Seed
     )
     checkpoint_seconds: float = option("Shortest time between two checkpoints, in seconds.", default=60.0, least=0)
     resume: bool = option("Continue a run that was stopped.", default=False)
-    strict: bool = option("Make it an error if a run learns nothing, or repeats few tokens many times.", default=False)
+    strict: bool = option(
+        "Make it an error if a run learns nothing, repeats few tokens many times, or has no text longer than the heads' windows.",
+        default=False,
+    )
 
 
 @options_class

@@ -160,7 +160,12 @@ def test_on_its_own_trunk(compose: Compose, teacher: Path) -> None:
 def test_without_a_spec_it_lists_those_that_are_shipped(compose: Compose) -> None:
     result = compose("show")
     assert result.exit_code == 0
-    assert result.stdout.splitlines() == json.loads(compose("show", "--json").stdout) == list(shipped_specs())
+    purposes = json.loads(compose("show", "--json").stdout)
+    assert list(purposes) == list(shipped_specs())
+    assert purposes["linear"] == "Linear attention with the first such feature map, 1 + ELU (arXiv:2006.16236)."
+    lines = result.stdout.splitlines()
+    assert [line.partition(" ")[0] for line in lines[: len(purposes)]] == list(purposes)
+    assert "Gated DeltaNet in three layers of four." in lines[list(purposes).index("gdn-hybrid")]
     wrong = compose("show", "--fresh")
     assert (wrong.exit_code, wrong.stdout) == (2, "")
     assert "no spec is named" in wrong.stderr

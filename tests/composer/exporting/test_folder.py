@@ -57,6 +57,10 @@ def exported(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_its_card_has_the_command_with_the_output_as_named(model: Path, exported: Path) -> None:
+    assert f"Written by `compose export {model} -o {exported}`." in (exported / "README.md").read_text()
+
+
 def test_it_loads_and_saves_without_this_package(model: Path, exported: Path, tmp_path: Path) -> None:
     tokens, mask = texts(507, LENGTH)
     torch.save((tokens, mask), tmp_path / "asked.pt")
