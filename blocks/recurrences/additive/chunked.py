@@ -28,7 +28,7 @@ def chunked(
     segment: Int[Tensor, "B T"] | None,
     state: Float[Tensor, "B N F V"],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
-    """Any number of tokens, span by span."""
+    """S_t = exp(decay_t) S_{t-1} + k_tᵀ v_t and o_t = q_t S_t of any number of tokens, span by span."""
     outputs = []
     if log_decay is None and derives_by_hand(query):
         return _walk(query, key, None, value, None, segment, state)
@@ -132,7 +132,7 @@ def scan(
     """Return the outputs of each chunk's queries for the state before the chunk, and the state after the last chunk."""
     state = as_dtype(state, added.dtype)
     if whole is None and continues is None and (torch.is_grad_enabled() or not added.is_cpu):
-        # One sum and one product have fewer backward steps, and fewer launches.
+        # Without decay, one sum and one product have fewer backward steps, and fewer launches.
         sums = torch.cat((state[:, :, None], added), dim=2).cumsum(2)
         return query @ sums[:, :, :-1], sums[:, :, -1]
     left = whole

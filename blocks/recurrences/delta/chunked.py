@@ -36,7 +36,7 @@ def chunked(
     segment: Int[Tensor, "B T"] | None,
     state: Float[Tensor, "B N F V"],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
-    """Any number of tokens, span by span."""
+    """S_t = (I - β_t k_tᵀ k_t) exp(decay_t) S_{t-1} + β_t k_tᵀ v_t and o_t = q_t S_t of any number of tokens, span by span."""
     if (log_decay is None or log_decay.dim() == 3) and derives_by_hand(query):
         from blocks.recurrences.delta.gradients import chunks
 

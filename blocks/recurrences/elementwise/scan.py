@@ -19,7 +19,7 @@ def scan(
     segment: Int[Tensor, "B T"] | None,
     state: Float[Tensor, "B C"],
 ) -> tuple[Float[Tensor, "B T C"], Float[Tensor, "B C"]]:
-    """Any number of tokens. Memory is a fixed multiple of the inputs'."""
+    """h_t = exp(decay_t) h_{t-1} + input_t of any number of tokens. Memory is a fixed multiple of the inputs'."""
     length = inputs.shape[1]
     if segment is not None:
         before = torch.cat((torch.zeros_like(segment[:, :1]), segment[:, :-1]), dim=1)

@@ -16,7 +16,7 @@ def chunked(
     segment: Int[Tensor, "B T"] | None,
     state: Float[Tensor, "B N F V"],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
-    """Any number of tokens."""
+    """S_t = (I - k_tᵀ (b_t ∘ k_t)) exp(decay_t) S_{t-1} + k_tᵀ v_t and o_t = q_t S_t of any number of tokens."""
     return edit_chunks(query, key, value, _read(key, erase, log_decay), None, log_decay, segment, state)
 
 

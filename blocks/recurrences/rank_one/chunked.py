@@ -37,7 +37,7 @@ def chunked(
     segment: Int[Tensor, "B T"] | None,
     state: Float[Tensor, "B N F V"],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
-    """Any number of tokens, span by span."""
+    """S_t = (exp(decay_t) - w_tᵀ r_t) S_{t-1} + k_tᵀ v_t and o_t = q_t S_t of any number of tokens, span by span."""
     outputs = []
     # The gradient of a split is one concatenation. Each slice would have a gradient of the whole length.
     columns = (query, key, value, read, _of_next_token(read), of_features(log_decay, key))
