@@ -35,9 +35,9 @@ class _LazyConfiguration(type):
         from composer.weights.save import keep_records
 
         keep_records()
-        own = configuration_for(cls.model_type)
-        sys.modules[AUTO].AutoConfig.register(cls.model_type, own, exist_ok=True)
-        return own
+        configuration_class = configuration_for(cls.model_type)
+        sys.modules[AUTO].AutoConfig.register(cls.model_type, configuration_class, exist_ok=True)
+        return configuration_class
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):  # special attributes, which Python looks up on every class

@@ -178,7 +178,7 @@ def _check_room(opened: Sequence[Opened], lengths: Sequence[int], positions: Seq
             f"--decode: {model.reference}",
             max(positions, default=0),
             more=more,
-            of=f", with {more:,} more for what is decoded there",
+            purpose=f", with {more:,} more for what is decoded there",
         )
 
 

@@ -147,10 +147,10 @@ def run_generate(options: GenerateOptions) -> Generated:
         if not count:
             raise ComposerError("the prompt has no tokens; expected at least one")
         check_tokens("the prompt", tokens["input_ids"][0].tolist(), loaded, tokenizer)
-        of = f", {count:,} of the prompt and {most:,} to write" + (f" after {seen:,} of the state" if seen else "")
+        purpose = f", {count:,} of the prompt and {most:,} to write" + (f" after {seen:,} of the state" if seen else "")
         advice, unread = "the largest possible sum is", 0 if state_out is not None else 1
         advice = f"{LAST}, so {advice}" if unread else advice
-        check_positions(described.trunk, model, seen + count + most, advice, more=-unread, of=of)
+        check_positions(described.trunk, model, seen + count + most, advice, more=-unread, purpose=purpose)
         keep_tokens_alone(loaded)
         loaded.use_graph = options.graph
         sampling = drawing_options(options.temperature, options.top_p)

@@ -130,9 +130,9 @@ def held_out(index: int, share: float) -> bool:
     """
     if not share:
         return False
-    some, of = _ratio(share)
-    block = -(-(index + 1) * some // of) - 1
-    first, after = block * of // some, (block + 1) * of // some
+    some, parts = _ratio(share)
+    block = -(-(index + 1) * some // parts) - 1
+    first, after = block * parts // some, (block + 1) * parts // some
     digest = hashlib.blake2b(block.to_bytes(8, "little"), digest_size=8).digest()
     return index - first == (int.from_bytes(digest, "little") % (after - first) if block else 0)
 

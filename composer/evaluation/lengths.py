@@ -103,5 +103,5 @@ class _NoRoom(EvaluationError):
 
 def _check_room(named: NamedTask, length: int, trunk: Sizes, reference: str) -> None:
     more = MORE if named.task.scored == "written" else 0
-    of = f", with {MORE} more for what is written" if more else ""
-    check_positions(trunk, reference, length, "the largest possible length is", _NoRoom, more=more, of=of)
+    purpose = f", with {MORE} more for what is written" if more else ""
+    check_positions(trunk, reference, length, "the largest possible length is", _NoRoom, more=more, purpose=purpose)

@@ -166,11 +166,11 @@ def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], end
     texts: list[list[int]] = [[] for _ in prompts]
     going = set(range(len(prompts)))
     while going:
-        answer = model(input_ids=ids, **inputs, logits_to_keep=1)
-        cache = getattr(answer, CACHE, None)
+        output = model(input_ids=ids, **inputs, logits_to_keep=1)
+        cache = getattr(output, CACHE, None)
         if cache is None:
             return [_without_cache(model, prompt, count, ends) for prompt, count in zip(prompts, most, strict=True)]
-        logits = answer.logits[:, -1].float()
+        logits = output.logits[:, -1].float()
         chosen = logits.argmax(-1)
         _check_finite(logits[sorted(going)])
         for row, token in enumerate(chosen.tolist()):

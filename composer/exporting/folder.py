@@ -192,13 +192,13 @@ def configuration(model: Any, exported: Exported) -> dict[str, Any]:
     """Return ``config.json`` of the export: the host's own fields, the heads of each layer, and the classes of the file."""
     left_out = {*SPEC_KEYS, *TRUNK_KEYS, ADAPTER_KEY, "auto_map"}
     left_out |= {"_name_or_path", "transformers_version", "model_type", "architectures"}
-    own = {name: value for name, value in model.config.to_dict().items() if name not in left_out}
+    config = {name: value for name, value in model.config.to_dict().items() if name not in left_out}
     classes = {"AutoConfig": "Config", "AutoModel": "Model", "AutoModelForCausalLM": "ForCausalLM"}
     return {
         "architectures": [f"{exported.name}ForCausalLM"],
         "auto_map": {auto: f"{exported.file}.{exported.name}{suffix}" for auto, suffix in classes.items()},
         "model_type": exported.model_type,
-        **own,
+        **config,
         **({"heads": [dict(names) for names in exported.heads]} if exported.heads else {}),
     }
 

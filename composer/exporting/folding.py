@@ -166,10 +166,10 @@ class _Fold(ast.NodeTransformer):
             return node
         left, right, how = node.left, node.comparators[0], type(node.ops[0])
         if isinstance(left, ast.Constant) and isinstance(right, ast.Constant):
-            answers = {ast.Is: left.value is right.value, ast.IsNot: left.value is not right.value,
+            results = {ast.Is: left.value is right.value, ast.IsNot: left.value is not right.value,
                        ast.Eq: left.value == right.value, ast.NotEq: left.value != right.value}  # fmt: skip
-            if how in answers:
-                return ast.copy_location(ast.Constant(answers[how]), node)
+            if how in results:
+                return ast.copy_location(ast.Constant(results[how]), node)
         if how in (ast.Is, ast.IsNot) and isinstance(right, ast.Constant) and right.value is None and fact_of(left, self.facts):
             return ast.copy_location(ast.Constant(how is ast.IsNot), node)
         return node

@@ -139,8 +139,8 @@ class Functions:
         self, function: Function, tree: ast.FunctionDef, facts: Facts
     ) -> Iterator[tuple[str, Mapping[str, ArgumentFact | None] | None]]:
         """Yield the functions that a folded one uses, with the facts about their arguments. Note its classes and numbers."""
-        own = own_names(tree)
-        self.locals |= own
+        names_here = own_names(tree)
+        self.locals |= names_here
         inside = [item for statement in tree.body for item in ast.walk(statement)]
         called: dict[int, Mapping[str, ArgumentFact | None] | None] = {}
         for node in inside:
@@ -155,7 +155,7 @@ class Functions:
                 called[id(name)] = self.function(key_of(other)).bound(call, facts, more=more)
         defaults = [*tree.args.defaults, *(item for item in tree.args.kw_defaults if item is not None)]
         for node in (*inside, *(item for default in defaults for item in ast.walk(default))):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and (node.id not in own or id(node) in called):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and (node.id not in names_here or id(node) in called):
                 meant = meant_by(function.module, node.id)
                 if isinstance(meant, FunctionType):
                     yield key_of(meant), called.get(id(node))
@@ -297,9 +297,9 @@ def meant_by(module: ModuleType, name: str) -> Any:
 
 def own_names(tree: ast.FunctionDef) -> set[str]:
     """The parameters and variables of a function, and the functions in it."""
-    own = {item.arg for item in ast.walk(tree) if isinstance(item, ast.arg)}
-    own |= {item.id for item in ast.walk(tree) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)}
-    return own | {item.name for item in ast.walk(tree) if isinstance(item, ast.FunctionDef) and item is not tree}
+    names = {item.arg for item in ast.walk(tree) if isinstance(item, ast.arg)}
+    names |= {item.id for item in ast.walk(tree) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)}
+    return names | {item.name for item in ast.walk(tree) if isinstance(item, ast.FunctionDef) and item is not tree}
 
 
 def key_of(function: FunctionType) -> str:

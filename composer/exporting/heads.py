@@ -141,11 +141,11 @@ def record(
     modules: dict[str, Any] = {}
     for node in code.graph.parts:
         if node.module not in modules:
-            own = {
+            parameters = {
                 name: add_input(f"self.{node.module}.{name}", empty(*fresh.shape, dtype=WIDE if fresh.precise else NARROW))
                 for name, fresh in parameters_of(node).items()
             }
-            modules[node.module] = _module(own)
+            modules[node.module] = _module(parameters)
     where = _Place(place)
     call, carried = Call(Tokens(position, None, valid), state, shape, where), {}
     steps = program.before if mixing else program.after

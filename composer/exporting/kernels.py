@@ -33,7 +33,7 @@ def with_kernel(step: Step, recording: ProgramRecording) -> Step:
     node = step.covers[0].node
     setting = replace(ON_A_GPU, shape=node.shape)
     on_fla = (form for form in node.operation.forms if form.backend == FLA and not form.decode and form.obstacle(setting) is None)
-    other = next((own for form in on_fla if (own := _recurrence_of(form)) is not None), None)
+    other = next((recurrence_on_fla for form in on_fla if (recurrence_on_fla := _recurrence_of(form)) is not None), None)
     if other is None:
         return step
     both = replace(recurrence, run=partial(_record_both, recording, recurrence.run, other.run))
@@ -76,9 +76,9 @@ def _recorded_kernels(recording: ProgramRecording) -> Iterator[None]:
             raise ExportError(f"the results of {kernel.name} are not like its `v` and `initial_state`")
         return recording.host(f"{kernel.module}:{kernel.name}", inputs, likes, kind="kernel", options=options)
 
-    own = Kernel.__call__
+    original = Kernel.__call__
     Kernel.__call__ = record  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Kernel.__call__ = own  # type: ignore[method-assign]
+        Kernel.__call__ = original  # type: ignore[method-assign]

@@ -246,22 +246,22 @@ class _Lines:
 
     def _text(self, call: Recorded) -> str:
         """Return a call as an expression."""
-        name, of = call.name, self._value
+        name, value = call.name, self._value
         first, *others = (*call.args, None)
         texts: dict[str, Callable[[], str]] = {
             "input": lambda: name,
-            "operator": lambda: f"({of(first)} {name} {of(others[0])})",
-            "reverse": lambda: f"({of(others[0])} {name} {of(first)})",
-            "sign": lambda: f"({name}{of(first)})",
-            "attribute": lambda: f"{of(first)}.{name}",
-            "size": lambda: f"{of(first)}.shape[{name}]",
-            "field": lambda: f"{of(first)}{name}" if name.startswith(".") else f"{of(first)}[{name}]",
-            "index": lambda: f"{of(first)}[{self._index(others[0])}]",
-            "method": lambda: f"{of(first)}.{name}({self._arguments(call.args[1:], call.options)})",
+            "operator": lambda: f"({value(first)} {name} {value(others[0])})",
+            "reverse": lambda: f"({value(others[0])} {name} {value(first)})",
+            "sign": lambda: f"({name}{value(first)})",
+            "attribute": lambda: f"{value(first)}.{name}",
+            "size": lambda: f"{value(first)}.shape[{name}]",
+            "field": lambda: f"{value(first)}{name}" if name.startswith(".") else f"{value(first)}[{name}]",
+            "index": lambda: f"{value(first)}[{self._index(others[0])}]",
+            "method": lambda: f"{value(first)}.{name}({self._arguments(call.args[1:], call.options)})",
             "function": lambda: f"{name}({self._arguments(call.args, _chosen(call))})",
             "host": lambda: f"{name}({self._arguments(call.args, call.options)})",
             "kernel": lambda: f"{_last_part(call)}({self._arguments(call.args, call.options)})",
-            "own": lambda: self.own_call(name, call.options, of),
+            "own": lambda: self.own_call(name, call.options, value),
         }
         return texts[call.kind]()
 

@@ -167,18 +167,18 @@ def _scales(model: Any) -> bool:
 
 
 def _host_of(model: Any) -> _Host:
-    own = model.config.model_type == OWN
-    if own:
+    is_own_host = model.config.model_type == OWN
+    if is_own_host:
         _check_trunk(model.config)
-    kind = "llama" if own else model.config.model_type.removeprefix(PREFIX)
+    kind = "llama" if is_own_host else model.config.model_type.removeprefix(PREFIX)
     config: Any = host_configuration(kind)
     base: Any = MODEL_MAPPING[config]
     module: Any = sys.modules[base.__module__]
     layers_name, layers = layers_of(model.base)
     result = attention_of(layers[0])
     assert result is not None, "layers_of has looked"
-    attention = module.LlamaAttention if own else type(result[1]).__mro__[2]
-    rotary = module.LlamaRotaryEmbedding if own else type(getattr(model.base, "rotary_emb", None))
+    attention = module.LlamaAttention if is_own_host else type(result[1]).__mro__[2]
+    rotary = module.LlamaRotaryEmbedding if is_own_host else type(getattr(model.base, "rotary_emb", None))
     alike = issubclass(rotary, torch.nn.Module) and "layer_type" not in signature(rotary.forward).parameters
     causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING[config]
     return _Host(kind, module, config, base, causal, attention, layers_name, result[0], rotary.__name__ if alike else None)
@@ -203,18 +203,18 @@ def _head_classes(model: Any, step: bool) -> tuple[list[HeadClass], list[dict[st
     for _, attention in attentions(model):
         names = {}
         for group in attention.composed._groups:
-            own = anatomy(cast("Head", attention.composed._modules[group.head]))
-            head, turns = with_model_rotation(own.head, rope), bool(attention.facts.rotates) or rope is not None
+            compiled = anatomy(cast("Head", attention.composed._modules[group.head]))
+            head, turns = with_model_rotation(compiled.head, rope), bool(attention.facts.rotates) or rope is not None
             same = (
                 item
                 for item in classes
-                if (item.head, item.shape, item.turns) == (head, own.shape, turns) and item.serves(own.place)
+                if (item.head, item.shape, item.turns) == (head, compiled.shape, turns) and item.serves(compiled.place)
             )
             result = next(same, None)
             if result is None:
                 wish = _camel(group.head) + ("" if group.head == "head" else "Head")
                 count = sum(item.name.rstrip("0123456789") == wish for item in classes)
-                result = HeadClass(f"{wish}{count + 1 if count else ''}", head, own.shape, own.place, turns, step)
+                result = HeadClass(f"{wish}{count + 1 if count else ''}", head, compiled.shape, compiled.place, turns, step)
                 classes.append(result)
             names[group.head] = result.name
         by_layer.append(names)
@@ -261,7 +261,7 @@ def _imports(body: str, host: _Host) -> str:
         return re.search(rf"(?<![\w.]){name}\b", body) is not None
 
     names = [host.causal.__name__, host.model.__name__, host.attention.__name__, host.rotary or "", "apply_rotary_pos_emb"]
-    own = [name for name in sorted(names) if name and used(name)]
+    used_names = [name for name in sorted(names) if name and used(name)]
     conversions = [f"{name}_checkpoint_conversion_mapping" for name in ("get", "register")]
     conversions = [name for name in conversions if used(name)]
     collections = [name for name in ("Callable", "Iterable", "Iterator", "Mapping", "Sequence") if used(name)]
@@ -283,7 +283,7 @@ def _imports(body: str, host: _Host) -> str:
         "from transformers.modeling_outputs import BaseModelOutputWithPast",
         "from transformers.modeling_utils import AttentionInterface",
         f"from {host.config.__module__} import {host.config.__name__}",
-        f"from {host.module.__name__} import {', '.join(own)}",
+        f"from {host.module.__name__} import {', '.join(used_names)}",
     ]
     return "\n".join([*standard, "", *others])
 

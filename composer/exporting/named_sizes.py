@@ -19,9 +19,9 @@ class NamedSize(int):
     expression: str
 
     def __new__(cls, number: int, expression: str = "") -> NamedSize:
-        own = super().__new__(cls, number)
-        own.expression = expression or str(number)
-        return own
+        size = super().__new__(cls, number)
+        size.expression = expression or str(number)
+        return size
 
     def __repr__(self) -> str:
         return self.expression

@@ -175,12 +175,12 @@ def _config_of(model: Any, kind: str, changes: Mapping[str, Any]) -> dict[str, A
         "architectures",
         "model_type",
     }
-    own = {name: value for name, value in model.config.to_dict().items() if name not in left_out}
+    fields = {name: value for name, value in model.config.to_dict().items() if name not in left_out}
     if kind != _host_type(model):
         known = CONFIG_MAPPING[kind]().to_dict()
-        own = {name: value for name, value in own.items() if name in known}
+        fields = {name: value for name, value in fields.items() if name in known}
     architecture = _class_of(kind).__name__
-    return {"architectures": [architecture], "model_type": kind, **own, **changes}
+    return {"architectures": [architecture], "model_type": kind, **fields, **changes}
 
 
 def _heads_of(model: Any) -> Iterator[LayerHead]:
@@ -201,8 +201,8 @@ def trunk_differences(model: Any) -> Iterator[str]:
     if model.config.model_type == OWN:
         expected = {"norm_type": "rms", "mlp_type": "gated", "position_embedding": "none", "residual_dropout": 0.0}
         for field, value in expected.items():
-            if (own := getattr(model.config, field)) != value:
-                yield f"{field} is {own}; expected {value}"
+            if (configured := getattr(model.config, field)) != value:
+                yield f"{field} is {configured}; expected {value}"
 
 
 def llama_differences(model: Any) -> Iterator[str]:
@@ -212,8 +212,8 @@ def llama_differences(model: Any) -> Iterator[str]:
         return
     yield from trunk_differences(model)
     for field, value in {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}.items():
-        if (own := getattr(model.config, field)) != value:
-            yield f"{field} is {own}; expected {value}"
+        if (configured := getattr(model.config, field)) != value:
+            yield f"{field} is {configured}; expected {value}"
 
 
 def _different_heads(heads: list[LayerHead], expected: Callable[[LayerHead], HeadSpec]) -> Iterator[str]:
@@ -227,17 +227,17 @@ def _different_heads(heads: list[LayerHead], expected: Callable[[LayerHead], Hea
         yield f"layer{'s' if len(set(where)) > 1 else ''} {named}: {difference}"
 
 
-def field_differences(own: Any, expected: Any, path: str = "") -> Iterator[str]:
+def field_differences(actual: Any, expected: Any, path: str = "") -> Iterator[str]:
     """Yield the fields in which two heads differ, as a spec names them."""
-    if isinstance(own, BaseModel) and type(own) is type(expected):
-        for name in type(own).model_fields:
+    if isinstance(actual, BaseModel) and type(actual) is type(expected):
+        for name in type(actual).model_fields:
             if name not in START_ONLY:
-                yield from field_differences(getattr(own, name), getattr(expected, name), f"{path}.{name}".lstrip("."))
-    elif isinstance(own, tuple) and isinstance(expected, tuple) and len(own) == len(expected):
-        for index, (item, other) in enumerate(zip(own, expected, strict=True)):
+                yield from field_differences(getattr(actual, name), getattr(expected, name), f"{path}.{name}".lstrip("."))
+    elif isinstance(actual, tuple) and isinstance(expected, tuple) and len(actual) == len(expected):
+        for index, (item, other) in enumerate(zip(actual, expected, strict=True)):
             yield from field_differences(item, other, f"{path}.{index}")
-    elif own != expected:
-        yield f"`{path}` is {_in_words(own)}; expected {_in_words(expected)}"
+    elif actual != expected:
+        yield f"`{path}` is {_in_words(actual)}; expected {_in_words(expected)}"
 
 
 def _in_words(value: Any) -> str:

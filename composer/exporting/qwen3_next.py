@@ -75,16 +75,18 @@ def weight_differences(model: Any, heads: Sequence[LayerHead]) -> Iterator[str]:
 
 def converted(model: Any, heads: Sequence[LayerHead]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the fields of the class's config that Llama's lacks, and all weights by the class's names."""
-    config, own = model.config, {name: parameter.detach() for name, parameter in model.named_parameters()}
-    weights = {name: tensor for name, tensor in own.items() if ".self_attn." not in name}
+    config, parameters = model.config, {name: parameter.detach() for name, parameter in model.named_parameters()}
+    weights = {name: tensor for name, tensor in parameters.items() if ".self_attn." not in name}
     weights |= {name: tensor - 1 for name, tensor in weights.items() if _is_norm(name)}
     paths = {attention.layer: name for name, attention in attentions(model)}
     zero = {name for path, head in _delta_layers(model, heads) for name in _zero_biases(path, head)}
-    has_bias = any(name.endswith(".output_norm.gate_bias") and name not in zero and bool((own[name] != 0).any()) for name in own)
+    has_bias = any(
+        name.endswith(".output_norm.gate_bias") and name not in zero and bool((parameters[name] != 0).any()) for name in parameters
+    )
     types = []
     for head in heads:
         path = paths[head.layer]
-        inside = {name.removeprefix(f"{path}."): tensor for name, tensor in own.items() if name.startswith(f"{path}.")}
+        inside = {name.removeprefix(f"{path}."): tensor for name, tensor in parameters.items() if name.startswith(f"{path}.")}
         fresh = {name.split(".", 2)[2]: tensor for name, tensor in inside.items()
                  if name.startswith("composed.") and f"{path}.{name}" not in zero}  # fmt: skip
         linear = isinstance(head.spec.memory[0], Delta)
@@ -123,7 +125,7 @@ def _zero_biases(path: str, head: LayerHead) -> tuple[str, str]:
     return f"{prefix}.{head.spec.memory[0].called}_rate.bias", f"{prefix}.output_norm.gate_bias"
 
 
-def _delta_layer(own: Mapping[str, Tensor], fresh: dict[str, Tensor], config: Any, memory: str) -> dict[str, Tensor]:
+def _delta_layer(parameters: Mapping[str, Tensor], fresh: dict[str, Tensor], config: Any, memory: str) -> dict[str, Tensor]:
     """Return the tensors of ``linear_attn``. memory: the name of the memory in its head.
 
     The class has as many key heads as query heads, so keys and values of a group are written once for each of its query heads.
@@ -134,7 +136,7 @@ def _delta_layer(own: Mapping[str, Tensor], fresh: dict[str, Tensor], config: An
         return tensor.repeat_interleave(heads // tensor.shape[0], dim=0)
 
     def projection(name: str) -> Tensor:  # H D C
-        return each_head(own[f"{name}.weight"].unflatten(0, (-1, size)))
+        return each_head(parameters[f"{name}.weight"].unflatten(0, (-1, size)))
 
     gate = fresh.pop("output_norm.gate").unflatten(0, (-1, size))
     rates = each_head(fresh.pop(f"{memory}_rate.weight")), each_head(fresh.pop(f"{memory}_gate.weight"))
@@ -146,21 +148,21 @@ def _delta_layer(own: Mapping[str, Tensor], fresh: dict[str, Tensor], config: An
         "dt_bias": each_head(fresh.pop(f"{memory}_gate.bias")),
         "A_log": each_head(fresh.pop(f"{memory}_gate.rate")),
         "norm.weight": fresh.pop("output_norm.weight"),
-        "out_proj.weight": own["o_proj.weight"],
+        "out_proj.weight": parameters["o_proj.weight"],
     }
 
 
-def _softmax_layer(own: Mapping[str, Tensor], fresh: dict[str, Tensor], config: Any, has_bias: bool) -> dict[str, Tensor]:
+def _softmax_layer(parameters: Mapping[str, Tensor], fresh: dict[str, Tensor], config: Any, has_bias: bool) -> dict[str, Tensor]:
     """Return the tensors of ``self_attn``. A missing output gate is sigmoid(0) = 1/2, before twice the output projection."""
-    query, size = own["q_proj.weight"], config.head_dim
+    query, size = parameters["q_proj.weight"], config.head_dim
     gate, gate_bias = fresh.pop("output_norm.gate", None), fresh.pop("output_norm.gate_bias", None)
-    output = own["o_proj.weight"] if gate is not None else 2 * own["o_proj.weight"]
+    output = parameters["o_proj.weight"] if gate is not None else 2 * parameters["o_proj.weight"]
     gate = torch.zeros_like(query) if gate is None else gate
     both = torch.cat((query.unflatten(0, (-1, size)), gate.unflatten(0, (-1, size))), dim=1)  # H 2D C
     layer = {
         "q_proj.weight": both.flatten(0, 1),
-        "k_proj.weight": own["k_proj.weight"],
-        "v_proj.weight": own["v_proj.weight"],
+        "k_proj.weight": parameters["k_proj.weight"],
+        "v_proj.weight": parameters["v_proj.weight"],
         "o_proj.weight": output,
     }
     for name in ("query", "key"):

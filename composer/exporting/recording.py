@@ -74,21 +74,21 @@ class SizeNumber(int):
     call: Recorded
 
     def __new__(cls, number: int, call: Recorded) -> SizeNumber:
-        own = super().__new__(cls, number)
-        own.call = call
-        return own
+        size = super().__new__(cls, number)
+        size.call = call
+        return size
 
 
 def _of_sizes(name: str, symbol: str) -> None:
     compute = getattr(operator, name)
 
     def forth(item: int, other: Any) -> Any:
-        answer = compute(int(item), int(other)) if isinstance(other, int) else NotImplemented
-        return answer if answer is NotImplemented else RECORDING[-1].size("operator", symbol, (item, other), answer)
+        result = compute(int(item), int(other)) if isinstance(other, int) else NotImplemented
+        return result if result is NotImplemented else RECORDING[-1].size("operator", symbol, (item, other), result)
 
     def back(item: int, other: Any) -> Any:
-        answer = compute(int(other), int(item)) if isinstance(other, int) else NotImplemented
-        return answer if answer is NotImplemented else RECORDING[-1].size("operator", symbol, (other, item), answer)
+        result = compute(int(other), int(item)) if isinstance(other, int) else NotImplemented
+        return result if result is NotImplemented else RECORDING[-1].size("operator", symbol, (other, item), result)
 
     setattr(SizeNumber, f"__{name}__", forth)
     setattr(SizeNumber, f"__r{name}__", back)
@@ -161,9 +161,9 @@ class ProgramRecording(TorchFunctionMode):
         self._look(sys._getframe(1))
         call = self._call(kind, name, args, options)
         with torch._C.DisableTorchFunction():
-            answer = tuple(torch.empty_like(item) for item in likes) if isinstance(likes, tuple) else torch.empty_like(likes)
-        self._bind(answer, call)
-        return answer
+            result = tuple(torch.empty_like(item) for item in likes) if isinstance(likes, tuple) else torch.empty_like(likes)
+        self._bind(result, call)
+        return result
 
     def name(self, label: str, value: Any, *, is_of_step: bool = False) -> None:
         """Name a value that no variable has named. is_of_step: also one that a variable has named in the present step."""
@@ -177,22 +177,22 @@ class ProgramRecording(TorchFunctionMode):
         options, name = kwargs or {}, func.__name__
         if name in NUMBERS and self._inside is None:
             raise ExportError(f"Python reads the numbers of a tensor ({name}) {self._where()}")
-        answer = self._call_torch(func, args, options)
+        result = self._call_torch(func, args, options)
         if name == "__get__" and self._inside is None:
-            return self._attribute(func.__self__.__name__, args[0], answer)
-        unchanged = name in UNCHANGED and answer is args[0]
-        if self._inside is not None or name in NOT_RECORDED or unchanged or isinstance(answer, torch.dtype):
-            return answer
+            return self._attribute(func.__self__.__name__, args[0], result)
+        unchanged = name in UNCHANGED and result is args[0]
+        if self._inside is not None or name in NOT_RECORDED or unchanged or isinstance(result, torch.dtype):
+            return result
         self._look(sys._getframe(1))
-        if (same := self._same_as(name, args, answer)) is not None:
-            self._bind(answer[0] if isinstance(answer, tuple) else answer, same)
-            return answer
-        if isinstance(answer, int) and not isinstance(answer, bool):
+        if (same := self._same_as(name, args, result)) is not None:
+            self._bind(result[0] if isinstance(result, tuple) else result, same)
+            return result
+        if isinstance(result, int) and not isinstance(result, bool):
             return (
-                answer if self.is_fixed and args[1:] and args[1] else SizeNumber(answer, self._call("method", name, args, options))
+                result if self.is_fixed and args[1:] and args[1] else SizeNumber(result, self._call("method", name, args, options))
             )
-        self._bind(answer, self._call(*kind_of(func, name, args, options), args, options, writes=writes_into(name)))
-        return answer
+        self._bind(result, self._call(*kind_of(func, name, args, options), args, options, writes=writes_into(name)))
+        return result
 
     def _call_torch(self, func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         """Call a function of PyTorch without the profile function: PyTorch calls many functions of Python on the device meta."""
@@ -202,15 +202,15 @@ class ProgramRecording(TorchFunctionMode):
         finally:
             sys.setprofile(self._profile)
 
-    def _same_as(self, name: str, args: tuple[Any, ...], answer: Any) -> Recorded | None:
+    def _same_as(self, name: str, args: tuple[Any, ...], result: Any) -> Recorded | None:
         """Return the call whose result an operation returns unchanged: a join of one tensor, or a split into one piece."""
         if name in JOINS and len(args[0]) == 1:
             return self.call_of(args[0][0])
-        if self.is_fixed and name == "split" and len(answer) == 1:
+        if self.is_fixed and name == "split" and len(result) == 1:
             return self.call_of(args[0])
         return None
 
-    def _attribute(self, name: str, tensor: torch.Tensor, answer: Any) -> Any:
+    def _attribute(self, name: str, tensor: torch.Tensor, result: Any) -> Any:
         if name == "is_cuda" and self.branch == "kernel":
             return False  # what a form on fla refuses on some GPUs, fla refuses itself
         if name in ("is_cpu", "is_cuda"):
@@ -218,16 +218,16 @@ class ProgramRecording(TorchFunctionMode):
         call = self.call_of(tensor)
         if name == "shape":
             if call is None or call.name.startswith("self."):
-                return answer
+                return result
             return tuple(
                 size
                 if axis and (self.is_fixed or self.branch == "kernel")
                 else SizeNumber(size, self._call("size", str(axis), (tensor,), {}))
-                for axis, size in enumerate(answer)
+                for axis, size in enumerate(result)
             )
-        if isinstance(answer, torch.Tensor):
-            self._bind(answer, self._call("attribute", name, (tensor,), {}))
-        return answer
+        if isinstance(result, torch.Tensor):
+            self._bind(result, self._call("attribute", name, (tensor,), {}))
+        return result
 
     def _call(self, kind: str, name: str, args: tuple[Any, ...], options: Mapping[str, Any], *, writes: bool = False) -> Recorded:
         # The calls of the arguments now: a later call may write into the same tensor.
@@ -260,29 +260,29 @@ class ProgramRecording(TorchFunctionMode):
         self._of[id(value)] = value, self._call("method", "detach", (call,), {})
         return self._of[id(value)][1]
 
-    def _bind(self, answer: Any, call: Recorded) -> None:
+    def _bind(self, result: Any, call: Recorded) -> None:
         """Store the result of a call. The answer is kept alive, so that no other gets its id."""
-        if isinstance(answer, torch.Tensor):
-            self._of[id(answer)] = answer, call
+        if isinstance(result, torch.Tensor):
+            self._of[id(result)] = result, call
             with torch._C.DisableTorchFunction():
-                call.rank = answer.dim()
-                call.detached = answer.is_floating_point() and not torch.is_grad_enabled()
-        elif isinstance(answer, tuple | list):
-            for index, item in enumerate(answer):
+                call.rank = result.dim()
+                call.detached = result.is_floating_point() and not torch.is_grad_enabled()
+        elif isinstance(result, tuple | list):
+            for index, item in enumerate(result):
                 self._bind(item, self._call("field", str(index), (call,), {}))
-        elif dataclasses.is_dataclass(answer):
-            for item in dataclasses.fields(answer):
-                value = getattr(answer, item.name)
+        elif dataclasses.is_dataclass(result):
+            for item in dataclasses.fields(result):
+                value = getattr(result, item.name)
                 if value is not None:
                     self._bind(value, self._call("field", f".{item.name}", (call,), {}))
-        elif answer is not None:
-            raise ExportError(f"{call.name} gives a {type(answer).__name__} {self._where()}")
+        elif result is not None:
+            raise ExportError(f"{call.name} gives a {type(result).__name__} {self._where()}")
 
     def _profile(self, frame: FrameType, event: str, result: Any) -> None:
         """Called when any function of Python begins or ends."""
         if event == "call" and self._inside is None:
-            own = own_functions().get(frame.f_code)
-            if own is None:
+            function_name = own_functions().get(frame.f_code)
+            if function_name is None:
                 return
             arguments = _arguments_of(frame)
             if any(callable(item) for item in arguments.values()) or not any(_holds_tensor(item) for item in arguments.values()):
@@ -291,11 +291,11 @@ class ProgramRecording(TorchFunctionMode):
             for name, value in arguments.items():
                 if (call := self.call_of(value)) is not None:
                     self._called(call.number, name, False)
-            self._inside = frame, own, arguments
+            self._inside = frame, function_name, arguments
         elif event == "return" and self._inside is not None and self._inside[0] is frame:
-            (_, own, arguments), self._inside = self._inside, None
+            (_, function_name, arguments), self._inside = self._inside, None
             if _holds_tensor(result) and not any(result is item for item in arguments.values()):
-                self._bind(result, self._call("own", own, (), arguments))
+                self._bind(result, self._call("own", function_name, (), arguments))
 
     def _look(self, frame: FrameType | None) -> None:
         """Note the names of variables and parameters that hold tensors, in all running functions of parts."""
@@ -324,8 +324,8 @@ class ProgramRecording(TorchFunctionMode):
         if frame is None:
             return ""
         file = frame.f_code.co_filename
-        own = f"blocks/{Path(file).relative_to(BLOCKS)}" if file.startswith(BLOCKS) else file
-        return f"({own}, line {frame.f_lineno})"
+        path = f"blocks/{Path(file).relative_to(BLOCKS)}" if file.startswith(BLOCKS) else file
+        return f"({path}, line {frame.f_lineno})"
 
 
 RECORDING: list[ProgramRecording] = []

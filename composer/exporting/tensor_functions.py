@@ -44,7 +44,7 @@ def own_functions() -> dict[CodeType, str]:
             continue
         module = import_module(info.name)
         for name, function in vars(module).items():
-            own = inspect.unwrap(function) if callable(function) else None
-            if isinstance(own, FunctionType) and own.__module__ == module.__name__ and takes_tensors_alone(own):
-                result[own.__code__] = f"{module.__name__}:{name}"
+            original = inspect.unwrap(function) if callable(function) else None
+            if isinstance(original, FunctionType) and original.__module__ == module.__name__ and takes_tensors_alone(original):
+                result[original.__code__] = f"{module.__name__}:{name}"
     return result

@@ -71,14 +71,14 @@ def _against_model(folder: Path, record: ExportRecord) -> Iterator[Check]:
             yield make_check("code", CONFIG, "failed", "its auto_map names other classes than this version of the package writes")
             return
         yield make_check("code", name, "passed")
-    own: Any = AutoModelForCausalLM.from_pretrained(
+    exported_model: Any = AutoModelForCausalLM.from_pretrained(
         folder, trust_remote_code=exported is not None, dtype=torch.float32, local_files_only=True
     )
     tokens = torch.randint(0, model.config.vocab_size, (2, TOKENS), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = model(tokens).logits
         try:
-            exported_logits = own.eval()(tokens).logits
+            exported_logits = exported_model.eval()(tokens).logits
         except RuntimeError as error:  # a class of transformers whose kernels this machine cannot run
             yield make_check("logits", CONFIG, "unknown", f"transformers cannot compute it here: {first_line(error)}")
             return

@@ -155,10 +155,10 @@ def _statement(node: ast.stmt, originals: Mapping[str, ast.stmt], lines: list[st
         first = original.lineno
         while lines[first - 2].strip().startswith("#") and lines[first - 2].startswith(" " * original.col_offset):
             first -= 1
-        own = lines[first - 1 : original.end_lineno]
-        if own[0].lstrip().startswith("elif "):  # the branches before it are gone
-            own[0] = own[0].replace("elif ", "if ", 1)
-        return [space + line[original.col_offset :] if line.strip() else "" for line in own]
+        branch = lines[first - 1 : original.end_lineno]
+        if branch[0].lstrip().startswith("elif "):  # the branches before it are gone
+            branch[0] = branch[0].replace("elif ", "if ", 1)
+        return [space + line[original.col_offset :] if line.strip() else "" for line in branch]
     if isinstance(node, ast.For | ast.While | ast.If | ast.With | ast.FunctionDef):
         inner = [line for item in node.body for line in _statement(item, originals, lines, indent + 4)]
         bare = ast.unparse(ast.fix_missing_locations(_without_body(node)))
@@ -195,10 +195,10 @@ class _Renamed(ast.NodeTransformer):
     """Calls of other functions of the file by their names there, without the arguments that are gone."""
 
     def __init__(self, functions: Functions, function: Function) -> None:
-        self.functions, self.function, self.own = functions, function, own_names(function.tree)
+        self.functions, self.function, self.local_names = functions, function, own_names(function.tree)
 
     def _key(self, node: ast.expr) -> str | None:
-        if not isinstance(node, ast.Name) or node.id in self.own:
+        if not isinstance(node, ast.Name) or node.id in self.local_names:
             return None
         meant = meant_by(self.function.module, node.id)
         return key_of(meant) if isinstance(meant, FunctionType) and key_of(meant) in self.functions.names else None

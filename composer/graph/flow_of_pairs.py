@@ -49,13 +49,13 @@ def without_names(head: HeadSpec) -> HeadSpec:
     """
     kinds = [memory.word for memory in head.memory]
     names = [kind if kinds.count(kind) == 1 else f"{kind}_{kinds[:index].count(kind) + 1}" for index, kind in enumerate(kinds)]
-    own, sources = dict(zip(memory_names(head), names, strict=True)) | {ALL: ALL}, sources_of_pairs(head)
+    canonical_names, sources = dict(zip(memory_names(head), names, strict=True)) | {ALL: ALL}, sources_of_pairs(head)
     called = tuple(memory.model_copy(update={"name": name}) for memory, name in zip(head.memory, names, strict=True))
     for flow in ("cascade", "parallel"):
         plain = head.model_copy(update={"flow": flow, "graph": None})
         if sources_of_pairs(plain) == sources:
             return plain.model_copy(update={"memory": called})
-    drawn = tuple(f"{own[sources[name]]} -> {own[name]}" for name in memory_names(head) if name in sources)
+    drawn = tuple(f"{canonical_names[sources[name]]} -> {canonical_names[name]}" for name in memory_names(head) if name in sources)
     return head.model_copy(update={"memory": called, "graph": drawn, "flow": "cascade"})
 
 

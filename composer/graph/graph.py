@@ -132,8 +132,8 @@ class HeadGraph:
 
     def before_projections(self) -> frozenset[str]:
         """Return the parts that queries and keys are projected from."""
-        above = networkx.ancestors(self.network, "query") | networkx.ancestors(self.network, "key")
-        return frozenset(above - set(INPUTS))
+        ancestors = networkx.ancestors(self.network, "query") | networkx.ancestors(self.network, "key")
+        return frozenset(ancestors - set(INPUTS))
 
     @property
     def slots(self) -> dict[str, Slot]:
@@ -221,10 +221,10 @@ def evicts_together(graph: HeadGraph, name: str) -> bool:
 
 def pairs_of(graph: HeadGraph, name: str) -> dict[str, bool]:
     """Return the fields of ``Setting`` that describe which pairs this memory receives."""
-    starts, above = [edge.start for edge in graph.into(name, "pairs")], list[str]()
+    starts, origins = [edge.start for edge in graph.into(name, "pairs")], list[str]()
     while starts:
-        above += starts
+        origins += starts
         starts = [edge.start for start in starts for edge in graph.into(start, "pairs")]
-    parts = [graph.nodes[start].part for start in above]
+    parts = [graph.nodes[start].part for start in origins]
     sifted = any(isinstance(part, Memory) and part.sifts for part in parts)
-    return {"every_pair": "pairs" in above[:1], "sifted": sifted}
+    return {"every_pair": "pairs" in origins[:1], "sifted": sifted}

@@ -114,9 +114,9 @@ def names_of(program: Program) -> dict[Value, str]:
     nodes = {covered.node.name for step in program.steps for covered in step.covers}
     names: dict[Value, str] = {(name, name): name for name in (*INPUTS, SINKS)}
     for covered in (covered for step in program.steps for covered in step.covers):
-        own = covered.node.name.replace(".", "_")
-        own = covered.node.name if own in nodes else own
+        name = covered.node.name.replace(".", "_")
+        name = covered.node.name if name in nodes else name
         for port in covered.gives:
-            names[port] = own if len(covered.gives) == 1 or port[1] == "partial" else f"{own}_{port[1]}"
+            names[port] = name if len(covered.gives) == 1 or port[1] == "partial" else f"{name}_{port[1]}"
     names[program.output] = OUTPUT
     return names

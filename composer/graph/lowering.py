@@ -133,7 +133,7 @@ def lower(
     setting = setting or Setting()
     units = {node.name: (node.name,) for node in graph.parts}
     steps: dict[tuple[str, ...], Step] = {}
-    above: dict[str, tuple[str, ...]] = {}
+    skipped: dict[str, tuple[str, ...]] = {}
     for pattern, match in matches(graph, without):
         if within is not None and not within.issuperset(match.values()):
             continue
@@ -143,10 +143,10 @@ def lower(
         free = all(len(units[name]) == 1 for name in names)
         joined = units | dict.fromkeys(names, names)
         forms = pattern.forms(_parts(graph, match)) if free else ()
-        earlier_reasons = tuple(dict.fromkeys(reason for name in names for reason in above.get(name, ())))
+        earlier_reasons = tuple(dict.fromkeys(reason for name in names for reason in skipped.get(name, ())))
         choices, reasons = _choices(forms, backend, _of_node(graph, leader, setting), earlier_reasons, several=True)
         if not choices or _order(graph, joined) is None:
-            above |= {name: tuple(dict.fromkeys((*above.get(name, ()), *reasons))) for name in names}
+            skipped |= {name: tuple(dict.fromkeys((*skipped.get(name, ()), *reasons))) for name in names}
             continue
         alone: tuple[Step, ...] = ()
         if choices[-1].form.refuses:
@@ -157,7 +157,7 @@ def lower(
     assert order is not None, "a graph has no circle"
     for unit in order:
         if unit not in steps:
-            steps[unit] = _alone(graph, graph.nodes[unit[0]], backend, setting, above.get(unit[0], ()))
+            steps[unit] = _alone(graph, graph.nodes[unit[0]], backend, setting, skipped.get(unit[0], ()))
     first = graph.before_projections()
     (last,) = graph.into(OUTPUT)
     mixed = next(((edge.start, edge.output) for edge in graph.into("query")), ("hidden", "hidden"))
@@ -183,18 +183,18 @@ def lowered(graph: HeadGraph, backend: str, setting: Setting) -> tuple[Lowered, 
 def _lowered(node: Node, step: Step, decode: Step, backend: str) -> Lowered:
     """decode: the step for calls with one token."""
 
-    def of(form: Form) -> str:
+    def backend_of(form: Form) -> str:
         return backend if form.backend == EVERY else form.backend
 
     same = decode.form.says == step.form.says
     return Lowered(
         part=node.name,
         kind=node.kind,
-        backend=of(step.form),
+        backend=backend_of(step.form),
         form=step.form.says,
         decode=None if same else decode.form.says,
         why_not_faster=step.why,
-        decode_backend=None if same else of(decode.form),
+        decode_backend=None if same else backend_of(decode.form),
         decode_why_not_faster=None if same else decode.why,
     )
 
@@ -203,9 +203,9 @@ def _by_node(program: Program) -> dict[str, Step]:
     return {operation.node.name: step for step in program.steps for operation in step.covers}
 
 
-def _alone(graph: HeadGraph, node: Node, backend: str, setting: Setting, above: tuple[str, ...] = ()) -> Step:
+def _alone(graph: HeadGraph, node: Node, backend: str, setting: Setting, earlier_reasons: tuple[str, ...] = ()) -> Step:
     """Return the step that computes one operation by itself. above: the reasons why no form of several operations computes it."""
-    choices, _ = _choices(node.operation.forms, backend, _of_node(graph, node, setting), above)
+    choices, _ = _choices(node.operation.forms, backend, _of_node(graph, node, setting), earlier_reasons)
     if not choices:
         raise GraphError(f"nothing computes `{node.name}` in this head", node.path or ())
     return _step(graph, (node,), (node.name,), choices)
@@ -242,7 +242,7 @@ def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
 
 def _parts(graph: HeadGraph, match: Mapping[str, str]) -> dict[str, Any]:
     """Return the parts of the nodes that a pattern was found at, by the pattern's names."""
-    return {own: graph.nodes[name].part for own, name in match.items()}
+    return {node: graph.nodes[name].part for node, name in match.items()}
 
 
 @dataclass(frozen=True)
@@ -255,18 +255,18 @@ class Choice:
 
 
 def _choices(
-    forms: Iterable[Form], backend: str, setting: Setting, above: tuple[str, ...] = (), *, several: bool = False
+    forms: Iterable[Form], backend: str, setting: Setting, earlier_reasons: tuple[str, ...] = (), *, several: bool = False
 ) -> tuple[list[Choice], tuple[str, ...]]:
     """Return the fitting forms in order, up to the first that cannot refuse, and why each other form was skipped. above: reasons
     found before. several: the forms compute several operations, and need not exist on every backend."""
     forms, choices = tuple(forms), []
     missing: dict[str, None] = {}
-    reasons = dict.fromkeys(above)
+    reasons = dict.fromkeys(earlier_reasons)
     wanted = PREFERRED.get(setting.device, ANYWHERE) if backend == AUTO else tuple(dict.fromkeys((backend, *ANYWHERE)))
     for place, wanted_backend in enumerate(wanted):
         # A form of EVERY counts as one of the chosen backend, of PyTorch and of the reference.
-        own = (wanted_backend, EVERY) if wanted_backend in ANYWHERE or backend != AUTO else (wanted_backend,)
-        backend_forms = [form for form in forms if form.backend in own and (setting.one_token or not form.decode)]
+        backends = (wanted_backend, EVERY) if wanted_backend in ANYWHERE or backend != AUTO else (wanted_backend,)
+        backend_forms = [form for form in forms if form.backend in backends and (setting.one_token or not form.decode)]
         for form in backend_forms:
             absent = form.missing()
             if absent is not None:

@@ -34,10 +34,10 @@ def _search(graph: HeadGraph, pattern: Pattern) -> Iterator[Mapping[str, str]]:
     wanted.add_edges_from((start, end, {"kind": kind}) for start, end, kind in pattern.edges)
     matcher = MultiDiGraphMatcher(graph.network, wanted, node_match=_is_node, edge_match=_has_edges)
     for match in matcher.subgraph_monomorphisms_iter():
-        by_name = {own: name for name, own in match.items()}
-        fits = pattern.where({own: graph.nodes[name].options for own, name in by_name.items()})
-        if fits and (not pattern.whole or _whole(graph, [by_name[own] for own in pattern.nodes])):
-            yield {own: by_name[own] for own in pattern.nodes}
+        by_name = {node: name for name, node in match.items()}
+        fits = pattern.where({node: graph.nodes[name].options for node, name in by_name.items()})
+        if fits and (not pattern.whole or _whole(graph, [by_name[node] for node in pattern.nodes])):
+            yield {node: by_name[node] for node in pattern.nodes}
 
 
 def _whole(graph: HeadGraph, names: list[str]) -> bool:

@@ -44,9 +44,9 @@ def run_in_pieces(program: Program, length: int, modules: Modules, inputs: HeadI
     tokens, state, carried, outputs = inputs.tokens, call.state, State(), []
     for start in range(0, inputs.length, length):
         columns = slice(start, start + length)
-        own = tokens.once(("cut", start, length), lambda columns=columns: tokens.cut(columns))
-        own_call = replace(call, tokens=own, state=state, rotated={})
-        output, carried = program.run(modules, inputs.columns(columns, own), own_call)
+        piece_tokens = tokens.once(("cut", start, length), lambda columns=columns: tokens.cut(columns))
+        piece_call = replace(call, tokens=piece_tokens, state=state, rotated={})
+        output, carried = program.run(modules, inputs.columns(columns, piece_tokens), piece_call)
         state = {**state, **carried}
         outputs.append(output)
     return torch.cat(outputs, dim=1), carried

@@ -116,12 +116,12 @@ class _Wiring:
         else:
             below = self._all_below(name)
             features = any(other in self.mapped for other in below)
-            own = replace(shape, convolved_heads=self.convolved if features else 0, numbers=self._numbers(name, below))
+            memory_shape = replace(shape, convolved_heads=self.convolved if features else 0, numbers=self._numbers(name, below))
             if above := self._above(name):
-                own = replace(own, arriving=above.evicted_at_once)
+                memory_shape = replace(memory_shape, arriving=above.evicted_at_once)
             if memory.reads_below and features:
-                own = replace(own, features=self._state_shape(below[0]).features)
-            self.draft.add(name, memory, own, self._path(name))
+                memory_shape = replace(memory_shape, features=self._state_shape(below[0]).features)
+            self.draft.add(name, memory, memory_shape, self._path(name))
             self._connect(self.exact, name, "query")
             self._feed(name)
             self._gate(name, replace(shape, state_heads=shape.heads))
@@ -164,9 +164,9 @@ class _Wiring:
 
     def _feed(self, name: str) -> None:
         """Connect the memory to its source of pairs: those of the call, or those that the memory above evicts."""
-        if above := self.feeds.get(name):
-            path = ("graph", edges(self.head).index((above, name))) if self.head.graph else None
-            self.draft.connect(above, name, "pairs", output=EVICTED if above in self.memory else None, path=path)
+        if source := self.feeds.get(name):
+            path = ("graph", edges(self.head).index((source, name))) if self.head.graph else None
+            self.draft.connect(source, name, "pairs", output=EVICTED if source in self.memory else None, path=path)
 
     def _above(self, name: str) -> Memory | None:
         """Return the memory that feeds this one, if one does."""
@@ -223,20 +223,20 @@ class _Wiring:
             weighed = self._above(name) if memory.weight == "same" else memory
             if weighed and weighed.weighing(shape) is not None:
                 self.draft.connect(f"{weighed.called}.weight", READ_NODE, "weight", label=name)
-        answer = READ_NODE
+        last = READ_NODE
         if head.value_position is not None:
             way_out = head.value_position.way_out(shape)
             path = ("value_position",)
             self.draft.add("value_position_back", head.value_position, shape, path, module="value_position", operation=way_out)
-            self.draft.connect(answer, "value_position_back", "output")
-            answer = "value_position_back"
+            self.draft.connect(last, "value_position_back", "output")
+            last = "value_position_back"
         if head.output is not None:
             self.draft.add("output_norm", head.output, shape, ("output",))
-            self.draft.connect(answer, "output_norm", "output")
+            self.draft.connect(last, "output_norm", "output")
             self.draft.connect("hidden", "output_norm", "hidden")
-            answer = "output_norm"
+            last = "output_norm"
         self.draft.sink(OUTPUT, Port("output", Kind.OUTPUT, shape.heads, shape.value_dim), shape)
-        self.draft.connect(answer, OUTPUT, "output")
+        self.draft.connect(last, OUTPUT, "output")
 
     def _sinking(self) -> str | None:
         """Return the memory that the model's attention sinks, if any, are added to: an exact one if there is one."""

@@ -27,7 +27,7 @@ class Store:
     def __init__(self, head: Head, node: Node, implied: ImplicitAttention) -> None:
         self._node, self._heads, self.name = node, node.shape.state_heads, node.name
         self._rows = {query: row for row, query in enumerate(implied.queries)}
-        self._weights = implied.own[node.name][0]
+        self._weights = implied.memory_weights[node.name][0]
         self._features = next((edge.start, edge.output) for edge in anatomy(head).graph.into(node.name, "features"))
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
@@ -52,9 +52,9 @@ class Store:
         is_stored = (self._weights[self._rows[end - 1], :, :end] != 0).unflatten(0, (self._heads, -1)).any(1).T
         if not is_stored.any():
             return
-        own = {slot: piece.state[f"{self._node.name}.{slot}"] for slot in self._node.operation.slots}
-        keys = torch.cat(self._keys)[None].to(next(iter(own.values())).device)
-        back = memory.predict(keys, own)[0].cpu()
+        memory_state = {slot: piece.state[f"{self._node.name}.{slot}"] for slot in self._node.operation.slots}
+        keys = torch.cat(self._keys)[None].to(next(iter(memory_state.values())).device)
+        back = memory.predict(keys, memory_state)[0].cpu()
         age = end - 1 - torch.arange(end)
         self._moments.append(Moment(end, age, is_stored, torch.cat(self._values).to(back.dtype), back))
 
@@ -135,7 +135,7 @@ def _traced(head: Head, inputs: HeadInputs, implied: ImplicitAttention, weighed:
             for store in stores:
                 store.ask(last)
     assert last is not None, "a text has tokens"
-    made = [spectrum(torch.cat(parts), of, stage) for (of, stage), parts in flow.vectors.items()]
+    made = [spectrum(torch.cat(parts), vectors, stage) for (vectors, stage), parts in flow.vectors.items()]
     spectra = {spectrum.name: spectrum for spectrum in made}
     for store in stores:
         spectra |= store.spectra()
@@ -172,10 +172,10 @@ class Flow:
             if log_decay is not None:
                 sums = log_decay[0].double().sum(0).cpu()
                 self.decays[node] = self.decays[node] + sums if node in self.decays else sums
-        for of, kind in VECTORS.items():
+        for vectors, kind in VECTORS.items():
             for node, states in piece.outputs_of(kind, anatomy(head).graph).items():
-                stage = "" if node == of else f"after {node}"
-                self.vectors.setdefault((of, stage), []).append(states[0].cpu())
+                stage = "" if node == vectors else f"after {node}"
+                self.vectors.setdefault((vectors, stage), []).append(states[0].cpu())
         for key, what in piece.shown.items():
             if what.axes[0] == "token":
                 self.shown.setdefault(key, []).append(what.numbers[0].cpu())

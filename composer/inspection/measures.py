@@ -76,7 +76,7 @@ def mean_of(scores: Tensor, chosen: Tensor) -> PlainArray:
     return (scores.double().where(chosen, 0.0).sum(0) / chosen.sum(0)).numpy()
 
 
-def spectrum(vectors: Tensor, of: Vectors = "key", stage: str = "", *, logarithm: bool = False) -> Spectrum:
+def spectrum(vectors: Tensor, kind: Vectors = "key", stage: str = "", *, logarithm: bool = False) -> Spectrum:
     """Return the spectrum of vectors E N F, or of their logarithms. of, stage: their kind, and the step that computed them."""
     wide = vectors.double()
     if logarithm:
@@ -84,7 +84,7 @@ def spectrum(vectors: Tensor, of: Vectors = "key", stage: str = "", *, logarithm
     values = torch.linalg.eigvalsh(torch.einsum("enf,eng->nfg", wide, wide)).flip(-1).clamp(min=0)
     values = values.where(values > CUT * values[:, :1], 0.0)
     shares = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-    return Spectrum(shares=shares.numpy(), effective_rank=entropy(shares).exp().numpy(), vectors=of, stage=stage)
+    return Spectrum(shares=shares.numpy(), effective_rank=entropy(shares).exp().numpy(), vectors=kind, stage=stage)
 
 
 def half_lives(log_decay: Tensor) -> PlainArray:

@@ -55,7 +55,7 @@ class TextRun:
     def teacher(self, model: ComposedForCausalLM, student: ComposedForCausalLM) -> tuple[Answered | None, tuple[Tensor, ...]]:
         """Run the teacher, after ``student``: compute its weights, and compare the student's heads on the teacher's hidden states.
         Returns its answers, and its hidden states."""
-        own = {attention.layer: attention for _, attention in attentions(student)}
+        student_attentions = {attention.layer: attention for _, attention in attentions(student)}
 
         def visit(layer: int, name: str, head: Head, inputs: HeadInputs) -> None:
             if layer in self.layers:
@@ -66,7 +66,7 @@ class TextRun:
 
         listened = [attention for _, attention in attentions(model)]
         for attention in listened:
-            attention.listener = partial(self._compare, attention.layer, own, student)
+            attention.listener = partial(self._compare, attention.layer, student_attentions, student)
         try:
             with visiting_heads(model, visit):
                 return self._through(model)
@@ -77,7 +77,7 @@ class TextRun:
     def _compare(
         self,
         layer: int,
-        own: Mapping[int, ComposedAttention],
+        student_attentions: Mapping[int, ComposedAttention],
         student: ComposedForCausalLM,
         call: LayerCall,
         options: Mapping[str, Any],
@@ -96,7 +96,7 @@ class TextRun:
             weights[name] = implied.total()[0].transpose(0, 1)
 
         with torch.no_grad(), visiting_heads(student, visit):
-            heads = heads_output(own[layer], lesson, student.base.backend)
+            heads = heads_output(student_attentions[layer], lesson, student.base.backend)
         for key, findings in self._heads.items():
             if findings.layer != layer:
                 continue
@@ -143,6 +143,6 @@ def _divergence(teacher: Tensor, student: Tensor) -> Any:
     if bool((student < -1e-6).any()) or bool((teacher < -1e-6).any()):
         return None
     tiny = torch.finfo(torch.float32).tiny
-    shares = [of / of.sum(-1, keepdim=True).clamp(min=tiny) for of in (teacher.clamp(min=0), student.clamp(min=0))]
+    shares = [weights / weights.sum(-1, keepdim=True).clamp(min=tiny) for weights in (teacher.clamp(min=0), student.clamp(min=0))]
     ratios = shares[0].clamp(min=tiny).log() - shares[1].clamp(min=tiny).log()
     return (shares[0] * ratios).sum(-1).mean(-1).numpy()

@@ -38,8 +38,8 @@ def assert_documents_apart(
     following = replace(following, tokens=Tokens(following.tokens.position + documents[-1].stop - documents[-1].start))
     alone, last = [], None
     for document in documents:
-        own = replace(row.cut(document), tokens=Tokens(row.tokens.position[:, document]))
-        output, last = run(head, own)
+        document_inputs = replace(row.cut(document), tokens=Tokens(row.tokens.position[:, document]))
+        output, last = run(head, document_inputs)
         alone.append(output)
     goes_on, _ = run(head, following, last)
     for split in splits:
@@ -64,8 +64,8 @@ def assert_padding_unseen(spec: HeadSpec, shape: Shape, lengths: tuple[int, ...]
     output_more, _ = run(head, replace(more, tokens=Tokens(more.tokens.position + count)), state, backend)
     assert output.isfinite().all()
     for row, length in enumerate(lengths):
-        own = Inputs(*(tensor[row : row + 1] for tensor in data.tensors), Tokens(data.tokens.position[:1]))
-        expected, own_state = run(head, own.cut(slice(0, length)), backend=backend) if length else (None, None)
+        row_inputs = Inputs(*(tensor[row : row + 1] for tensor in data.tensors), Tokens(data.tokens.position[:1]))
+        expected, own_state = run(head, row_inputs.cut(slice(0, length)), backend=backend) if length else (None, None)
         if expected is not None:
             close(output[row : row + 1, :length], expected)
         after = Inputs(*(tensor[row : row + 1] for tensor in more.tensors), Tokens(more.tokens.position[:1] + length))

@@ -156,7 +156,7 @@ class Inputs:
         if segment is not None:
             before = segment[:, columns.start - 1 : columns.start] if columns.start else torch.zeros_like(segment[:, :1])
             segment = segment[:, columns] - before
-        valid, index = (None if of is None else of[:, columns] for of in (tokens.valid, tokens.index))
+        valid, index = (None if entries is None else entries[:, columns] for entries in (tokens.valid, tokens.index))
         cut = Tokens(tokens.position[:, columns], segment, valid, index)
         return Inputs(*(tensor[:, columns] for tensor in self.tensors), cut)
 

@@ -221,9 +221,9 @@ def launched() -> Iterator[Counter[str]]:
     counts, call = Counter[str](), Kernel.__call__
 
     def counted(kernel: Kernel, *inputs: Any, **options: Any) -> Any:
-        answer = call(kernel, *inputs, **options)
+        result = call(kernel, *inputs, **options)
         counts[kernel.name] += 1
-        return answer
+        return result
 
     with patch.object(Kernel, "__call__", counted):
         yield counts

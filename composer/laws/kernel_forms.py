@@ -61,7 +61,7 @@ def _registered(spec: HeadSpec) -> Iterator[KernelForm]:
         yield from (_form(form.backend, form.says, (node.kind,)) for form in node.operation.forms if form.backend in KERNELS)
     for pattern, names in matches(graph):
         kinds = [graph.nodes[name].kind for name in names.values()]
-        parts = {own: part for own, name in names.items() if (part := graph.nodes[name].part) is not None}
+        parts = {node: part for node, name in names.items() if (part := graph.nodes[name].part) is not None}
         yield from (_form(form.backend, form.says, kinds) for form in pattern.forms(parts) if form.backend in KERNELS)
 
 

@@ -30,11 +30,13 @@ def assert_same(spec: HeadSpec, *, documents: bool = False, value_is_final: bool
     _, state = run(head, before)
     head_inputs = replace(data.of_head(), value_is_final=value_is_final)
     call = Call(data.tokens, state, SHAPE)
-    own = Call(data.tokens, {name: of.clone() for name, of in state.items()} if in_place else state, SHAPE, in_place=in_place)
+    pieces_call = Call(
+        data.tokens, {name: tensor.clone() for name, tensor in state.items()} if in_place else state, SHAPE, in_place=in_place
+    )
     whole, left = head._program(data.value, data.tokens, "auto").run(anatomy(head).parts, head_inputs, call)
     with torch.no_grad():
         program = head._program(data.value, data.tokens, "auto")
-        output, carried = run_in_pieces(program, 8, anatomy(head).parts, head_inputs, own)
+        output, carried = run_in_pieces(program, 8, anatomy(head).parts, head_inputs, pieces_call)
     real = ... if data.tokens.valid is None else data.tokens.valid
     torch.testing.assert_close(output[real], whole[real], rtol=1e-9, atol=1e-10)
     assert carried.keys() == left.keys()

@@ -64,5 +64,5 @@ def gradients(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...]
 @once
 def assert_same_gradients(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...]) -> None:
     actual, wanted = (gradients(spec, shape, length, between) for between in (bounds, ()))
-    for own, whole in zip(actual, wanted, strict=True):
-        torch.testing.assert_close(own, whole, rtol=1e-7, atol=1e-9 * max(1.0, whole.abs().max().item()))
+    for split, whole in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(split, whole, rtol=1e-7, atol=1e-9 * max(1.0, whole.abs().max().item()))

@@ -32,8 +32,8 @@ def assert_implied(spec: HeadSpec, shape: Shape, length: int, queries: tuple[int
     if any(memory.brings_values for memory in spec.memory):
         assert implied.brought is not None
         weighed = weighed + implied.brought
-    scale = max(1.0, float(implied.answer.abs().max()))
-    torch.testing.assert_close(weighed, implied.answer, rtol=0, atol=1e-5 * scale)
+    scale = max(1.0, float(implied.output.abs().max()))
+    torch.testing.assert_close(weighed, implied.output, rtol=0, atol=1e-5 * scale)
     assert implied.error() < 1e-5
     shares = torch.stack(list(implied.shares().values())).sum(0)
     nothing = total.abs().sum(-1) == 0
@@ -46,4 +46,4 @@ def assert_it_is_the_heads_answer(spec: HeadSpec, head: Head, data: Inputs, impl
         return
     whole, _ = run(head, data)
     scale = max(1.0, float(whole.abs().max()))
-    torch.testing.assert_close(implied.answer, whole[:, list(implied.queries)], rtol=1e-8, atol=1e-9 * scale)
+    torch.testing.assert_close(implied.output, whole[:, list(implied.queries)], rtol=1e-8, atol=1e-9 * scale)

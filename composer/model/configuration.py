@@ -93,12 +93,12 @@ def configuration_of(host: str) -> type[Any]:
         raise BuildError(f'transformers {version_of("transformers")} has no family "{host}", the model_type in config.json')
     plain = host_configuration(host)
     fields: dict[str, Any] = {"spec": dict[str, Any] | None, "spec_hash": str | None, "adapter": str | None}
-    own = {
+    fields = {
         "__annotations__": {"model_type": ClassVar[str], **fields},
         "__doc__": Composition.__doc__,
         "model_type": PREFIX + host,
         **dict.fromkeys(fields),
     }
-    configuration = made(configuration_of, host, Composition, plain, **own)
+    configuration = made(configuration_of, host, Composition, plain, **fields)
     AutoConfig.register(PREFIX + host, configuration, exist_ok=True)
     return configuration

@@ -110,12 +110,12 @@ class Recorder:
         positions, so that they can be recorded."""
         plain = self.cache.follows(options.get("attention_mask"), options.get("position_ids"))
         before = self._shapes()
-        answer = self._called(**options)
+        output = self._called(**options)
         self._warm, self._off = True, not plain or self._shapes() != before
-        return answer
+        return output
 
     def _shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        return [{name: tuple(of.shape) for name, of in held.items()} for held in self._states()]
+        return [{name: tuple(tensor.shape) for name, tensor in held.items()} for held in self._states()]
 
     def _states(self) -> list[dict[str, Tensor]]:
         return [self.cache.state(layer).tensors for layer in range(len(self.cache.layers))]
@@ -148,7 +148,7 @@ class Recorder:
         """Run the step that is recorded: its logits. New state that is not in the cache's fixed tensors is copied into them."""
         columns = [self.cache.state(layer).columns for layer in range(len(self.cache.layers))]
         try:
-            answer = self._called(input_ids=self._ids, **{CACHE: self.cache}, use_cache=True)
+            output = self._called(input_ids=self._ids, **{CACHE: self.cache}, use_cache=True)
             for fixed, new in zip(self._fixed, self._states(), strict=True):
                 for name, tensor in fixed.items():
                     if new[name] is not tensor:
@@ -157,7 +157,7 @@ class Recorder:
             self._settle()
             for layer, count in enumerate(columns):
                 self.cache.state(layer).columns = count
-        return answer.logits
+        return output.logits
 
     def _settle(self) -> None:
         for layer, fixed in enumerate(self._fixed):

@@ -28,30 +28,33 @@ from composer.model.stepwise import Piece, ordinary, ordinary_inputs, pieces
 class ImplicitAttention:
     """queries: the columns whose weights were computed, in ascending order.
 
-    own: for each memory, the weights of its answer, B Q H T. parts: for each memory, the factor of its answer in the read's
-    output, B Q H. answer: B Q H V, the read's output, before positions of values are undone and before an output norm. entered:
-    B T K V, the values that enter the memories. sunk: the share of attention sinks, B Q H; None where there are none. brought:
-    B Q H V, the part of the answer from values that belong to memories and to no token; None where no memory has any.
+    memory_weights: for each memory, the weights of the tokens in its output, B Q H T. parts: for each memory, the factor of its
+    output in the read's output, B Q H. output: B Q H V, the read's output, before positions of values are undone and before an
+    output norm. entered: B T K V, the values that enter the memories. sunk: the share of attention sinks, B Q H; None where there
+    are none. brought: B Q H V, the part of the output from values that belong to memories and to no token; None where no memory
+    has any.
     """
 
     queries: tuple[int, ...]
-    own: Mapping[str, Tensor]
+    memory_weights: Mapping[str, Tensor]
     parts: Mapping[str, Tensor]
-    answer: Tensor
+    output: Tensor
     entered: Tensor
     sunk: Tensor | None = None
     brought: Tensor | None = None
 
     def cpu(self) -> ImplicitAttention:
         """Return a copy in the memory of the CPU."""
-        own, parts = ({name: tensor.cpu() for name, tensor in of.items()} for of in (self.own, self.parts))
+        memory_weights, parts = (
+            {name: tensor.cpu() for name, tensor in tensors.items()} for tensors in (self.memory_weights, self.parts)
+        )
         sunk = None if self.sunk is None else self.sunk.cpu()
         brought = None if self.brought is None else self.brought.cpu()
-        return ImplicitAttention(self.queries, own, parts, self.answer.cpu(), self.entered.cpu(), sunk, brought)
+        return ImplicitAttention(self.queries, memory_weights, parts, self.output.cpu(), self.entered.cpu(), sunk, brought)
 
     def weights(self) -> dict[str, Tensor]:
-        """For each memory, the weights in the head's answer: B Q H T."""
-        return {name: own * self.parts[name][..., None] for name, own in self.own.items()}
+        """Return for each memory the weights of the tokens in the head's output: B Q H T."""
+        return {name: weights * self.parts[name][..., None] for name, weights in self.memory_weights.items()}
 
     def total(self) -> Tensor:
         """Return the weights in the head's answer: B Q H T."""
@@ -78,8 +81,8 @@ class ImplicitAttention:
         weighed = torch.einsum("bqhs,bshd->bqhd", total, repeat_heads(self.entered, total.shape[2]).to(total.dtype))
         if self.brought is not None:
             weighed = weighed + self.brought.to(weighed.dtype)
-        largest = max(1e-12, float(weighed.abs().max()), float(self.answer.abs().max()))
-        return float((weighed - self.answer.to(weighed.dtype)).abs().max()) / largest
+        largest = max(1e-12, float(weighed.abs().max()), float(self.output.abs().max()))
+        return float((weighed - self.output.to(weighed.dtype)).abs().max()) / largest
 
 
 def implicit_attention(head: Head, inputs: HeadInputs, queries: Sequence[int], backend: str) -> ImplicitAttention:
@@ -96,13 +99,13 @@ def implicit_attention(head: Head, inputs: HeadInputs, queries: Sequence[int], b
 @contextmanager
 def _at_rest(head: Head) -> Iterator[None]:
     """For the block, the head's parameters need no gradients, and none of them is a tensor of inference mode."""
-    own = {
+    replacements = {
         (module, name): ordinary(parameter.detach())
         for module in head.modules()
         for name, parameter in module._parameters.items()
         if parameter is not None
     }
-    with _replaced(own):
+    with _replaced(replacements):
         yield
 
 
@@ -122,9 +125,9 @@ def _replaced(parameters: Mapping[tuple[torch.nn.Module, str], Tensor]) -> Itera
 def _by_gradients(head: Head, inputs: HeadInputs, queries: tuple[int, ...], backend: str) -> ImplicitAttention:
     (batch, length), heads = inputs.query.shape[:2], inputs.query.shape[2]
     names = [node.name for node, _ in anatomy(head).graph.memories]
-    own = {name: inputs.value.new_zeros(batch, len(queries), heads, length) for name in names}
+    memory_weights = {name: inputs.value.new_zeros(batch, len(queries), heads, length) for name in names}
     parts = {name: inputs.value.new_zeros(batch, len(queries), heads) for name in names}
-    answers, entered = [], []
+    outputs, entered = [], []
     for piece in pieces(head, inputs, backend, gradients=True):
         entered.append(piece.memory_values)
         chosen = [index for index, query in enumerate(queries) if piece.columns.start <= query < piece.columns.stop]
@@ -132,17 +135,17 @@ def _by_gradients(head: Head, inputs: HeadInputs, queries: tuple[int, ...], back
             continue
         local = [queries[index] - piece.columns.start for index in chosen]
         read = piece.values[READ_NODE, OUTPUT]
-        answers.append(read.detach()[:, local])
+        outputs.append(read.detach()[:, local])
         for name, part in _parts(piece, read, names).items():
             parts[name][:, chosen] = part[:, local].to(part.dtype)
-        _rows(piece, entered, chosen, local, own)
-    answer = torch.cat(answers, dim=1) if answers else inputs.value.new_zeros(batch, 0, heads, inputs.value.shape[-1])
+        _rows(piece, entered, chosen, local, memory_weights)
+    output = torch.cat(outputs, dim=1) if outputs else inputs.value.new_zeros(batch, 0, heads, inputs.value.shape[-1])
     values = torch.cat([leaf.detach() for leaf in entered], dim=1)
     sunk = None
     if inputs.sinks is not None:
-        whole = torch.stack([(own[name] * parts[name][..., None]).sum(-1) for name in names]).sum(0)
+        whole = torch.stack([(memory_weights[name] * parts[name][..., None]).sum(-1) for name in names]).sum(0)
         sunk = (1 - whole).clamp(min=0)
-    return ImplicitAttention(queries, own, parts, answer, values, sunk, _brought(head, inputs, queries, backend))
+    return ImplicitAttention(queries, memory_weights, parts, output, values, sunk, _brought(head, inputs, queries, backend))
 
 
 def _brought(head: Head, inputs: HeadInputs, queries: tuple[int, ...], backend: str) -> Tensor | None:
@@ -151,18 +154,18 @@ def _brought(head: Head, inputs: HeadInputs, queries: tuple[int, ...], backend: 
     These values are linear in parameters. The answer is linear in these and in the tokens' values, as long as caches keep the same
     pairs, so its derivative along the parameters is their part. Forms without a forward derivative are left out.
     """
-    own = [
+    parameters = [
         (anatomy(head).parts[node.module], name) for node, memory in anatomy(head).graph.memories for name in memory.brings_values
     ]
-    if not queries or not own:
+    if not queries or not parameters:
         return None
-    answers = []
-    with forward.dual_level(), _replaced({(module, name): _along_itself(module._parameters[name]) for module, name in own}):
+    derivatives = []
+    with forward.dual_level(), _replaced({(module, name): _along_itself(module._parameters[name]) for module, name in parameters}):
         for piece in pieces(head, inputs, REFERENCE if backend == REFERENCE else TORCH, gradients=False):
             local = [query - piece.columns.start for query in queries if piece.columns.start <= query < piece.columns.stop]
-            answer, derivative = forward.unpack_dual(piece.values[READ_NODE, OUTPUT][:, local])
-            answers.append(torch.zeros_like(answer) if derivative is None else derivative)
-    return torch.cat(answers, dim=1)
+            output, derivative = forward.unpack_dual(piece.values[READ_NODE, OUTPUT][:, local])
+            derivatives.append(torch.zeros_like(output) if derivative is None else derivative)
+    return torch.cat(derivatives, dim=1)
 
 
 def _along_itself(parameter: Tensor | None) -> Tensor:
@@ -181,10 +184,12 @@ def _parts(piece: Piece, read: Tensor, names: Sequence[str]) -> dict[str, Tensor
     }
 
 
-def _rows(piece: Piece, entered: Sequence[Tensor], chosen: Sequence[int], local: Sequence[int], own: Mapping[str, Tensor]) -> None:
+def _rows(
+    piece: Piece, entered: Sequence[Tensor], chosen: Sequence[int], local: Sequence[int], memory_weights: Mapping[str, Tensor]
+) -> None:
     """Compute the rows of some queries, as many at a time as a value has coordinates: heads that share their values use one
     each."""
-    heads, key_heads, size = next(iter(own.values())).shape[2], entered[0].shape[2], entered[0].shape[3]
+    heads, key_heads, size = next(iter(memory_weights.values())).shape[2], entered[0].shape[2], entered[0].shape[3]
     group = heads // key_heads
     wanted = [
         (name, index, place, member)
@@ -205,5 +210,5 @@ def _rows(piece: Piece, entered: Sequence[Tensor], chosen: Sequence[int], local:
         for leaf, gradient in zip(entered, gradients, strict=True):
             if gradient is not None:
                 for coordinate, (name, index, _, member) in enumerate(some):
-                    own[name][:, index, first + member, column : column + leaf.shape[1]] = gradient[..., coordinate].mT
+                    memory_weights[name][:, index, first + member, column : column + leaf.shape[1]] = gradient[..., coordinate].mT
             column += leaf.shape[1]

@@ -39,9 +39,9 @@ def _empty(model: nn.Module, kept: str) -> None:
     """Leave nothing of a model but one module."""
     for name in [name for name, _ in model.named_modules() if name]:
         apart = not f"{kept}.".startswith(f"{name}.") and not name.startswith(f"{kept}.")
-        parent, _, own = name.rpartition(".")
+        parent, _, child = name.rpartition(".")
         if apart and f"{kept}.".startswith(f"{parent}." if parent else ""):
-            model.get_submodule(parent).register_module(own, nn.Identity())
+            model.get_submodule(parent).register_module(child, nn.Identity())
 
 
 def _nothing(*_: Any, **__: Any) -> None:

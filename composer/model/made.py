@@ -14,11 +14,11 @@ class MadeClass(type):
     made_by: tuple[Callable[..., type], tuple[Any, ...]]
 
 
-def made(by: Callable[..., type], host: Any, front: type, *behind: type, **own: Any) -> Any:
+def made(by: Callable[..., type], host: Any, front: type, *behind: type, **attributes: Any) -> Any:
     """Return the class ``Composed…`` with the bases ``front`` and a host's class. by: the function that returns it again for
     ``host``."""
     bases = (front, *behind)
-    return MadeClass(f"Composed{behind[0].__name__}", bases, {"__module__": by.__module__, "made_by": (by, (host,)), **own})
+    return MadeClass(f"Composed{behind[0].__name__}", bases, {"__module__": by.__module__, "made_by": (by, (host,)), **attributes})
 
 
 def _pickled(cls: MadeClass) -> str | tuple[Any, ...]:

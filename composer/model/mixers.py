@@ -186,10 +186,10 @@ def document_spans(tokens: Tokens) -> Iterator[DocumentSpan]:
     counts = [length] * batch if tokens.valid is None else tokens.valid.sum(1).tolist()
     numbers = None if tokens.segment is None else tokens.segment.tolist()
     for row, count in enumerate(counts):
-        own = [0] * count if numbers is None else numbers[row][:count]
-        starts = [column for column in range(count) if column == 0 or own[column] != own[column - 1]]
+        row_numbers = [0] * count if numbers is None else numbers[row][:count]
+        starts = [column for column in range(count) if column == 0 or row_numbers[column] != row_numbers[column - 1]]
         for start, end in pairwise([*starts, count]):
-            yield DocumentSpan(row, start, end - start, own[start] == 0, end == count)
+            yield DocumentSpan(row, start, end - start, row_numbers[start] == 0, end == count)
 
 
 def _by_documents(
@@ -214,13 +214,13 @@ def _by_documents(
         lengths = hidden.new_tensor([document.length for document in group], dtype=torch.int64)
         offsets = torch.arange(max(document.length for document in group), device=hidden.device)
         columns = (starts[:, None] + offsets).clamp(max=hidden.shape[1] - 1)
-        own = None
+        row_states = None
         if before is not None:
-            own = {name: state[rows] for name, state in before.items()} if continues else {}
-        answer, state = run(hidden[rows[:, None], columns], own)
+            row_states = {name: state[rows] for name, state in before.items()} if continues else {}
+        mixed, state = run(hidden[rows[:, None], columns], row_states)
         real = offsets < lengths[:, None]
         places = rows[:, None].expand_as(columns)[real], columns[real]
-        attended = attended.index_put(places, answer[real].to(attended.dtype))
+        attended = attended.index_put(places, mixed[real].to(attended.dtype))
         if last and after is not None:
             after = {name: _rows_replaced(after.get(name), rows, part, hidden.shape[0]) for name, part in state.items()}
     return attended, after or {}

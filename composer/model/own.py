@@ -50,9 +50,9 @@ class Attention(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any) -> Tensor:
         """Queries ``B T H D``, keys and values ``B T K D`` to ``B T H D``, by transformers; composed heads override it."""
-        answer = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        attention = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         states = (states.transpose(1, 2) for states in (query, key, value))
-        return answer(self, *states, attention_mask, scaling=self.head_dim**-0.5, **options)[0]
+        return attention(self, *states, attention_mask, scaling=self.head_dim**-0.5, **options)[0]
 
 
 class DecoderLayer(GradientCheckpointingLayer):

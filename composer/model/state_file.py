@@ -89,8 +89,8 @@ def declared_states(model: Any, tokens: int) -> dict[str, DeclaredState]:
                 head_anatomy: Any = anatomy(head)  # pyright: ignore[reportArgumentType]
                 layer = head_anatomy.place[0]
                 for name, slot in state_size(head_anatomy.graph, tokens).items():
-                    own = f"{group}.{name}"
-                    states[f"layers.{layer}.{own}"] = DeclaredState(layer, own, (1, *slot.shape), dtypes[slot.dtype])
+                    state_name = f"{group}.{name}"
+                    states[f"layers.{layer}.{state_name}"] = DeclaredState(layer, state_name, (1, *slot.shape), dtypes[slot.dtype])
     return dict(sorted(states.items()))
 
 

@@ -46,16 +46,16 @@ def count_within(bytes_of: Callable[[int], int], most: int, budget: int) -> int:
     )
 
 
-def state_bytes(spec: Spec, layers: Sequence[int], of: int, source: str | os.PathLike[str], sequence: int) -> int:
-    """Return the bytes of the student's state at so many tokens with these of its ``of`` layers kept. Raises SpecError and
+def state_bytes(spec: Spec, layers: Sequence[int], layer_count: int, source: str | os.PathLike[str], sequence: int) -> int:
+    """Return the bytes of the student's state at so many tokens with these of its ``layer_count`` layers kept. Raises SpecError and
     SourceError."""
     document = spec.model_dump(mode="json", exclude_unset=True)
-    return run_explain(ExplainOptions(load_spec(keeping(document, layers, of)), source, sequence=sequence)).state_bytes
+    return run_explain(ExplainOptions(load_spec(keeping(document, layers, layer_count)), source, sequence=sequence)).state_bytes
 
 
-def keeping(document: Mapping[str, Any], layers: Sequence[int], of: int) -> dict[str, Any]:
-    """Return the spec with the source's attention in these of its ``of`` layers: a last rule, which the earlier ones do not
-    override.
+def keeping(document: Mapping[str, Any], layers: Sequence[int], layer_count: int) -> dict[str, Any]:
+    """Return the spec with the source's attention in these of its ``layer_count`` layers: a last rule, which the earlier ones do
+    not override.
 
     Rules that it leaves without a layer are dropped, and so are heads of ``heads`` that no rule names then: a spec that has such
     heads is refused.
@@ -63,7 +63,9 @@ def keeping(document: Mapping[str, Any], layers: Sequence[int], of: int) -> dict
     if not layers:
         return dict(document)
     rules = [*document.get("layers", ()), {"at": layers[0] if len(layers) == 1 else list(layers), "use": SOURCE}]
-    last = {layer: number for number, rule in enumerate(rules) for layer in layers_at(rule["at"], of, ("layers", number, "at"))}
+    last = {
+        layer: number for number, rule in enumerate(rules) for layer in layers_at(rule["at"], layer_count, ("layers", number, "at"))
+    }
     left = [rules[number] for number in sorted(set(last.values()))]
     used = {name for rule in left for name in _named(rule["use"])}
     heads = {name: head for name, head in document.get("heads", {}).items() if name in used}

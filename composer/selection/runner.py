@@ -58,7 +58,7 @@ def settings_of(built: Student, training: TrainingOptions) -> SelectionSettings:
         model=fingerprint(built.source),
         recipe={"sequence": built.recipe.sequence, "rows": built.recipe.rows, "transfer": transfer.model_dump(mode="json")},
         data=tuple(training.data),
-        files={name: digest for own in files for name, digest in own.items()},
+        files={name: digest for digests in files for name, digest in digests.items()},
         share=training.share,
         seed=training.seed,
         backend=training.backend,

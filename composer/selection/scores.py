@@ -22,25 +22,25 @@ def score_layers(
     student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows
 ) -> tuple[float, tuple[LayerScore, ...]]:
     """KL(teacher ‖ student) in nats a token, and the scores of each layer; passes over a row: 3 + twice the layers."""
-    own, taught = attentions_by_layer(student), attentions_by_layer(teacher)
+    student_layers, taught = attentions_by_layer(student), attentions_by_layer(teacher)
     apart, tokens = 0.0, 0
-    restored, swapped, wrong, whole = (dict.fromkeys(own, 0.0) for _ in range(4))
+    restored, swapped, wrong, whole = (dict.fromkeys(student_layers, 0.0) for _ in range(4))
     for part in rows.in_order(1):
         batch = part.to(student.device)
         tokens += int(batch.valid.sum())
 
         def compared(index: int, theirs: ComposedAttention, lesson: Lesson, batch: Batch = batch) -> None:
-            heads = heads_output(own[index], lesson, student.base.backend)
+            heads = heads_output(student_layers[index], lesson, student.base.backend)
             wrong[index] += _squares(heads - lesson.heads, batch)
             whole[index] += _squares(lesson.heads, batch)
 
         teach(teacher, batch, compared)
         wanted = _logits(teacher, batch)
         apart += _apart(student, batch, wanted)
-        for index in own:
-            with in_place_of(own[index], taught[index]):
+        for index in student_layers:
+            with in_place_of(student_layers[index], taught[index]):
                 restored[index] += _apart(student, batch, wanted)
-            with in_place_of(taught[index], own[index]):
+            with in_place_of(taught[index], student_layers[index]):
                 swapped[index] += _apart(teacher, batch, wanted)
     scores = tuple(
         LayerScore(
@@ -49,7 +49,7 @@ def score_layers(
             swapped=swapped[index] / tokens,
             error=wrong[index] / max(whole[index], torch.finfo(torch.float32).tiny),
         )
-        for index in own
+        for index in student_layers
     )
     return apart / tokens, scores
 
@@ -59,11 +59,11 @@ def divergence_with(
     student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows, keep: Iterable[int]
 ) -> tuple[float, int]:
     """KL(teacher ‖ student) in nats a token with the teacher's attention in these layers of the student, and the tokens."""
-    own, theirs = attentions_by_layer(student), attentions_by_layer(teacher)
+    student_layers, theirs = attentions_by_layer(student), attentions_by_layer(teacher)
     apart, tokens = 0.0, 0
     with ExitStack() as kept:
         for index in keep:
-            kept.enter_context(in_place_of(own[index], theirs[index]))
+            kept.enter_context(in_place_of(student_layers[index], theirs[index]))
         for part in rows.in_order(1):
             batch = part.to(student.device)
             tokens += int(batch.valid.sum())

@@ -212,8 +212,10 @@ def _cost(
         fresh_parameters=sum(fresh.size for fresh in head_parameters(head, shape).values()),
         state_bytes=state,
         state_grows=any(memory.grows for memory in head.memory) and not shape.both_ways,
-        prefill_flops_per_token=beside + sum(part.prefill_flops(own, sequence) for part, own in working),
-        decode_flops_per_token=None if shape.both_ways else beside + sum(part.flops(own, sequence) for part, own in working),
+        prefill_flops_per_token=beside + sum(part.prefill_flops(part_shape, sequence) for part, part_shape in working),
+        decode_flops_per_token=None
+        if shape.both_ways
+        else beside + sum(part.flops(part_shape, sequence) for part, part_shape in working),
         source_window=shape.window,
         bounded=next((same for memory in head.memory if (same := _bounded(memory, shape))), None),
         kv_cache_bytes=cache,

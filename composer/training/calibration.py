@@ -49,11 +49,11 @@ def calibrate(
 ) -> Start | None:
     """Set the first values of the parts of all layers, in place. Both models are whole, on one device."""
     batch = rows.batch(rows_to_calibrate(stage, rows, seed)).to(next(teacher.parameters()).device)
-    own = {attention.layer: (name, attention) for name, attention in attentions(student)}
+    learners = {attention.layer: (name, attention) for name, attention in attentions(student)}
     starts = list[Start]()
 
     def visit(index: int, attention: ComposedAttention, lesson: Lesson) -> None:
-        name, learner = own[index]
+        name, learner = learners[index]
         starts.append(calibrate_layer(name, learner, attention, lesson, student.base.backend))
 
     teach(teacher, batch, visit)
@@ -75,7 +75,9 @@ def calibrate_layer(name: str, student: ComposedAttention, teacher: ComposedAtte
     began, length = time.monotonic(), lesson.hidden.shape[1]
     queries = sorted({(2 * index + 1) * length // (2 * QUERIES) for index in range(QUERIES)})
     groups = _groups(teacher, lesson, backend)
-    wanted = torch.cat([implicit_attention(head, own, queries, backend).total().clamp(min=0) for _, head, own in groups], dim=2)
+    wanted = torch.cat(
+        [implicit_attention(head, inputs, queries, backend).total().clamp(min=0) for _, head, inputs in groups], dim=2
+    )
     valid = lesson.tokens.valid
     if valid is not None:
         wanted = wanted * valid[:, queries, None, None]
@@ -148,7 +150,7 @@ class _Calibration:
         """Return the measurements of a memory, with all parts as they are now."""
         implied: ImplicitAttention = implicit_attention(self._head, self._inputs, self._queries, self._backend)
         tokens, wanted = self._inputs.tokens, self._wanted
-        held = implied.own[memory.name] != 0
+        held = implied.memory_weights[memory.name] != 0
         distance = (tokens.position[:, list(self._queries), None] - tokens.position[:, None]).abs()[:, :, None].expand_as(held)
         nearest = distance.masked_fill(~held, int(distance.max())).amin(-1, keepdim=True)
         weights = wanted * held
@@ -171,10 +173,10 @@ class _Calibration:
     def _mapped(self, features: Node, memory: Node) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the queries and keys that enter a feature map, and the mean decay per token of its memory."""
         graph, position = self._of.graph, features.options["position"]
-        (above,) = graph.into(features.name, "query")
+        (edge,) = graph.into(features.name, "query")
         queries, keys, decays = [], [], []
         for piece in pieces(self._head, self._inputs, self._backend):
-            queries.append(position.rotate_tokens(piece.values[above.start, above.output], piece.tokens))
+            queries.append(position.rotate_tokens(piece.values[edge.start, edge.output], piece.tokens))
             keys.append(piece.values["pairs", "pairs"].mappable(position))
             decays += [piece.values[edge.start, edge.output] for edge in graph.into(memory.name, "decay")]
         query, key, decay = torch.cat(queries, dim=1)[:, list(self._queries)], torch.cat(keys, dim=1), None

@@ -85,7 +85,7 @@ def _begin(folder: Path, partial: Path) -> None:
 def _write(file: Path, units: Sequence[Unit]) -> ProcessFacts:
     """Write this process's file: its rows of sharded tensors and, in the first process, all other tensors."""
     parts = {name: (held(tensor)[0], tensor) for name, tensor in _tensors(units).items()}
-    pieces = [_piece(name, own) for name, (own, tensor) in parts.items() if rank() == 0 or own is not tensor]
+    pieces = [_piece(name, local) for name, (local, tensor) in parts.items() if rank() == 0 or local is not tensor]
     digest = write_shard(file, pieces, lambda count: None)
     sync(file)
     device = _cuda(units)
@@ -151,33 +151,33 @@ def _restore(checkpoint: Path, units: Sequence[Unit]) -> None:
         for name, tensor in _tensors(units).items():
             _fill(tensor, name, holders[name])
     if rank() < len(stored.processes):
-        own, device = stored.processes[rank()], _cuda(units)
+        process, device = stored.processes[rank()], _cuda(units)
         try:
-            torch.set_rng_state(_state(own.random))
-            if device is not None and own.random_cuda is not None:
-                torch.cuda.set_rng_state(_state(own.random_cuda), device)
+            torch.set_rng_state(_state(process.random))
+            if device is not None and process.random_cuda is not None:
+                torch.cuda.set_rng_state(_state(process.random_cuda), device)
         except RuntimeError as error:
             raise ValueError(f"a random state is none: {error}") from error
 
 
 def _fill(tensor: Tensor, name: str, files: Sequence[Any]) -> None:
     """Copy the rows that this process holds of a tensor out of the files, each of which has the rows after those of the last."""
-    own, first = held(tensor)
-    if not own.dim():
-        own.fill_(files[0].get_tensor(name).item())
+    local, first = held(tensor)
+    if not local.dim():
+        local.fill_(files[0].get_tensor(name).item())
         return
     filled, passed = 0, 0
     for file in files:
         part = file.get_slice(name)
         rows, *rest = part.get_shape()
-        if rest != list(own.shape[1:]):
+        if rest != list(local.shape[1:]):
             raise ValueError(f"{name} has another shape")
-        start, end = max(first - passed, 0), min(first + len(own) - passed, rows)
+        start, end = max(first - passed, 0), min(first + len(local) - passed, rows)
         if start < end:
-            own[filled : filled + end - start].copy_(part[start:end])
+            local[filled : filled + end - start].copy_(part[start:end])
             filled += end - start
         passed += rows
-    if filled != len(own) or passed != len(tensor):
+    if filled != len(local) or passed != len(tensor):
         raise ValueError(f"{name} has {passed:,} rows")
 
 

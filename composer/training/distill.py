@@ -199,8 +199,8 @@ def _adapter(stages: Mapping[str, Stage], student: ComposedForCausalLM, *, merge
 
 def _changed(learned: dict[str, Tensor], student: ComposedForCausalLM, *, merge: bool) -> dict[str, Tensor]:
     """Return the parameters that training has changed, adapters left out, by their names in the model."""
-    own = {name.replace(".base_layer.", "."): tensor for name, tensor in learned.items() if ".lora_" not in name}
-    return own | (merged(student) if merge else {})
+    weights = {name.replace(".base_layer.", "."): tensor for name, tensor in learned.items() if ".lora_" not in name}
+    return weights | (merged(student) if merge else {})
 
 
 def train(student: Student, out: str | os.PathLike[str], options: TrainingOptions) -> TrainingReport:

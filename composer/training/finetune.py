@@ -62,7 +62,7 @@ class FinetuneCourse(WholeCourse):
                 wanted, _ = logits_at_targets(self._teacher, batch)
             # Embeddings may be padded by rows that no token has; of these the shorter of the two has fewer, or none.
             columns = min(logits.shape[-1], wanted.shape[-1])
-            own_logits, wanted = (own[:, :columns].float() for own in (logits, wanted))
+            own_logits, wanted = (tensor[:, :columns].float() for tensor in (logits, wanted))
             losses = losses + self._stage.distill * divergence(own_logits, wanted, self._stage.temperature)
         return _sum(losses, batch, self._stage.average) / total
 
@@ -161,13 +161,13 @@ def projections(student: ComposedForCausalLM, targets: Sequence[str]) -> list[st
     layer, names = name.rpartition(".")[2], []
     for target in targets:
         known = (f"{target}_proj", *OTHERS.get(target, ()))
-        own = next((name for name in known if isinstance(getattr(attention, name, None), nn.Module)), None)
-        if own is None:
+        projection = next((name for name in known if isinstance(getattr(attention, name, None), nn.Module)), None)
+        if projection is None:
             raise TrainingError(
                 f"The attention of this model has no projection that would be `{target}`: leave it out of lora.targets"
             )
         # Others may have one of the same name outside of their attention.
-        names.append(own if own == f"{target}_proj" else f"{layer}.{own}")
+        names.append(projection if projection == f"{target}_proj" else f"{layer}.{projection}")
     if student.base.is_inside:
         names = [f"{place}.{name.rpartition('.')[2]}" for place, _ in attentions(student) for name in names]
     return list(dict.fromkeys(names))

@@ -131,8 +131,8 @@ def draw(log: Path, target: Path, again: str = AGAIN) -> None:
             stages.setdefault(line.stage.partition(" ")[0], []).append(line)
         with plotting() as pyplot:
             figure, axes = pyplot.subplots(1, len(stages), figsize=(WIDTH, 4), squeeze=False, layout="constrained")
-            for axis, (stage, own) in zip(axes[0], stages.items(), strict=True):
-                _draw(axis, own)
+            for axis, (stage, lines) in zip(axes[0], stages.items(), strict=True):
+                _draw(axis, lines)
                 axis.set(title=stage, xlabel="step", ylabel="loss")
                 by_powers(axis, most=2)
                 whole_ticks(axis, most=6)
@@ -140,19 +140,19 @@ def draw(log: Path, target: Path, again: str = AGAIN) -> None:
             save(figure, target)
 
 
-def _draw(axis: Any, own: list[LogLine]) -> None:
+def _draw(axis: Any, lines: list[LogLine]) -> None:
     """The losses of one stage: separate colours, or, of many layers, from dark to light."""
     from matplotlib import colormaps
 
     from composer.plotting import COLOURS, MAP, colour
 
-    units = list(dict.fromkeys(name for line in own for name in line.loss))
+    units = list(dict.fromkeys(name for line in lines for name in line.loss))
     every = -(-len(units) // MOST_NAMED)
     for index, unit in enumerate(units):
         shade = colour(index) if len(units) <= len(COLOURS) else colormaps[MAP](0.9 * index / (len(units) - 1))
-        axis.plot(*_series((line.step, line.loss.get(unit)) for line in own), linewidth=0.8, alpha=0.6, color=shade)
+        axis.plot(*_series((line.step, line.loss.get(unit)) for line in lines), linewidth=0.8, alpha=0.6, color=shade)
         label = unit if index % every == 0 else None
-        axis.plot(*_series((line.step, line.held_out.get(unit)) for line in own), "o-", markersize=3, label=label, color=shade)
+        axis.plot(*_series((line.step, line.held_out.get(unit)) for line in lines), "o-", markersize=3, label=label, color=shade)
     axis.legend()
 
 

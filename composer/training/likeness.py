@@ -79,19 +79,19 @@ def attention_likeness(
     student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows
 ) -> tuple[AttentionLikeness, ...]:
     """Return the likeness of each layer that has attention, on the first ``ROWS`` rows."""
-    own, backend = attentions_by_layer(student), student.base.backend
-    errors, divergences, tokens = dict.fromkeys(own, 0.0), dict.fromkeys(own, 0.0), 0
-    known = {index: has_weights(student, index) and has_weights(teacher, index) for index in own}
+    student_layers, backend = attentions_by_layer(student), student.base.backend
+    errors, divergences, tokens = dict.fromkeys(student_layers, 0.0), dict.fromkeys(student_layers, 0.0), 0
+    known = {index: has_weights(student, index) and has_weights(teacher, index) for index in student_layers}
     for part in islice(rows.in_order(1), ROWS):
         batch = part.to(student.device)
         tokens += int(batch.valid.sum())
 
         def compared(index: int, theirs: ComposedAttention, lesson: Lesson, batch: Batch = batch) -> None:
-            heads = heads_output(own[index], lesson, backend)
+            heads = heads_output(student_layers[index], lesson, backend)
             errors[index] += _total((heads - lesson.heads).float().square().flatten(2).mean(-1), batch)
             if known[index]:
                 wanted = attention_weights(theirs, lesson, teacher.base.backend)
-                weights = attention_weights(own[index], lesson, backend)
+                weights = attention_weights(student_layers[index], lesson, backend)
                 tiny = torch.finfo(weights.dtype).tiny
                 ratios = wanted.clamp(min=tiny).log() - weights.clamp(min=tiny).log()
                 divergences[index] += _total((wanted * ratios).sum(-1).mean(-1), batch)
@@ -99,7 +99,7 @@ def attention_likeness(
         teach(teacher, batch, compared)
     return tuple(
         AttentionLikeness(mse=errors[index] / tokens, divergence=divergences[index] / tokens if known[index] else None)
-        for index in own
+        for index in student_layers
     )
 
 

@@ -110,15 +110,15 @@ def _write_shards(
 ) -> None:
     model: ComposedForCausalLM | None = None
     for number, start in enumerate(range(0, len(rows), record.rows_per_shard)):
-        own = rows.taken(np.arange(start, min(start + record.rows_per_shard, len(rows))))
+        shard_rows = rows.taken(np.arange(start, min(start + record.rows_per_shard, len(rows))))
         path = out / SHARD.format(number)
         if not path.is_file():
             model = model or teacher.load(training.device, training.backend)
-            tensors = _logits_of(model, own, record, options.batch)
+            tensors = _logits_of(model, shard_rows, record, options.batch)
             with whole(path) as partial:
                 save_file(tensors, partial)
         if options.watch is not None:
-            options.watch(start + len(own), len(rows))
+            options.watch(start + len(shard_rows), len(rows))
 
 
 @torch.no_grad()
@@ -138,7 +138,7 @@ def _logits_of(model: ComposedForCausalLM, rows: PackedRows, record: LogitsRecor
         parts["log_rest"].append(_log_rest(log_probabilities, tokens).cpu())
         parts["log_target"].append(logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].cpu())
         counts += part.targets.tolist()
-    tensors = {name: torch.cat(own).contiguous() for name, own in parts.items()}
+    tensors = {name: torch.cat(tensors_of_name).contiguous() for name, tensors_of_name in parts.items()}
     return tensors | {"offsets": torch.tensor(counts).cumsum(0), "rows": torch.from_numpy(hashes_of(rows).copy())}
 
 

@@ -55,7 +55,7 @@ class StoredModel:
         self.trunk = source.trunk
         self.fresh = sum(math.prod(source.tensors[name].shape) for name in source.covered.composed.values())
         self._tensors: Mapping[str, shard.StoredTensor] = {
-            name: source.tensors[own] for name, own in {**source.covered.trunk, **source.covered.composed}.items()
+            name: source.tensors[stored_name] for name, stored_name in {**source.covered.trunk, **source.covered.composed}.items()
         }
         document = config_dict(source.trunk, _resolved(source), "float32")
         self._config = config = configuration_for(document["model_type"]).from_dict(decode_floats(document))
@@ -94,8 +94,8 @@ class StoredModel:
 
     def attention(self, index: int) -> tuple[str, ComposedAttention]:
         """Return the attention of a layer with its weights, and its full name. The rest of the layer has none."""
-        own = self._names[index]
-        return own, next(attention for _, attention in attentions(self.layer(index, within=f"{own}.")))
+        layer_name = self._names[index]
+        return layer_name, next(attention for _, attention in attentions(self.layer(index, within=f"{layer_name}.")))
 
     def layer(self, index: int, *, within: str = "") -> nn.Module:
         """Return one layer with its weights. within: the prefix of the full names of tensors that are read; all others have
@@ -168,8 +168,8 @@ class StoredModel:
 
     def _put(self, module: nn.Module, name: str, tensor: Tensor) -> None:
         """Replaces a parameter without numbers by a tensor."""
-        path, _, own = name.rpartition(".")
-        module.get_submodule(path).register_parameter(own, nn.Parameter(tensor, requires_grad=False))
+        path, _, child = name.rpartition(".")
+        module.get_submodule(path).register_parameter(child, nn.Parameter(tensor, requires_grad=False))
 
     def _read(self, name: str) -> Tensor:
         stored = self._tensors[name]

@@ -166,26 +166,26 @@ def shares(batch: Batch, parts: int, total: float) -> Iterator[tuple[Batch, floa
         parts = min(parts, math.ceil(len(batch) / groups))
     for part in batch.split(parts):
         if group < len(part):
-            own, divisor = part.split(min(groups, len(part)))[group], total
+            share, divisor = part.split(min(groups, len(part)))[group], total
         else:
-            own, divisor = part.split(len(part))[0], math.inf
-        yield (own if shared == 1 else own.piece(rank() % shared, shared)), divisor
+            share, divisor = part.split(len(part))[0], math.inf
+        yield (share if shared == 1 else share.piece(rank() % shared, shared)), divisor
 
 
 def added(numbers: Mapping[str, float]) -> dict[str, float]:
     """Return each number summed over the processes, to the same bits in all of them."""
     if count() == 1 or not numbers:
         return dict(numbers)
-    own = torch.tensor(list(numbers.values()), dtype=torch.float64)
-    every = [torch.empty_like(own) for _ in range(count())]
-    distributed.all_gather(every, own)
-    return {name: sum(of) for name, *of in zip(numbers, *(each.tolist() for each in every), strict=True)}
+    values = torch.tensor(list(numbers.values()), dtype=torch.float64)
+    every = [torch.empty_like(values) for _ in range(count())]
+    distributed.all_gather(every, values)
+    return {name: sum(values_of_name) for name, *values_of_name in zip(numbers, *(each.tolist() for each in every), strict=True)}
 
 
 def norm(tensors: Sequence[Tensor]) -> float:
     """Return the Euclidean norm of all tensors as one vector, over all processes."""
-    own = float(nn.utils.get_total_norm([tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]))
-    return own if count() == 1 else math.sqrt(added({"square": own * own})["square"])
+    norm = float(nn.utils.get_total_norm([tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]))
+    return norm if count() == 1 else math.sqrt(added({"square": norm * norm})["square"])
 
 
 def broadcast_from_first(number: float) -> float:
@@ -209,10 +209,10 @@ def by_first(act: Callable[[], Result]) -> Result:
         except Exception as error:  # of any class, as the other processes wait for this one
             outcome = [(None, error)]
     distributed.broadcast_object_list(outcome, src=0)
-    answer, error = outcome[0]
+    result, error = outcome[0]
     if error is not None:
         raise error
-    return answer
+    return result
 
 
 def by_all(act: Callable[[], Result]) -> list[Result]:
@@ -220,15 +220,15 @@ def by_all(act: Callable[[], Result]) -> list[Result]:
     if count() == 1:
         return [act()]
     try:
-        own = (act(), None)
+        outcome = (act(), None)
     except Exception as error:  # of any class, as the other processes wait for this one
-        own = (None, error)
+        outcome = (None, error)
     outcomes: list[Any] = [None] * count()
-    distributed.all_gather_object(outcomes, own)
+    distributed.all_gather_object(outcomes, outcome)
     for _, error in outcomes:
         if error is not None:
             raise error
-    return [answer for answer, _ in outcomes]
+    return [result for result, _ in outcomes]
 
 
 def held(tensor: Tensor) -> tuple[Tensor, int]:

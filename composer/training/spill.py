@@ -105,8 +105,8 @@ class Spill:
         def answered(batch: Batch, places: np.ndarray) -> Tensor:
             hidden = self._read(index, places)
             with autocast:
-                answer = layer(hidden, **teacher.layer_inputs(batch).options[index])
-                return answer[0] if isinstance(answer, tuple) else answer
+                output = layer(hidden, **teacher.layer_inputs(batch).options[index])
+                return output[0] if isinstance(output, tuple) else output
 
         self._fill(index + 1, answered)
         self._path(index).unlink(missing_ok=True)

@@ -218,9 +218,11 @@ def stored_loss(rows: PackedRows, average: Average) -> float:
     total, counted = 0.0, 0
     for batch in rows.in_order(1):
         assert isinstance(batch, TaughtBatch), "the rows are taught"
-        own = -batch.log_target[batch.labels[:, 1:] != IGNORED].double()
+        losses = -batch.log_target[batch.labels[:, 1:] != IGNORED].double()
         total, counted = (
-            (total + float(own.mean()), counted + 1) if average == "rows" else (total + float(own.sum()), counted + len(own))
+            (total + float(losses.mean()), counted + 1)
+            if average == "rows"
+            else (total + float(losses.sum()), counted + len(losses))
         )
     return total / max(1, counted)
 

@@ -113,9 +113,9 @@ def disk_needed(run: TrainingRun, stage: Transfer, student: StoredModel) -> int:
 
 def check_disk(run: TrainingRun, stage: Transfer, student: StoredModel) -> None:
     """Print the disk space that the run needs, before it begins. Raise TrainingError if there is less."""
-    needed, above = disk_needed(run, stage, student), next(path for path in run.folder.parents if path.exists())
+    needed, existing_folder = disk_needed(run, stage, student), next(path for path in run.folder.parents if path.exists())
     # Files of the run folder are free space, too: they count in what is needed, or will be removed.
-    free = shutil.disk_usage(above).free + sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
+    free = shutil.disk_usage(existing_folder).free + sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
     rows = len(run.rows) if run.held_out is None else len(run.rows) + len(run.held_out)
     what = (
         f"{needed:,} bytes at {run.folder}, for the hidden states of up to {rows:,} rows of {run.rows.sequence:,} tokens and for "
@@ -149,13 +149,13 @@ def transfer_streamed(
             spill.begin(teacher)
         last = index == count - 1
         if done is None or not (last or all(spill.at > index for spill in spills)):
-            above = teacher.layer(index)
+            teacher_layer = teacher.layer(index)
             if done is None:
-                finished[index] = _train(run, stage, index, student, teacher, above, spills, journal)
+                finished[index] = _train(run, stage, index, student, teacher, teacher_layer, spills, journal)
                 give_back()
             for spill in () if last else spills:
-                spill.advance(index, teacher, above, _autocast(setting.autocast))
-            del above  # before the next one is loaded
+                spill.advance(index, teacher, teacher_layer, _autocast(setting.autocast))
+            del teacher_layer  # before the next one is loaded
             give_back()
     layers = [layer for layer in finished if layer is not None]
     learned = {name: tensor for tensors, _ in layers for name, tensor in tensors.items()}
@@ -177,10 +177,10 @@ def _train(
     journal: Journal,
 ) -> Layer:
     """Train one layer, if it has fresh parameters."""
-    (name, own), outcome = student.attention(index), None
-    unit = layer_unit(index, name, own, stage)
+    (name, attention), outcome = student.attention(index), None
+    unit = layer_unit(index, name, attention, stage)
     if unit is not None:
-        course = LayerCourse(unit, own, teacher, layer, stage, run.options.backend)
+        course = LayerCourse(unit, attention, teacher, layer, stage, run.options.backend)
         rows, *held_out = (spill.rows() for spill in spills)
         start = course.calibrate(name, rows, run.options.seed) if stage.init == "calibrated" else None
         outcome = run_stage(f"{STAGE} {index}", course, stage, rows, next(iter(held_out), None), run.setting(journal))

@@ -74,7 +74,7 @@ def open_teacher(record: Record, name: str | os.PathLike[str] | None, *, student
 def check_fits(teacher: Teacher, trunk: Mapping[str, Any]) -> None:
     """Raise TrainingError if the teacher's sizes are not those of the student's trunk."""
     for name, words in SIZES.items():
-        theirs, ours = (of.get(name) or of["head_dim"] for of in (vars(teacher.source.trunk), trunk))
+        theirs, ours = (trunk_sizes.get(name) or trunk_sizes["head_dim"] for trunk_sizes in (vars(teacher.source.trunk), trunk))
         if theirs != ours:
             raise TrainingError(
                 f"The teacher {teacher.reference} does not fit the student: it has {theirs:,} {words}, the student {ours:,}. "

@@ -149,7 +149,7 @@ def layer_units(model: ComposedForCausalLM, stage: Transfer) -> Iterator[tuple[i
 
 def layer_unit(index: int, name: str, attention: ComposedAttention, stage: Transfer) -> Unit | None:
     """Return the fresh parameters of one layer, whose attention has this full name; None where it has none."""
-    fresh = {f"{name}.composed.{own}": parameter for own, parameter in attention.composed.named_parameters()}
+    fresh = {f"{name}.composed.{parameter_name}": parameter for parameter_name, parameter in attention.composed.named_parameters()}
     for parameter in fresh.values():
         parameter.requires_grad_()
     return Unit(f"layer {index}", stage, [(stage.lr, fresh)]) if fresh else None

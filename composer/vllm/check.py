@@ -84,9 +84,9 @@ def served(folder: Path, texts: Sequence[list[int]], **options: Any) -> Iterator
             while waiting and (waiting[0] < len(texts) - LATE or step >= LATE_AT):
                 number = waiting.pop(0)
                 engine.add_request(str(number), {"prompt_token_ids": texts[number]}, greedy)
-            for answer in engine.step():
-                if answer.finished:
-                    outputs[int(answer.request_id.partition("-")[0])] = answer.outputs[0]
+            for request in engine.step():
+                if request.finished:
+                    outputs[int(request.request_id.partition("-")[0])] = request.outputs[0]
             step += 1
     finally:
         del served_model, engine
@@ -94,7 +94,7 @@ def served(folder: Path, texts: Sequence[list[int]], **options: Any) -> Iterator
         cleanup_dist_env_and_memory()
     for number in range(len(texts)):
         tokens, likely = list(outputs[number].token_ids), outputs[number].logprobs
-        logprobs = [of[token].logprob for of, token in zip(likely, tokens, strict=True)]
+        logprobs = [logprobs_at[token].logprob for logprobs_at, token in zip(likely, tokens, strict=True)]
         yield Written(tokens, logprobs, [])
 
 
@@ -103,9 +103,9 @@ def _generated(model: ComposedForCausalLM, text: list[int]) -> Written:
     options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     more = {"output_logits": True, "return_dict_in_generate": True}
     ids = torch.tensor([text])
-    answer: Any = model.generate(ids, attention_mask=torch.ones_like(ids), **options, **more)  # else tokens 0 would be padding
-    tokens = answer.sequences[0, len(text) :].tolist()
-    likely = torch.cat(answer.logits).float().log_softmax(-1)
+    generated: Any = model.generate(ids, attention_mask=torch.ones_like(ids), **options, **more)  # else tokens 0 would be padding
+    tokens = generated.sequences[0, len(text) :].tolist()
+    likely = torch.cat(generated.logits).float().log_softmax(-1)
     best = likely.topk(2).values
     return Written(tokens, likely[range(len(tokens)), tokens].tolist(), (best[:, 0] - best[:, 1]).tolist())
 

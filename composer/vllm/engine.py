@@ -277,7 +277,7 @@ def _check_engine(vllm_config: VllmConfig) -> None:
 def _softmax(vllm_config: VllmConfig, attention: Any, group: str, head: Anatomy) -> Attention:
     """vLLM's attention for a group of heads, a module of the layer's attention, where vLLM looks for it."""
     shape, facts = head.shape, attention.facts
-    own = {} if not facts.sinks else {"sinks": attention.sinks[head.place[1] : head.place[1] + shape.heads]}
+    sinks = {} if not facts.sinks else {"sinks": attention.sinks[head.place[1] : head.place[1] + shape.heads]}
     softmax = Attention(
         shape.heads,
         shape.head_dim,
@@ -287,7 +287,7 @@ def _softmax(vllm_config: VllmConfig, attention: Any, group: str, head: Anatomy)
         logits_soft_cap=facts.softcap,
         per_layer_sliding_window=facts.window,
         prefix=f"composed.layers.{attention.layer}.{group}",
-        **own,
+        **sinks,
     )
     attention.add_module(f"softmax_{group}", softmax)
     return softmax

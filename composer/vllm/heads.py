@@ -82,8 +82,8 @@ class ServedHeads(nn.Module):
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool) -> tuple[list[Tensor], State]:
         """As ``ComposedHeads`` has it; new states are in the pages."""
 
-        def run(own_tokens: Tokens, inputs: list[Tensor], own: State) -> tuple[list[Tensor], State]:
-            return self.stateful.mix(inputs[0], own_tokens, own, backend, in_place=True)
+        def run(own_tokens: Tokens, inputs: list[Tensor], own_state: State) -> tuple[list[Tensor], State]:
+            return self.stateful.mix(inputs[0], own_tokens, own_state, backend, in_place=True)
 
         mixed = iter(self._over_calls(run, [hidden]))
         return [hidden if name in self.softmax else next(mixed) for name, _ in groups_of(self.heads)], {}
@@ -100,10 +100,10 @@ class ServedHeads(nn.Module):
     def _run_stateful(self, inputs: HeadInputs, backend: str) -> Tensor:
         """Return the output of the groups with states."""
 
-        def run(tokens: Tokens, states: list[Tensor], own: State) -> tuple[list[Tensor], State]:
+        def run(tokens: Tokens, states: list[Tensor], own_state: State) -> tuple[list[Tensor], State]:
             hidden, query, key, value = states
             of_call = replace(inputs, hidden=hidden, query=query, key=key, value=value, tokens=tokens)
-            output, new = self.stateful(of_call, own, backend, True)
+            output, new = self.stateful(of_call, own_state, backend, True)
             return [output], new
 
         return self._over_calls(run, [inputs.hidden, inputs.query, inputs.key, inputs.value])[0]
@@ -132,8 +132,8 @@ class ServedHeads(nn.Module):
 
 def _joined(groups: list[HeadInputs]) -> HeadInputs:
     """Return the inputs of several groups of heads as those of one layer."""
-    query, key, value = (torch.cat([getattr(of, name) for of in groups], dim=2) for name in ("query", "key", "value"))
-    sinks = [of.sinks for of in groups if of.sinks is not None]
+    query, key, value = (torch.cat([getattr(group, name) for group in groups], dim=2) for name in ("query", "key", "value"))
+    sinks = [group.sinks for group in groups if group.sinks is not None]
     return replace(groups[0], query=query, key=key, value=value, sinks=torch.cat(sinks) if sinks else None)
 
 

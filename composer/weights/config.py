@@ -63,16 +63,17 @@ def check_positions(
     refusal: type[ComposerError] = ComposerError,
     *,
     more: int = 0,
-    of: str = "",
+    purpose: str = "",
 ) -> None:
     """Raise ``refusal`` if tokens, and ``more``, exceed a model's table of learned positions. Other kinds have no end.
 
-    reference: the model. ask: the words before the largest possible number. of: words that describe the tokens.
+    reference: the model. ask: the words before the largest possible number. purpose: words that describe the tokens.
     """
     most = sizes.max_positions - more
     if sizes.learns_positions and tokens > most:
         raise refusal(
-            f"{reference} has learned {sizes.max_positions:,} positions, too few for {tokens:,} tokens{of}: {ask} {max(most, 0):,}."
+            f"{reference} has learned {sizes.max_positions:,} positions, too few for {tokens:,} tokens{purpose}: "
+            f"{ask} {max(most, 0):,}."
         )
 
 

@@ -90,10 +90,10 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
     try:
         with refused_by_transformers(problem, SourceError):
             config = configuration_for(str(source.config["model_type"])).from_pretrained(folder, local_files_only=True)
-            answer: Any = class_of(config).from_pretrained(folder, dtype=kind, local_files_only=True, output_loading_info=True)
+            loading: Any = class_of(config).from_pretrained(folder, dtype=kind, local_files_only=True, output_loading_info=True)
     except ConverterError as error:
         raise SourceError(f"{problem}: {error}") from error
-    loaded, report = cast("tuple[Composed, dict[str, Any]]", answer)
+    loaded, report = cast("tuple[Composed, dict[str, Any]]", loading)
     if report["missing_keys"] or report["mismatched_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise SourceError(f"{folder} lacks parameters of its spec, {missing} among them. Run `compose verify {folder}` for details")

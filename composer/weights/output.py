@@ -50,9 +50,9 @@ def check_output(out: Path, source: Source | None, *, force: bool, check_replace
         touched = [folder, *(shard.file.resolve() for shard in source.shards.values())]
         if any(out in path.parents for path in touched):
             raise BuildError(f"The source {folder} lies inside the output {out}. Choose another folder.")
-    above = _existing(out.parent)
-    if not above.is_dir():
-        raise BuildError(f"{out} lies below a file, {above}; expected a folder. Choose another one.")
+    parent = _existing(out.parent)
+    if not parent.is_dir():
+        raise BuildError(f"{out} lies below a file, {parent}; expected a folder. Choose another one.")
     if not out.exists():
         return out
     if not out.is_dir():

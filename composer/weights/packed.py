@@ -94,10 +94,10 @@ class PackedFile:
             self._check_fits(config, self._described(config).trunk.layers, dtype)
             with _alone(self.path) as where:
                 tokenizer = AutoTokenizer.from_pretrained(**where)
-                answer = AutoModelForCausalLM.from_pretrained(
+                loading = AutoModelForCausalLM.from_pretrained(
                     **where, **_unpacking_arguments(), config=config, dtype=getattr(torch, dtype), output_loading_info=True
                 )
-            model = _check_complete(self.path, answer)
+            model = _check_complete(self.path, loading)
             model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
             tokenizer.save_pretrained(folder)
 
@@ -196,10 +196,10 @@ class PackedFolder:
             if self.quantisation != UNPACKED_IN_MEMORY:
                 owner = config if getattr(config, KEY, None) is not None else config.get_text_config()
                 setattr(owner, KEY, {**getattr(owner, KEY), "dequantize": True})
-            answer = AutoModelForCausalLM.from_pretrained(
+            loading = AutoModelForCausalLM.from_pretrained(
                 **where, config=config, dtype=getattr(torch, dtype), output_loading_info=True
             )
-            model = _check_complete(self.path, answer)
+            model = _check_complete(self.path, loading)
             if self.quantisation == UNPACKED_IN_MEMORY:
                 model.dequantize(dtype=getattr(torch, dtype))
             _save_plain(model, AutoConfig.for_model(**without_quantisation(config.to_dict(), dtype)), folder)
@@ -325,9 +325,9 @@ def _layer(name: str) -> int:
     return -1 if layer is None else int(layer[1])
 
 
-def _check_complete(path: Path, answer: Any) -> PreTrainedModel:
+def _check_complete(path: Path, loading: Any) -> PreTrainedModel:
     """Return the loaded model. Raises SourceError if some of its weights are not in the files, or the other way round."""
-    model, report = answer
+    model, report = loading
     problems = {
         "lacks": report["missing_keys"],
         "has unknown": report["unexpected_keys"],

@@ -67,10 +67,10 @@ def test_values_that_memories_bring_beside_a_cache_that_chooses(name: str, backe
     weights = implicit_attention(head, data.of_head(), (9, 40, LENGTH - 1), backend)
     assert weights.error() < 1e-9
     assert weights.brought is not None
-    assert float(weights.brought.abs().max()) > 1e-2 * float(weights.answer.abs().max())
+    assert float(weights.brought.abs().max()) > 1e-2 * float(weights.output.abs().max())
     assert not weights.brought.requires_grad
     without = data.of_head()
     without.value.zero_()
     with torch.no_grad():
-        alone = implicit_attention(head, without, (9, 40, LENGTH - 1), backend).answer
-    assert torch.allclose(alone, weights.brought, rtol=1e-3) == ("delta" in weights.own)
+        alone = implicit_attention(head, without, (9, 40, LENGTH - 1), backend).output
+    assert torch.allclose(alone, weights.brought, rtol=1e-3) == ("delta" in weights.memory_weights)

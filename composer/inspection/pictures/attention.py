@@ -20,7 +20,7 @@ MOST_HEADS = 8
 def pictures(pyplot: Any, findings: Findings) -> Iterator[DrawnFigure]:
     """Yield the pictures of weights."""
     if any(head.found.size for head in findings.heads):
-        yield answers(pyplot, findings)
+        yield found_answers(pyplot, findings)
     for layer in sorted({head.layer for head in findings.heads}):
         heads = [head for head in findings.heads if head.layer == layer]
         yield weights(pyplot, findings, layer, heads)
@@ -41,13 +41,13 @@ def each(heads: Sequence[HeadFindings]) -> list[tuple[HeadFindings, int]]:
     return [(head, index) for head in heads for index in range(head.heads)]
 
 
-def answers(pyplot: Any, findings: Findings) -> DrawnFigure:
+def found_answers(pyplot: Any, findings: Findings) -> DrawnFigure:
     """Draw the weight on the answer's columns, head by head."""
     every = each(findings.heads)
     figure, (axis,) = panels(pyplot, 1, height=2.6)
     places, width = np.arange(len(every)), 0.38
-    own = [float(np.nanmean(head.found[index])) for head, index in every]
-    axis.bar(places - (width / 2 if findings.teacher else 0), own, width, color=STUDENT, label=label(findings.model))
+    found = [float(np.nanmean(head.found[index])) for head, index in every]
+    axis.bar(places - (width / 2 if findings.teacher else 0), found, width, color=STUDENT, label=label(findings.model))
     theirs = [head.teacher_found[index].mean() if head.teacher_found is not None else None for head, index in every]
     if findings.teacher:
         axis.bar(
@@ -67,7 +67,7 @@ def answers(pyplot: Any, findings: Findings) -> DrawnFigure:
     legend(figure, axis)
     data = {
         "head": [f"{head.layer}.{head.first + index}" for head, index in every],
-        "weight": own,
+        "weight": found,
         "teacher": theirs,
         "uniform": float(chance),
         "answers": len(every[0][0].found[0]) if every else 0,
@@ -125,8 +125,8 @@ def weights(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFin
             whole_ticks(axis, most=4)
             if place // across == down - 1 and row == rows - 1:
                 axis.set_xlabel("token")
-    of = "a token" if findings.bin == 1 else f"{findings.bin} tokens"
-    bar = figure.colorbar(mesh, ax=axes, label=f"weight of {of}", shrink=0.6, aspect=30, pad=0.01)
+    bins = "a token" if findings.bin == 1 else f"{findings.bin} tokens"
+    bar = figure.colorbar(mesh, ax=axes, label=f"weight of {bins}", shrink=0.6, aspect=30, pad=0.01)
     bar.ax.yaxis.set_major_formatter(lambda weight, _: f"{weight:g}")
     says = (
         "The weight of each token (across) in the answer to each query (down): softmax weights of exact memories, and those that "

@@ -42,31 +42,31 @@ def _over_text(pyplot: Any, findings: Findings, name: str, places: list[tuple[He
     figure, axes = panels(pyplot, 2 * len(places), height=1.9, margin=0.6, sharex=True, height_ratios=ratios)
     columns = np.arange(places[0][1].numbers.shape[0]) * findings.bin
     for index, (head, shown) in enumerate(places):
-        above, below = axes[2 * index : 2 * index + 2]
+        upper, lower = axes[2 * index : 2 * index + 2]
         heads = shown.numbers.shape[1]
         wide = shown.numbers.reshape(len(columns), -1).T
         edges, each = np.append(columns, columns[-1] + findings.bin), wide.shape[0] / heads
-        mesh = above.pcolormesh(edges, np.arange(wide.shape[0] + 1), wide, cmap=MAP, vmin=0, rasterized=True)
-        figure.colorbar(mesh, ax=above, label=name.rpartition(": ")[2])
+        mesh = upper.pcolormesh(edges, np.arange(wide.shape[0] + 1), wide, cmap=MAP, vmin=0, rasterized=True)
+        figure.colorbar(mesh, ax=upper, label=name.rpartition(": ")[2])
         for border in range(1, heads):
-            above.axhline(border * each, color="white", linewidth=1)
+            upper.axhline(border * each, color="white", linewidth=1)
         every = -(-heads // MOST_NAMED)
-        above.set_yticks(
+        upper.set_yticks(
             each * (np.arange(heads)[::every] + 0.5), [f"head {head.first + own_head}" for own_head in range(0, heads, every)]
         )
-        above.tick_params(axis="y", length=0)
-        above.invert_yaxis()
-        above.set_ylabel(" and ".join(f"{axis}s" for axis in shown.axes[1:]))
-        above.set_title(f"layer {head.layer}, {head.name}: {_display_name(name)}")
+        upper.tick_params(axis="y", length=0)
+        upper.invert_yaxis()
+        upper.set_ylabel(" and ".join(f"{axis}s" for axis in shown.axes[1:]))
+        upper.set_title(f"layer {head.layer}, {head.name}: {_display_name(name)}")
         assert shown.entropy is not None, "of tokens"
         for own_head in range(shown.entropy.shape[1]):
-            below.plot(
+            lower.plot(
                 columns, shown.entropy[:, own_head], color=colour(own_head), linestyle=line(own_head), label=f"head {own_head}"
             )
-        below.axhline(np.log(shown.numbers.shape[-1]), color=FAINT, linestyle=":", linewidth=1)
-        below.set(ylabel="entropy (nats)", xlim=(0, edges[-1]))
-        below.set_ylim(bottom=0)
-        whole_ticks(below)
+        lower.axhline(np.log(shown.numbers.shape[-1]), color=FAINT, linestyle=":", linewidth=1)
+        lower.set(ylabel="entropy (nats)", xlim=(0, edges[-1]))
+        lower.set_ylim(bottom=0)
+        whole_ticks(lower)
     axes[-1].set_xlabel("token")
     legend(figure, axes[1])
     data = [{"layer": head.layer, "head": head.name, "bin": findings.bin, "shown": shown} for head, shown in places]
@@ -153,9 +153,9 @@ def _file(name: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in name).strip("-").replace("--", "-")
 
 
-def _places(heads: Sequence[HeadFindings], of: Callable[[HeadFindings], Any]) -> list[tuple[HeadFindings, str, Any]]:
+def _places(heads: Sequence[HeadFindings], items: Callable[[HeadFindings], Any]) -> list[tuple[HeadFindings, str, Any]]:
     """For each group of heads, the items of one of its mappings: head, name, value."""
-    return [(head, name, item) for head in heads for name, item in of(head).items()]
+    return [(head, name, item) for head in heads for name, item in items(head).items()]
 
 
 def _title(head: HeadFindings, name: str) -> str:

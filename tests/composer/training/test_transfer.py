@@ -40,11 +40,11 @@ def expected(student: Any, source: Any, batch: Batch, at: str) -> dict[str, floa
     losses = {f"layer {index}": 0.0 for index in range(len(source.model.layers))}
     for _, layers in by_document(source, batch):
         for index, own in enumerate(layers):
-            answers = answered(student, index, own["hidden"]).flatten(2)
+            outputs = answered(student, index, own["hidden"]).flatten(2)
             if at == "output":
-                answers = source.model.layers[index].self_attn.o_proj(answers)
+                outputs = source.model.layers[index].self_attn.o_proj(outputs)
             wanted = own["heads" if at == "heads" else "attended"]
-            losses[f"layer {index}"] += float((answers - wanted).square().mean(-1).sum())
+            losses[f"layer {index}"] += float((outputs - wanted).square().mean(-1).sum())
     return {name: loss / int(batch.valid.sum()) for name, loss in losses.items()}
 
 
