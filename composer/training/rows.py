@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from blocks.memories.window import Window
 from composer.data.loading import load_rows
 from composer.data.packing import PackedRows, Packing
 from composer.errors import TrainingError
@@ -151,14 +150,15 @@ def within_windows(resolved: Resolved, rows: PackedRows, held_out: PackedRows | 
 
 
 def _window_size(resolved: Resolved) -> int:
-    """Return the size of the smallest window; 0 if a head's other memories receive pairs that no window has evicted."""
+    """Return the size of the smallest window at the top of a head; 0 if another memory than a window receives the pairs of the
+    text. Heads of exact memories alone are left out: they have nothing below a window."""
     sizes = []
     for head in resolved.heads.values():
-        sources = sources_of_pairs(head)
-        first = [memory for memory in head.memory if sources.get(memory.called) == ALL]
-        if all(memory.exact and not memory.bounded for memory in head.memory):  # it has every pair, as its teacher has
+        if all(memory.exact for memory in head.memory):
             continue
-        sizes += [memory.size if isinstance(memory, Window) and len(head.memory) > 1 else 0 for memory in first] or [0]
+        sources = sources_of_pairs(head)
+        top = [memory for memory in head.memory if sources.get(memory.called) == ALL]
+        sizes.append(min((memory.room if memory.exact and memory.bounded else 0 for memory in top), default=0))
     return min(sizes, default=0)
 
 
