@@ -55,7 +55,7 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "read": ("", ReadText),
     "sample": ("", Sampled),
     "select": ("and `rules`, the `layers` of its `document`", Selection),
-    "show": ("the spec; with `--from` or `--fresh` the resolved document, and its `hash`", None),
+    "show": ("the spec; with `--from` or `--fresh` the resolved document, and its `hash`; without SPEC, purposes by name", None),
     "tasks": ("a list, one per task", ("name", "scored", "description", "source", "options")),
     "train": ("", TrainingReport),
     "verify": ("and `ok`", VerifyReport),

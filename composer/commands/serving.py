@@ -70,7 +70,11 @@ def run_serve(options: ServeOptions) -> Server:
 
         if not is_serve_available():
             raise ComposerError(f"transformers' server is not installed: {EXTRA}")
-        with refused_by_transformers(f"{folder}: its tokenizer or processor cannot be read", ComposerError):
+        problem = (
+            f"{folder} has a tokenizer or processor that transformers cannot read; copy the source's there, or remove "
+            "*processor_config.json to serve text alone"
+        )
+        with refused_by_transformers(problem, ComposerError):
             AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if source.is_composed:
             _lend(AutoConfig.from_pretrained(folder))

@@ -100,7 +100,7 @@ def test_a_processor_that_does_not_fit_is_a_mistake(folder: Path, tmp_path: Path
     copied = Path(shutil.copytree(folder, tmp_path / "copied"))
     (copied / file).unlink(missing_ok=True)
     (copied / file).write_text(json.dumps(content))
-    with pytest.raises(ComposerError, match="copied: its tokenizer or processor cannot be read: "):
+    with pytest.raises(ComposerError, match="copied has a tokenizer or processor that transformers cannot read; copy"):
         composer.serve(copied, port=0)
 
 
