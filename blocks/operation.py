@@ -117,7 +117,7 @@ def row_obstacle(setting: Setting) -> str | None:
 def size_obstacle(setting: Setting) -> str | None:
     """Return why a form for values of the size of keys cannot run, or None."""
     shape = setting.shape
-    return None if shape is None or shape.value_dim == shape.head_dim else "it takes values of the size of keys"
+    return None if shape is None or shape.value_dim == shape.head_dim else "it requires values and keys of the same size"
 
 
 def pair_obstacle(setting: Setting) -> str | None:
@@ -146,8 +146,8 @@ class Form:
     - decode: True if it is only for calls of one token.
     - missing: a message on the packages that it needs and that are not installed, or None.
     - refuses: its ``run`` may raise ``Refused`` of ``blocks.kernels``, with nothing changed; then the next form runs.
-    - picks: for a form of PyTorch, the kernels that PyTorch selects itself on a GPU. These are fast there, so no other form is
-      tried.
+    - picks: for a form of PyTorch, the kernels that PyTorch selects itself on a GPU, for the reason that users see. It does not
+      affect which form runs.
     - by_rank: for a recurrence with another kernel for each rank of decay (none, head, channel), the descriptions by rank.
     """
 

@@ -121,7 +121,7 @@ def _obstacle(setting: Setting, conv: Convolution, features: Hedgehog) -> str | 
     if not features.linear:
         return "there is no product to fuse"
     largest = 0 if setting.shape is None else max(setting.shape.head_dim, features.dim or 0)
-    return f"it has room for {WIDEST} columns, not for {largest}" if largest > WIDEST else gpu_obstacle(setting)
+    return f"it supports at most {WIDEST} columns, not {largest}" if largest > WIDEST else gpu_obstacle(setting)
 
 
 def _does_not_rotate(options: Mapping[str, Mapping[str, Any]]) -> bool:

@@ -50,7 +50,7 @@ class Hedgehog(FeatureMap):
         if not self.linear:
             return "there is no product to fuse"
         largest = 0 if setting.shape is None else max(setting.shape.head_dim, self.dim or 0)
-        return f"it has room for {WIDEST} columns, not for {largest}" if largest > WIDEST else gpu_obstacle(setting)
+        return f"it supports at most {WIDEST} columns, not {largest}" if largest > WIDEST else gpu_obstacle(setting)
 
     def sides(self, inputs: Tensor) -> Tensor:
         """Return softmax(u) ‖ softmax(-u). If gradients are needed on a CPU, the form with a written-out gradient is used."""

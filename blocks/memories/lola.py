@@ -165,7 +165,7 @@ def _obstacle(window: Window, sparse: Sparse, setting: Setting) -> str | None:
         "window and cache must rotate their keys alike": window.rotation.base != sparse.rotation.base,
         "it needs a cache with a size above 0": sparse.size == 0,
         f"at most {MOST} pairs compete in it": window.size + sparse.size > MOST,
-        f"it has room for {WIDEST} numbers a head": sizes.head_dim > WIDEST,
+        f"it supports at most {WIDEST} numbers a head": sizes.head_dim > WIDEST,
         "it caps no logits": setting.capped,
         "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
     }

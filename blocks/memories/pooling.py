@@ -37,7 +37,7 @@ def obstacle(setting: Setting) -> str | None:
     if setting.dtype == "float16":
         return "what arrives at a mean of many tokens leaves the range of float16"
     if setting.shape is not None and setting.shape.value_dim > WIDEST:
-        return f"it has room for {WIDEST} numbers a value"
+        return f"it supports at most {WIDEST} numbers a value"
     return gpu_obstacle(setting)
 
 

@@ -25,7 +25,7 @@ from blocks.recurrences.stabilised import stabilise, stabilise_step
 from blocks.tensors import accumulating, as_dtype, least_mass, repeat_heads, with_ones
 
 SHORTEST_GROUP = 16
-"""Of shorter groups the states between them would be more numbers than the pairs and tokens on one line."""
+"""The fewest tokens of a group. For shorter groups, their states take more memory than a timeline of pairs and tokens."""
 
 
 class StateMemory(Recurrent):
@@ -173,8 +173,8 @@ class StateMemory(Recurrent):
                 key = repeat_heads(key, shape.state_heads)
             if self.normalise:
                 value = with_ones(value)
-            # A pair that is not there enters nothing: with a value (and a one) of 0, the smaller of the two to fill, unless its
-            # key could move the maximum.
+            # An absent pair must add nothing. Its value (and its one) is 0; the key of an exponential map is -inf instead, as it
+            # could raise the maximum.
             key, value = (pairs.fill_absent(key, -math.inf), value) if shape.exponential else (key, pairs.fill_absent(value, 0.0))
 
         carried: State = {}

@@ -295,7 +295,7 @@ class Window(Holding):
         missing, token = -length % size, torch.arange(length, device=begins.device)
         column = torch.nn.functional.pad(torch.where(begins, token, length), (0, missing), value=length)
         column = column.unflatten(1, (-1, size)).amin(2)
-        # If none does, nothing is evicted at the last of them.
+        # Where no chunk begins, nothing is evicted, and the arrival is the last column.
         last = torch.arange(size, length + missing + 1, size, device=begins.device).clamp(max=length) - 1
         arrival = torch.minimum(column, last)
         entry = (arrival[..., None] + torch.arange(size, device=begins.device)).flatten(1)

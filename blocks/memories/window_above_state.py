@@ -228,7 +228,7 @@ def _obstacle(setting: Setting) -> str | None:
         "it keeps no running maximum for exponential features": sizes.exponential,
         "it caps no logits": setting.capped,
         "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
-        f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
+        f"it supports at most {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
     }
     return next((reason for reason, holds in reasons.items() if holds), None) or size_obstacle(setting) or gpu_obstacle(setting)
 
@@ -241,7 +241,7 @@ def _step_obstacle(setting: Setting) -> str | None:
         "it has no gradient": setting.gradients,
         "it caps no logits": setting.capped,
         "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
-        f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
+        f"it supports at most {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     return reason or size_obstacle(setting) or row_obstacle(setting) or gpu_obstacle(setting)

@@ -18,7 +18,7 @@ def obstacle(setting: Setting, beside: Form | None = None) -> str | None:
         "its blocks are for several tokens": setting.one_token,
         "it returns no largest logit, and the read needs it": setting.needs_maximum,
         "it caps no logits": setting.capped,
-        f"it has room for {WIDEST} numbers a head": setting.shape is not None and setting.shape.head_dim > WIDEST,
+        f"it supports at most {WIDEST} numbers a head": setting.shape is not None and setting.shape.head_dim > WIDEST,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None) or size_obstacle(setting) or gpu_obstacle(setting)
     if reason is None and beside is not None and not (setting.needs_mass or beside.missing() or beside.obstacle(setting)):

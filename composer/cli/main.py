@@ -90,9 +90,10 @@ def _escape_refusal(error: Any) -> None:
         error.message = escape_message(error.message).removeprefix("Value error, ")
 
 
+ABOUT = "Turn pretrained transformers into linear-attention language models, by a YAML file that describes their heads."
+
 app = typer.Typer(
     cls=Commands,
-    help="Linear-attention language models made out of pretrained transformers, one YAML file a head.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -106,13 +107,13 @@ def _version(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=ABOUT)
 def about(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """Linear-attention language models made out of pretrained transformers, one YAML file a head."""
+    pass
 
 
 COMMANDS = (

@@ -117,7 +117,7 @@ def run_train(options: TrainOptions) -> TrainingReport:
 
 
 class MergeReport(Readable, Closed):
-    """A model whose adapters are in its weights. spec_hash: what its heads mean, as before."""
+    """A model whose adapters are in its weights. spec_hash: that of the spec, which a merge does not change."""
 
     out: Path
     spec_hash: str

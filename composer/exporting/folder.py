@@ -97,12 +97,12 @@ def export_folder(
 
 
 def text_of(model: Composed, *, step: bool = False) -> Exported:
-    """Return the Python file of a loaded model. Raises ExportError if it is not a causal language model."""
+    """Return the Python file of a loaded model. Raises ExportError if the model cannot be exported."""
     return written(causal(model), step=step)
 
 
 def causal(model: Composed) -> ComposedForCausalLM:
-    """Return the model. Raises ExportError if it is not a causal language model."""
+    """Return the model. Raises ExportError if its class, its direction or its family cannot be exported."""
     if not isinstance(model, ComposedForCausalLM):
         raise ExportError("classifiers are not exported; a causal language model was expected")
     if model.config.resolved().direction != "causal":
@@ -119,8 +119,8 @@ def causal(model: Composed) -> ComposedForCausalLM:
         )
     if model.config.model_type.removeprefix(PREFIX) in LATENT:
         raise ExportError(
-            f"models of the family {model.config.model_type.removeprefix(PREFIX)} are not exported: only a part of each key turns "
-            "(multi-head latent attention), and the file turns whole keys. Use the folder of the composed model"
+            f"models of the family {model.config.model_type.removeprefix(PREFIX)} are not exported: only a part of each key is "
+            "rotated (multi-head latent attention), and the file rotates whole keys. Use the folder of the composed model"
         )
     return model
 
@@ -250,7 +250,7 @@ def _description(exported: Exported | Native, paper: str) -> str:
             f"# {escape_markdown(exported.architecture)}\n\n"
             f"A {escape_markdown(exported.model_type)} model.{paper} It needs PyTorch and transformers, and no code of its own."
         )
-    slow = "" if exported.one_by_one is None else "\n\nIts heads take one token after the other, so that long prompts take long."
+    slow = "" if exported.one_by_one is None else "\n\nIts heads process one token after the other, so long prompts are slow."
     return (
         f"# {escape_markdown(exported.name)}\n\n"
         f"A {escape_markdown(exported.host_type)} model whose attention is composed of linear-attention parts.{paper} All of its "

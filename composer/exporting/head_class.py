@@ -166,7 +166,7 @@ class HeadClass:
         lines += [
             "    hidden B T C, query B T H D, key and value B T K D, position B T, valid B T; the output is B T H D.",
             "    Padding, where `valid` is False, must leave the state unchanged: a decay is 0 there, and pairs are absent.",
-            *(["    Entry t of the pairs that a memory evicts left it when token t came."] if len(self.head.memory) > 1 else []),
+            *(["    Pair t of those that a memory evicts is evicted at token t."] if len(self.head.memory) > 1 else []),
         ]
         lines[-1] += '"""'
         lines += [""]
@@ -196,7 +196,7 @@ class HeadClass:
 
     def _forward_in_pieces(self) -> Iterator[str]:
         yield from self._signature("forward", False, False)
-        yield f'        """Any number of tokens behind those that the state has seen, {PIECE} at a time."""'
+        yield f'        """Any number of tokens after those already in the state, {PIECE} at a time."""'
         yield from IN_PIECES.substitute(piece=PIECE, sinks=", sinks" if self.shape.sinks else "").splitlines()
 
     def _signature(self, name: str, mixing: bool, one_token: bool) -> list[str]:
@@ -215,7 +215,7 @@ class HeadClass:
         yield from self._signature(name, mixing, one_token)
         tokens = "One token" if one_token else f"{PIECE} tokens" if name == "piece" else "Any number of tokens"
         what = "What queries and keys are projected from: " if mixing else ""
-        tokens += " behind those that the state has seen"
+        tokens += " after those already in the state"
         yield f'        """{what}{tokens.lower() if what else tokens}{", one after the other" if loops else ""}."""'
         whole = "\n".join(body)
         if re.search(r"\b(cosine|sine)\b", whole) and not loops:

@@ -114,6 +114,8 @@ class ProgramRecording(TorchFunctionMode):
         self._of: dict[int, tuple[Any, Recorded]] = {}
         self._inside: tuple[FrameType, str, dict[str, Any]] | None = None
         """The function of ``blocks`` that runs and is kept as one call, with its name and arguments."""
+        self._profiler: Any = None
+        """The profile function of whoever calls, which is set again at the end."""
         self._outside: FrameType | None = None
         """The frame that has entered the recording. Functions of parts run above it."""
 
@@ -121,11 +123,12 @@ class ProgramRecording(TorchFunctionMode):
         RECORDING.append(self)
         self._outside = sys._getframe(1)
         super().__enter__()
+        self._profiler = sys.getprofile()
         sys.setprofile(self._profile)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        sys.setprofile(None)
+        sys.setprofile(self._profiler)
         super().__exit__(*error)
         self._outside = None
         RECORDING.pop()

@@ -21,6 +21,7 @@ from blocks.part import FieldPath, Part
 from blocks.reads import Read, TakesPartials
 from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
+from composer.graph.flow_of_pairs import ALL
 
 INPUTS = ("hidden", "query", "key", "value")
 SINKS = "host_sinks"
@@ -227,4 +228,4 @@ def pairs_of(graph: HeadGraph, name: str) -> dict[str, bool]:
         starts = [edge.start for start in starts for edge in graph.into(start, "pairs")]
     parts = [graph.nodes[start].part for start in origins]
     sifted = any(isinstance(part, Memory) and part.sifts for part in parts)
-    return {"every_pair": "pairs" in origins[:1], "sifted": sifted}
+    return {"every_pair": origins[:1] == [ALL], "sifted": sifted}

@@ -204,7 +204,8 @@ def _by_node(program: Program) -> dict[str, Step]:
 
 
 def _alone(graph: HeadGraph, node: Node, backend: str, setting: Setting, earlier_reasons: tuple[str, ...] = ()) -> Step:
-    """Return the step that computes one operation by itself. above: the reasons why no form of several operations computes it."""
+    """Return the step that computes one operation by itself. earlier_reasons: why no form of several operations
+    computes it."""
     choices, _ = _choices(node.operation.forms, backend, _of_node(graph, node, setting), earlier_reasons)
     if not choices:
         raise GraphError(f"nothing computes `{node.name}` in this head", node.path or ())
@@ -257,8 +258,10 @@ class Choice:
 def _choices(
     forms: Iterable[Form], backend: str, setting: Setting, earlier_reasons: tuple[str, ...] = (), *, several: bool = False
 ) -> tuple[list[Choice], tuple[str, ...]]:
-    """Return the fitting forms in order, up to the first that cannot refuse, and why each other form was skipped. above: reasons
-    found before. several: the forms compute several operations, and need not exist on every backend."""
+    """Return the fitting forms in order, up to the first that cannot refuse, and why each other form was skipped.
+
+    earlier_reasons: those found before. several: the forms compute several operations, and need not exist on every backend.
+    """
     forms, choices = tuple(forms), []
     missing: dict[str, None] = {}
     reasons = dict.fromkeys(earlier_reasons)

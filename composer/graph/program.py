@@ -81,7 +81,8 @@ class HeadInputs:
 
     def columns(self, columns: slice, tokens: Tokens) -> HeadInputs:
         """Return the inputs of some consecutive tokens. tokens: those of the columns."""
-        return replace(self.each(lambda of: of[:, columns]), tokens=tokens, sinks=self.sinks)
+        hidden, query, key, value = (states[:, columns] for states in (self.hidden, self.query, self.key, self.value))
+        return replace(self, hidden=hidden, query=query, key=key, value=value, tokens=tokens)
 
     def detached(self) -> HeadInputs:
         """Return the same inputs, detached from the graph of gradients."""

@@ -198,16 +198,18 @@ def built(spec: HeadSpec, shape: Shape, *, seed: int = 1, noise: float = 0.3) ->
     return head.requires_grad_(False)
 
 
-def run(head: Head, data: Inputs, state: State | None = None, backend: str = "auto") -> tuple[torch.Tensor, State]:
-    """Return one call, from an empty state unless another is data. What is mixed for queries and keys is projected as a layer
-    does."""
+def run(
+    head: Head, data: Inputs, state: State | None = None, backend: str = "auto", sinks: torch.Tensor | None = None
+) -> tuple[torch.Tensor, State]:
+    """Return the output and the new state of one call, from an empty state unless another is given. Queries and keys of mixed
+    inputs are projected as in a layer. sinks: the logits of attention sinks, H."""
     if state is None:
         state = head.empty_state(data.query.shape[0], data.query.dtype, data.query.device)
     mixed, before = head.mix(data.hidden, data.tokens, state, backend)
     query, key = data.query, data.key
     if head._mixes:
         query, key = (_moved(states, mixed - data.hidden) for states in (query, key))
-    output, after = head(replace(data.of_head(), query=query, key=key), state, backend)
+    output, after = head(replace(data.of_head(), query=query, key=key, sinks=sinks), state, backend)
     return output, before | after
 
 

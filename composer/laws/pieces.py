@@ -17,21 +17,27 @@ LENGTH = 21
 
 
 @once
-def assert_same(spec: HeadSpec, *, documents: bool = False, value_is_final: bool = False, in_place: bool = False) -> None:
-    """Run in pieces of 8 tokens and in one call, after 6 other tokens. Return outputs and state. in_place: the pieces may overwrite
-    the state."""
-    head, data, before = built(spec, SHAPE), inputs(SHAPE, 2, LENGTH), inputs(SHAPE, 2, 6, seed=1)
+def assert_same(
+    spec: HeadSpec, *, documents: bool = False, value_is_final: bool = False, in_place: bool = False, sinks: bool = False
+) -> None:
+    """Compare the outputs and the state of pieces of 8 tokens with those of one call, after 6 other tokens.
+
+    in_place: the pieces may overwrite the state. sinks: the layer has attention sinks.
+    """
+    shape = replace(SHAPE, sinks=sinks)
+    head, data, before = built(spec, shape), inputs(shape, 2, LENGTH), inputs(shape, 2, 6, seed=1)
     if documents:
         position = torch.cat((torch.arange(9), torch.arange(12))).repeat(2, 1)
         valid = torch.arange(LENGTH) < torch.tensor([[LENGTH], [7]])
         data.tokens = replace(data.tokens, position=position, segment=(position == 0).cumsum(1), valid=valid)
     else:
         data.tokens = replace(data.tokens, position=data.tokens.position + 6)
-    _, state = run(head, before)
-    head_inputs = replace(data.of_head(), value_is_final=value_is_final)
-    call = Call(data.tokens, state, SHAPE)
+    logits = torch.linspace(-1, 1, shape.heads, dtype=torch.float64) if sinks else None
+    _, state = run(head, before, sinks=logits)
+    head_inputs = replace(data.of_head(), value_is_final=value_is_final, sinks=logits)
+    call = Call(data.tokens, state, shape)
     pieces_call = Call(
-        data.tokens, {name: tensor.clone() for name, tensor in state.items()} if in_place else state, SHAPE, in_place=in_place
+        data.tokens, {name: tensor.clone() for name, tensor in state.items()} if in_place else state, shape, in_place=in_place
     )
     whole, left = head._program(data.value, data.tokens, "auto").run(anatomy(head).parts, head_inputs, call)
     with torch.no_grad():

@@ -193,7 +193,7 @@ class ComposedAttention(nn.Module):
                 host_options[name] = None
         if host_options.get("position_embeddings") is not None:
             host_options["position_embeddings"] = Unrotated.like(host_options["position_embeddings"])
-        if not self.composed._mixes:
+        if not self.mixes_inputs:
             return super().forward(hidden, *arguments, **host_options)
         mixed, call.carried = self.composed.mix(hidden, model_call.tokens, call.state, model_call.backend, call.in_place)
         self.hook_projections()

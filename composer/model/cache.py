@@ -48,7 +48,8 @@ class StateLayer(CacheLayerMixin):
     def keep_mixer(self, states: State, columns: int) -> None:
         """Store the new states of the host's mixer. columns: 0 if the layer also has heads, which count them."""
         self.mixer = {name: _own(tensor) for name, tensor in states.items()}
-        self.differentiated = torch.is_grad_enabled()
+        # Heads of the same layer still hold the states of the call before.
+        self.differentiated = torch.is_grad_enabled() or (self.differentiated and columns == 0)
         self.columns += columns
         self.is_initialized = True
 

@@ -80,7 +80,7 @@ class ComposedHeads(nn.Module):
             output, new = module(inputs, self._own(name, state), backend, in_place)
             return output, self._named(name, new)
         outputs, carried = [], {}
-        for name, head, own in zip(self._names, self._heads(), self.split_inputs(inputs), strict=True):
+        for name, head, own in zip(self._names, self._heads(), split_inputs(self, inputs), strict=True):
             output, new = head(own, self._own(name, state), backend, in_place)
             outputs.append(output)
             carried |= self._named(name, new)
@@ -100,13 +100,6 @@ class ComposedHeads(nn.Module):
         factor = states.shape[2] // sum(group.key_heads for group in self._groups)
         return states.split([group.key_heads * factor for group in self._groups], dim=2)
 
-    def split_inputs(self, inputs: HeadInputs) -> Iterator[HeadInputs]:
-        """Yield the inputs of each group."""
-        queries, keys, values = (self.split(states) for states in (inputs.query, inputs.key, inputs.value))
-        sinks = [None] * len(queries) if inputs.sinks is None else inputs.sinks.split([states.shape[2] for states in queries])
-        for query, key, value, own in zip(queries, keys, values, sinks, strict=True):
-            yield replace(inputs, query=query, key=key, value=value, sinks=own)
-
     def _heads(self) -> list[Head]:
         return [cast("Head", self._modules[name]) for name in self._names]
 
@@ -124,12 +117,21 @@ class ComposedHeads(nn.Module):
 
 
 def groups_of(heads: ComposedHeads) -> Iterator[tuple[str, Head]]:
-    """Return each group's name and its heads, in the order of the layer. A function, as heads may be called like any method."""
+    """Return each group's name and its heads, in the order of the layer. It is no method, as a head may have any name that
+    no method has."""
     return zip(heads._names, heads._heads(), strict=True)
 
 
+def split_inputs(heads: ComposedHeads, inputs: HeadInputs) -> Iterator[HeadInputs]:
+    """Yield the inputs of each group."""
+    queries, keys, values = (heads.split(states) for states in (inputs.query, inputs.key, inputs.value))
+    sinks = [None] * len(queries) if inputs.sinks is None else inputs.sinks.split([states.shape[2] for states in queries])
+    for query, key, value, group_sinks in zip(queries, keys, values, sinks, strict=True):
+        yield replace(inputs, query=query, key=key, value=value, sinks=group_sinks)
+
+
 def without_groups(heads: ComposedHeads, groups: Container[str]) -> ComposedHeads:
-    """The same modules without these groups."""
+    """Return a copy without these groups. The modules are shared."""
     rest = copy.copy(heads)
     rest._groups = tuple(group for group in heads._groups if group.head not in groups)
     rest._names = {name: parts for name, parts in heads._names.items() if name not in groups}

@@ -33,7 +33,7 @@ TRAIN = "train"
 
 
 def distill(student: Student, out: str | os.PathLike[str], options: TrainingOptions, *, which: Which = "all") -> TrainingReport:
-    """Trains a model, and writes the result to ``out``, whole or not at all.
+    """Train a model, and write the result to ``out``, whole or not at all.
 
     Until then, log and checkpoints are in ``OUT.run``, from where ``options.resume`` continues to the same numbers.
     which: the stages of its recipe to run. Raises TrainingError, DataError, SpecError and BuildError.
@@ -74,12 +74,12 @@ def _teacher(student: Student, stages: Mapping[str, Stage], options: TrainingOpt
         if learns_from_teacher(stages) or options.teacher is not None or student.record.source is None:
             raise
         if is_first():
-            options.tell(f"{error} No stage learns from it: what the next token costs it is left out of the report.")
+            options.tell(f"{error} No stage needs the teacher. Its held-out loss is left out of the report.")
         return None
 
 
 def _in_memory(run: TrainingRun) -> TrainingReport:
-    """Return all stages, with the student in memory, and the teacher as long as a stage or the report needs it."""
+    """Run all stages with the student in memory. The teacher is in memory while a stage or the report needs it."""
     stages, options = run.stages, run.options
     finetune = stages.get("finetune")
 
@@ -126,7 +126,7 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
 
 
 def _anew(run: TrainingRun, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
-    """Reloads the student, with its trained parameters: stages shard differently, and FSDP cannot reshard a model."""
+    """Reload the student, with its trained parameters: stages shard differently, and FSDP cannot reshard a model."""
     student = load_student(run.student, run.options)
     with torch.no_grad():
         for name, tensor in whole(learned).items():
@@ -148,8 +148,8 @@ def _check_stored(stages: Mapping[str, Stage], options: TrainingOptions) -> None
 def _check_streamed(stages: Mapping[str, Stage], options: TrainingOptions) -> None:
     if count() > 1:
         raise TrainingError(
-            f"--stream is for one process, and torchrun has started {count()}: leave --stream out, since each holds but a share of "
-            "the models, or run it without torchrun."
+            f"--stream is for one process, and torchrun has started {count()}: leave --stream out, since sharding "
+            "already splits the models, or run it without torchrun."
         )
     if list(stages) != [STAGE]:
         raise TrainingError("--stream supports attention transfer only: set --stage transfer, and fine-tune its result afterwards.")
@@ -160,7 +160,7 @@ def _check_streamed(stages: Mapping[str, Stage], options: TrainingOptions) -> No
             "pass --set recipe.transfer.at=heads. Less memory: --gradient-checkpointing"
         )
     if options.device != "cpu":
-        raise TrainingError(f"What is streamed runs on the cpu: leave --device {options.device} out, or --stream.")
+        raise TrainingError(f"--stream runs on the CPU only: leave --device {options.device} or --stream out.")
 
 
 def _streamed(run: TrainingRun) -> TrainingReport:

@@ -60,7 +60,7 @@ class FinetuneCourse(WholeCourse):
         elif self._stage.distill and self._teacher is not None:
             with torch.no_grad():
                 wanted, _ = logits_at_targets(self._teacher, batch)
-            # Embeddings may be padded by rows that no token has; of these the shorter of the two has fewer, or none.
+            # Vocabularies may be padded: only the columns that both models have are compared.
             columns = min(logits.shape[-1], wanted.shape[-1])
             own_logits, wanted = (tensor[:, :columns].float() for tensor in (logits, wanted))
             losses = losses + self._stage.distill * divergence(own_logits, wanted, self._stage.temperature)

@@ -283,12 +283,12 @@ def remarks(report: TrainingReport) -> tuple[str, ...]:
     for start in (outcome.start for outcome in report.stages):
         if start is not None:
             calibrated, kept = _parts(start.calibrated), _parts(start.kept)
-            lines.append(f"By the teacher's attention started {calibrated}, in {start.seconds:.0f} s; as they were: {kept}.")
+            lines.append(f"Calibrated from the teacher's attention in {start.seconds:.0f} s: {calibrated}. Not calibrated: {kept}.")
     if report.loss is not None and report.teacher_loss is not None:
-        lines.append(f"The next token of held-out rows costs it {report.loss:.4g} nats, and its teacher {report.teacher_loss:.4g}.")
+        lines.append(f"Held-out loss: {report.loss:.4g} nats per token (teacher: {report.teacher_loss:.4g}).")
     judged = any(outcome.before for outcome in report.stages)
     if not judged:
-        lines.append("Nothing was held out, so nothing was evaluated: it is what the last step made.")
+        lines.append("No rows were held out, so nothing was evaluated: the result is the model after the last step.")
     return (*lines, f"{'Losses are of held-out rows. ' if judged else ''}Log and curve: {shown(report.out / 'training')}")
 
 

@@ -15,7 +15,7 @@ from blocks.operation import Slot, State
 from composer.graph.program import HeadInputs
 from composer.model.attention import ComposedAttention
 from composer.model.head import Anatomy, Head, anatomy
-from composer.model.heads import ComposedHeads, group_slots, groups_of, without_groups
+from composer.model.heads import ComposedHeads, group_slots, groups_of, split_inputs, without_groups
 from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
 from composer.vllm.pages import Pages
@@ -90,7 +90,7 @@ class ServedHeads(nn.Module):
 
     def forward(self, inputs: HeadInputs, state: State, backend: str, in_place: bool) -> tuple[Tensor, State]:
         """As ``ComposedHeads`` has it, for ``1 N`` tokens; new states are in the pages."""
-        groups = dict(zip((name for name, _ in groups_of(self.heads)), self.heads.split_inputs(inputs), strict=True))
+        groups = dict(zip((name for name, _ in groups_of(self.heads)), split_inputs(self.heads, inputs), strict=True))
         output = {name: plain(groups[name]) for name, plain in self.softmax.items()}
         if stateful := [name for name in groups if name not in output]:
             joined = _joined([groups[name] for name in stateful]) if output else inputs

@@ -20,5 +20,10 @@ def test_with_padding_and_documents(name: str) -> None:
     assert_same(steady(HEADS[name]), documents=True, in_place=True)
 
 
+@pytest.mark.parametrize("name", ["memory: full", "memory: window"])
+def test_with_attention_sinks(name: str) -> None:
+    assert_same(HEADS[name], sinks=True)
+
+
 def test_with_given_values() -> None:
     assert_same(HEADS["memory: state"], value_is_final=True)

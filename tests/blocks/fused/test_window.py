@@ -71,7 +71,7 @@ def test_what_sees_nothing_answers_nothing_and_has_no_gradient() -> None:
         ({"one_token": True}, "several tokens"),
         ({"needs_maximum": True}, "largest logit"),
         ({"capped": True}, "caps no logits"),
-        ({"shape": Shape(hidden_size=12, heads=1, key_heads=1, head_dim=257)}, "room for 256"),
+        ({"shape": Shape(hidden_size=12, heads=1, key_heads=1, head_dim=257)}, "at most 256"),
         ({"dtype": "float64"}, "do not support float64"),
     ],
 )

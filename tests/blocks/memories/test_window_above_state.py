@@ -267,7 +267,7 @@ def test_a_decay_of_nothing_left_is_no_number_of_its_own(own: tuple[int, ...], c
         (LOLCATS, replace(ON_GPU, one_token=True, gradients=False, documents=True), "several documents"),
         ({**LOLCATS, "feature_map": "exp"}, ON_GPU, "running maximum"),
         (LOLCATS, replace(ON_GPU, dtype="float64"), "do not support float64"),
-        ({**LOLCATS, "feature_map": {"kind": "hedgehog", "dim": 160}}, ON_GPU, "room for 256 features"),
+        ({**LOLCATS, "feature_map": {"kind": "hedgehog", "dim": 160}}, ON_GPU, "at most 256 features"),
     ],
     ids=["decode", "gradients", "documents", "exponential", "float64", "wide"],
 )

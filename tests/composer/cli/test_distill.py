@@ -59,7 +59,7 @@ def test_both_stages(compose: Compose, models: dict[str, Path], texts: Path) -> 
         for name, before in stage.before.items():
             assert f"{stage.stage} {name} {before:.4g} {stage.after[name]:.4g}" in words
         assert f"{stage.stage}: 2 steps, {stage.tokens} tokens" in words
-    assert "The next token of held-out rows costs it" in words
+    assert "Held-out loss: " in words
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
     assert "Stages: transfer (2 steps) and finetune (2 steps).\n" in result.stderr
     assert "transfer  2/2  loss" in result.stderr
@@ -118,7 +118,7 @@ def test_nothing_held_out(compose: Compose, models: dict[str, Path], texts: Path
     result = compose("train", models["tiny"], "--data", texts, "--share", 0, *options)
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
-    assert "Nothing was held out, so nothing was evaluated" in words
+    assert "No rows were held out, so nothing was evaluated" in words
     assert "before after" not in words
     assert "Loading weights" not in result.stderr
 

@@ -81,8 +81,8 @@ def test_kernels_for_one_size_refuse(spec: str, backend: str, sources: dict[int,
     for size in (8, 16):
         (group,) = composer.explain(spec, sources[size], device="cuda", dtype="bfloat16", backend=backend).groups
         reasons[size] = " ".join(part.why_not_faster for part in group.parts)
-    assert "it takes values of the size of keys" in reasons[8]
-    assert "it takes values of the size of keys" not in reasons[16]
+    assert "it requires values and keys of the same size" in reasons[8]
+    assert "it requires values and keys of the same size" not in reasons[16]
 
 
 def test_adapters_find_the_projections_behind_the_compressed_vectors() -> None:

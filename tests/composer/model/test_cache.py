@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from composer.model.cache import ComposedCache
+from composer.model.cache import ComposedCache, StateLayer
 from tests.composer.model.models import student, tokens
 
 
@@ -36,3 +36,13 @@ def test_a_call_that_was_cut_short_is_not_gone_on_from() -> None:
             model(ids[:, 6:], past_key_values=begun)
         begun.reset()
         torch.testing.assert_close(model(ids, past_key_values=begun).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(("columns", "kept"), [(0, True), (1, False)])
+def test_states_that_gradients_need_are_not_overwritten_after_a_mixer_without_them(columns: int, kept: bool) -> None:
+    """A mixer beside heads (columns 0) runs first, while the heads still hold the states of a call with gradients."""
+    layer = StateLayer()
+    layer.keep({"window.key": torch.ones(1, 4, requires_grad=True)}, 1)
+    with torch.no_grad():
+        layer.keep_mixer({"conv": torch.zeros(1, 4)}, columns)
+    assert layer.differentiated is kept
