@@ -121,9 +121,8 @@ def _scan(
     """Return the corrected values of the tokens, given the state before the chunk; the answers of that state to the chunk's
     queries; and the state after."""
     entered, earlier = [], []
-    for asks, values, keys, ends, left in zip(
-        *(states.unbind(2) for states in (query, offered, erased, to_end, whole)), strict=True
-    ):
+    chunks = zip(*(states.unbind(2) for states in (query, offered, erased, to_end, whole)), strict=True)
+    for asks, values, keys, ends, left in chunks:
         earlier.append(asks @ state)
         entered.append(values - keys @ state)
         state = torch.addcmul(ends.mT @ entered[-1], state, left)

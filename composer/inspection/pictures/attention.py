@@ -46,8 +46,8 @@ def found_answers(pyplot: Any, findings: Findings) -> DrawnFigure:
     every = each(findings.heads)
     figure, (axis,) = panels(pyplot, 1, height=2.6)
     places, width = np.arange(len(every)), 0.38
-    found = [float(np.nanmean(head.found[index])) for head, index in every]
-    axis.bar(places - (width / 2 if findings.teacher else 0), found, width, color=STUDENT, label=label(findings.model))
+    weights = [float(np.nanmean(head.found[index])) for head, index in every]
+    axis.bar(places - (width / 2 if findings.teacher else 0), weights, width, color=STUDENT, label=label(findings.model))
     theirs = [head.teacher_found[index].mean() if head.teacher_found is not None else None for head, index in every]
     if findings.teacher:
         axis.bar(
@@ -67,7 +67,7 @@ def found_answers(pyplot: Any, findings: Findings) -> DrawnFigure:
     legend(figure, axis)
     data = {
         "head": [f"{head.layer}.{head.first + index}" for head, index in every],
-        "weight": found,
+        "weight": weights,
         "teacher": theirs,
         "uniform": float(chance),
         "answers": len(every[0][0].found[0]) if every else 0,
