@@ -43,4 +43,4 @@ class Entry(Unnamed):
         """numbers: further tensors of the pairs, by name."""
         tokens = call.tokens
         position = tokens.position if tokens.valid is None else tokens.position.masked_fill(~tokens.valid, -1)
-        return (Pairs(key, key if convolved is None else convolved, value, position, numbers=numbers, tokens=tokens),), {}
+        return (Pairs(key, convolved, value, position, numbers=numbers, tokens=tokens),), {}

@@ -117,7 +117,7 @@ class Pairs:
     """Pairs of one key and one value: those of the call, one per token, or those that a memory evicts during it.
 
     key: rotated by ``by`` at its position (None: not rotated). convolved: the key for feature maps, not rotated, with its own
-    number of heads (if the head has no convolution, it is the key itself, rotated or not). position: position in the document, -1
+    number of heads (None: the head has no convolution, and the maps read ``key``). position: position in the document, -1
     for an absent pair; with an axis of heads if each query head has its own pairs. arrival: the column of the token at which each
     pair is evicted, not decreasing over the pairs of a row. None: pair and token share their column. numbers: further numbers of
     each pair (rates, errors), by name. tokens: the tokens of the call, for pairs of these tokens that have not been in a memory;
@@ -126,7 +126,7 @@ class Pairs:
     """
 
     key: Float[Tensor, "B E K D"]
-    convolved: Float[Tensor, "B E N D"]
+    convolved: Float[Tensor, "B E N D"] | None
     value: Float[Tensor, "B E K V"]
     position: Int[Tensor, "B E"] | Int[Tensor, "B E K"]
     arrival: Int[Tensor, "B E"] | None = None
@@ -144,12 +144,11 @@ class Pairs:
 
     def mappable(self, by: Rotation) -> Float[Tensor, "B E N D"]:
         """Return the keys that enter a feature map, rotated by ``by``."""
-        return self.rotated(by) if self.convolved is self.key else self._at(by, self.convolved)
+        return self.rotated(by) if self.convolved is None else self._at(by, self.convolved)
 
     def kept(self, by: Rotation) -> Pairs:
         """Return the pairs as a memory stores them, with keys rotated by ``by``."""
-        key = self.rotated(by)
-        return replace(self, key=key, convolved=key if self.convolved is self.key else self.convolved, by=by)
+        return replace(self, key=self.rotated(by), by=by)
 
     def _at(self, by: Rotation, raw: Tensor) -> Tensor:
         return by.rotate(raw, self.position) if self.tokens is None else by.rotate_tokens(raw, self.tokens)
@@ -166,8 +165,7 @@ class Pairs:
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Pairs:
         """Apply a function to all tensors of the pairs. The arrival is dropped."""
-        key = change(self.key)
-        convolved = key if self.convolved is self.key else change(self.convolved)
+        key, convolved = change(self.key), None if self.convolved is None else change(self.convolved)
         numbers = {name: change(entries) for name, entries in self.numbers.items()}
         return Pairs(key, convolved, change(self.value), change(self.position), numbers=numbers, by=self.by)
 
@@ -179,8 +177,7 @@ class Pairs:
                 those = these.new_zeros(*later.key.shape[:2], *these.shape[2:])
             return torch.cat((these, those), dim=1)
 
-        key = join(self.key, later.key)
-        convolved = key if self.convolved is self.key else join(self.convolved, later.convolved)
+        key, convolved = join(self.key, later.key), None if self.convolved is None else join(self.convolved, later.convolved)
         numbers = {name: join(entries, later.numbers.get(name)) for name, entries in self.numbers.items()}
         return Pairs(
             key, convolved, join(self.value, later.value), join(self.position, later.position), numbers=numbers, by=self.by

@@ -124,7 +124,7 @@ class Delta(Rated):
             )
             rate_parameters = {name: parameters[f"rate_{name}"][step] for name in self.rate.parameters(shape)}
             numbers = {self._travels_as: self.rate.rate(rate_parameters, hidden, shape)}
-            more = Pairs(key, key, value, pairs.position, numbers=numbers, tokens=pairs.tokens, known_present=pairs.known_present)
+            more = Pairs(key, None, value, pairs.position, numbers=numbers, tokens=pairs.tokens, known_present=pairs.known_present)
             yield self.features(features, more)
 
     def state(self, shape: Shape) -> dict[str, Slot]:

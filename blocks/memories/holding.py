@@ -47,10 +47,10 @@ class Holding(Memory):
 
     def pairs_of(self, state: Mapping[str, Tensor], *, known_present: bool = False) -> Pairs:
         """Return the contents of a state, or some of them, as pairs. known_present: as in ``Pairs``."""
-        key, numbers = state["key"], {name: entries for name, entries in state.items() if name not in PAIR}
+        numbers = {name: entries for name, entries in state.items() if name not in PAIR}
         return Pairs(
-            key,
-            state.get("convolved", key),
+            state["key"],
+            state.get("convolved"),
             state["value"],
             state["position"],
             numbers=numbers,
@@ -61,7 +61,9 @@ class Holding(Memory):
 
 def state_of(pairs: Pairs, like: State) -> State:
     """Return the state of these pairs. Numbers that the pairs lack are 0."""
-    every = {"key": pairs.key, "value": pairs.value, "position": pairs.position, "convolved": pairs.convolved, **pairs.numbers}
+    every = {"key": pairs.key, "value": pairs.value, "position": pairs.position, **pairs.numbers}
+    if pairs.convolved is not None:
+        every["convolved"] = pairs.convolved
     return {name: every[name] if name in every else _zeros(pairs, entries) for name, entries in like.items()}
 
 

@@ -137,8 +137,9 @@ def _kept(members: Int[Tensor, "B S H"], held: State, entries: Pairs, ends: Int[
     row, head = (torch.arange(count, device=members.device) for count in (batch, heads))
     row, old = row[:, None, None], members < size
     among_held, among_entries = members.clamp(max=size - 1), (members - size).clamp(min=0)
-    every = {"key": entries.key, "value": entries.value, "convolved": entries.convolved, "position": entries.position[..., None]}
-    every |= entries.numbers
+    every = {"key": entries.key, "value": entries.value, "position": entries.position[..., None], **entries.numbers}
+    if entries.convolved is not None:
+        every["convolved"] = entries.convolved
     first = ends[:, None, None]
     present: Bool[Tensor, "B S H"] = torch.where(old, first == 0, among_entries >= first)
 

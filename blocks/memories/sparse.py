@@ -248,10 +248,9 @@ class Sparse(Holding):
 
     def _held(self, pairs: Pairs, call: Call) -> Held:
         """Return the pairs in the form of the state: those of each query head, with rotated keys."""
-        held = {name: entries for name, entries in pairs.numbers.items() if name in call.state}
+        convolved = {} if pairs.convolved is None else {"convolved": pairs.convolved}
+        held = {name: entries for name, entries in {**pairs.numbers, **convolved}.items() if name in call.state}
         held |= {"key": pairs.rotated(self.rotation), "value": pairs.value}
-        if "convolved" in call.state:
-            held["convolved"] = pairs.convolved
         held = {name: repeat_heads(entries, call.shape.heads) for name, entries in held.items()}
         position = pairs.position if pairs.position.dim() == 3 else pairs.position[..., None].expand(-1, -1, call.shape.heads)
         return held | {"position": position}
@@ -261,7 +260,7 @@ class Sparse(Holding):
         once."""
         held = self._held(pairs, call)
         if below is not None:
-            pairs = pairs if "convolved" in call.state else replace(pairs, convolved=pairs.key)
+            pairs = pairs if "convolved" in call.state else replace(pairs, convolved=None)
             held["mapped"] = repeat_heads(below.map(pairs), call.shape.heads)
         if self.keep.reads == "state":
             held["norm"] = _norm(held["value"])

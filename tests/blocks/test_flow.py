@@ -53,4 +53,4 @@ def test_earlier_entries_belong_to_the_document_that_is_continued() -> None:
 
 def test_a_pair_is_present_where_it_has_a_position() -> None:
     states = random(1, 3, 2, 4)
-    assert Pairs(states, states, states, torch.tensor([[-1, 0, 7]])).present.tolist() == [[False, True, True]]
+    assert Pairs(states, None, states, torch.tensor([[-1, 0, 7]])).present.tolist() == [[False, True, True]]

@@ -47,7 +47,7 @@ class Row:
 
 def pairs_at(states: Tensor, position: list[list[int]], convolved: Tensor | None = None) -> Pairs:
     """Return pairs whose keys equal their values, at these positions."""
-    return Pairs(states, states if convolved is None else convolved, states, torch.tensor(position))
+    return Pairs(states, convolved, states, torch.tensor(position))
 
 
 @dataclass

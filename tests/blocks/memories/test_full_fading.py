@@ -45,7 +45,7 @@ def by_hand(
 def called(
     part: Full, form: str, tokens: Tokens, state: Any, query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None
 ) -> Any:
-    pairs = Pairs(key, key, value, tokens.position, tokens=tokens)
+    pairs = Pairs(key, None, value, tokens.position, tokens=tokens)
     decays = {} if decay is None else {"decay": decay}
     return computed(part, form, GROUPED, {}, tokens, state, query=query, pairs=pairs, **decays)
 
