@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from hypothesis import HealthCheck, given, settings
 
 from composer.drawing.picture import TYPICAL, picture
-from composer.graph.graph import build_graph
+from composer.graph.wiring import build_graph
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Group, Resolved, resolve
 from tests.laws.draw import random_heads

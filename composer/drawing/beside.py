@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from composer.drawing.picture import BETWEEN, Picture, picture, svg
-from composer.graph.graph import HeadGraph, build_graph
+from composer.graph.graph import HeadGraph
+from composer.graph.wiring import build_graph
 from composer.spec.resolve import Resolved, meaning
 
 HeadKey = tuple[str, int]

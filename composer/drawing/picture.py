@@ -17,7 +17,8 @@ from composer.drawing.text import fitted, lines_of, width
 from composer.errors import ComposerError
 from composer.files import write_whole
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import HeadGraph, build_graph
+from composer.graph.graph import HeadGraph
+from composer.graph.wiring import build_graph
 from composer.spec.dimensions import Dimensions
 from composer.spec.explain import COUNTER, state_bytes, state_size
 from composer.spec.resolve import Kinds, Resolved

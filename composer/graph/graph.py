@@ -79,7 +79,7 @@ class Edge:
 
 @dataclass(frozen=True, eq=False)
 class HeadGraph:
-    """Nodes by their names, edges in the order in which they were wired. A graph is equal to itself alone."""
+    """Nodes by their names, edges in the order in which they were added. A graph is equal to itself alone."""
 
     nodes: Mapping[str, Node]
     edges: tuple[Edge, ...]
@@ -145,14 +145,6 @@ class HeadGraph:
 def once(function: Callable[[HeadSpec, Shape], Made]) -> Callable[[HeadSpec, Shape], Made]:
     """Return the function with a cache over heads and shapes. Frozen schemas are their own keys."""
     return cast("Callable[[HeadSpec, Shape], Made]", lru_cache(maxsize=512)(function))
-
-
-@once
-def build_graph(head: HeadSpec, shape: Shape) -> HeadGraph:
-    """Return the graph of a completed head on a group of heads of this shape."""
-    from composer.graph.wiring import wired
-
-    return wired(head, shape)
 
 
 class Draft:

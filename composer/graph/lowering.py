@@ -20,9 +20,10 @@ from blocks.part import Closed
 from blocks.pattern import Pattern
 from composer.errors import BuildError, GraphError
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import OUTPUT, HeadGraph, Node, build_graph, evicts_together, once, pairs_of, takers_of
+from composer.graph.graph import OUTPUT, HeadGraph, Node, evicts_together, once, pairs_of, takers_of
 from composer.graph.matching import matches
 from composer.graph.program import Program, Step, covered, tell
+from composer.graph.wiring import build_graph
 from converters.trunk import dtype_name
 
 AUTO = "auto"

@@ -12,8 +12,9 @@ from blocks.operation import EVICTED, Kind
 from blocks.part import FieldPath, Part, Problem
 from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import OUTPUT, READ_NODE, Edge, HeadGraph, Node, build_graph
+from composer.graph.graph import OUTPUT, READ_NODE, Edge, HeadGraph, Node
 from composer.graph.rules_of_spec import lines, names, numbers
+from composer.graph.wiring import build_graph
 
 MISSING: Mapping[str, str] = {
     Kind.FEATURES: "a `{kind}` memory reads features, and the head has no `feature_map`; add one, such as `feature_map: hedgehog`",

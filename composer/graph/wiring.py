@@ -17,11 +17,12 @@ from blocks.reads import Alone
 from blocks.sinks import Sinks
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import ALL, edges, features_of, fed_by, gate_of, memory_names, sources_of_pairs
-from composer.graph.graph import OUTPUT, READ_NODE, SINKS, Draft, HeadGraph
+from composer.graph.graph import OUTPUT, READ_NODE, SINKS, Draft, HeadGraph, once
 
 
-def wired(head: HeadSpec, shape: Shape) -> HeadGraph:
-    """Return the graph, from the head's inputs down to its output."""
+@once
+def build_graph(head: HeadSpec, shape: Shape) -> HeadGraph:
+    """Return the graph of a completed head on a group of heads of this shape, from its inputs down to its output."""
     return _Wiring(head, shape).draft.done()
 
 

@@ -10,7 +10,7 @@ import torch
 
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import build_graph
+from composer.graph.wiring import build_graph
 from composer.laws.cases import SHAPES, SMALL, Inputs, built, inputs, once, run
 from composer.model.head import Head
 from composer.spec.explain import state_bytes, state_size

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from blocks.flow import Tokens
 from blocks.operation import FLA, TRITON, Setting
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import build_graph
 from composer.graph.lowering import lower
 from composer.graph.matching import matches
+from composer.graph.wiring import build_graph
 from composer.laws.cases import SMALL, steady
 from composer.laws.kernels import CANCELLED, assert_on_kernels, packed, padded, plain
 

@@ -12,8 +12,9 @@ from blocks.memories.base import Memory
 from blocks.operation import Kind, Setting, Slot
 from blocks.part import Closed
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import HeadGraph, build_graph
+from composer.graph.graph import HeadGraph
 from composer.graph.lowering import AUTO, Lowered, check_backend, lowered
+from composer.graph.wiring import build_graph
 from composer.spec.notes import notes_on_source
 from composer.spec.parameters import graphs_of, head_parameters
 from composer.spec.resolve import Resolved

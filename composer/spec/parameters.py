@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from blocks.legend import Shape
 from blocks.part import Fresh, Part
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import HeadGraph, build_graph
+from composer.graph.graph import HeadGraph
+from composer.graph.wiring import build_graph
 from composer.spec.resolve import Resolved
 
 

@@ -14,7 +14,8 @@ from blocks.memories.base import Memory
 from blocks.operation import Kind
 from blocks.part import Part
 from composer.errors import BuildError
-from composer.graph.graph import READ_NODE, HeadGraph, Node, build_graph
+from composer.graph.graph import READ_NODE, HeadGraph, Node
+from composer.graph.wiring import build_graph
 from composer.spec.outside import needed_part, unregistered_kind
 from composer.spec.parameters import prefix
 from composer.spec.resolve import Resolved, meaning

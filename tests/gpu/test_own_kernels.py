@@ -16,9 +16,9 @@ from blocks.feature_maps.convolved import CONVOLVED_SHARES
 from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.operation import Setting, State
-from composer.graph.graph import build_graph
 from composer.graph.lowering import lowered
 from composer.graph.program import FallsBack
+from composer.graph.wiring import build_graph
 from tests.laws.cases import Inputs, built, complete, inputs, pieces, run
 
 pytestmark = pytest.mark.gpu

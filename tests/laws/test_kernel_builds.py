@@ -15,8 +15,8 @@ from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.operation import FLA, Setting
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import build_graph
 from composer.graph.lowering import lower
+from composer.graph.wiring import build_graph
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Dimensions, resolve
 from composer.spec.shipped import shipped_specs

@@ -12,9 +12,9 @@ import pytest
 from blocks.legend import Shape
 from blocks.operation import FLA, TRITON, Setting
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import build_graph
 from composer.graph.listing import listing
 from composer.graph.lowering import lower
+from composer.graph.wiring import build_graph
 from tests.laws.cases import SHAPES, SMALL, every_spec, steady
 from tests.laws.kernels import CANCELLED, assert_on_kernels, documents_and_padding, packed
 

@@ -14,8 +14,8 @@ import torch
 from blocks.flow import Tokens
 from blocks.operation import Setting
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import build_graph
 from composer.graph.lowering import lower
+from composer.graph.wiring import build_graph
 from composer.model.head import Head
 from tests.interpreter import nothing_refused
 from tests.laws.cases import SMALL, built, complete, inputs, run

@@ -11,8 +11,8 @@ import pytest
 
 from blocks.memories.base import Memory
 from blocks.operation import EVERY, FLA, TORCH, TRITON, Form, Setting
-from composer.graph.graph import build_graph
 from composer.graph.lowering import AUTO, lower
+from composer.graph.wiring import build_graph
 from composer.spec.resolve import Dimensions
 from tests.shipped import SHIPPED, on
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.operation import Setting, State
-from composer.graph.graph import build_graph
 from composer.graph.lowering import lowered
+from composer.graph.wiring import build_graph
 from tests.interpreter import nothing_refused
 from tests.laws.cases import Inputs, built, complete, inputs, pieces, run
 

@@ -15,8 +15,8 @@ from blocks.flow import Tokens
 from blocks.fused import convolved_shares
 from blocks.kernels import Kernel, Refused
 from blocks.operation import Setting
-from composer.graph.graph import build_graph
 from composer.graph.lowering import lowered
+from composer.graph.wiring import build_graph
 from tests.blocks.fused.builds import build
 from tests.blocks.fused.heads import GROUPED, assert_close, assert_defined
 from tests.compiling import built

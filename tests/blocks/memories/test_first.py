@@ -16,8 +16,8 @@ from blocks.flow import Tokens
 from blocks.memories import first
 from blocks.operation import Setting
 from blocks.softmax import dense
-from composer.graph.graph import build_graph
 from composer.graph.lowering import lowered
+from composer.graph.wiring import build_graph
 from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run
 
 SHAPE, KEPT, LAST = SMALL.shape(4), 2, 3

@@ -17,9 +17,9 @@ from blocks.scores.base import Contenders, Score, pairs_to_evict, places
 from blocks.scores.self_recall import SelfRecall
 from blocks.scores.squared_error import SquaredError
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import build_graph
 from composer.graph.lowering import lower, lowered
 from composer.graph.program import FallsBack
+from composer.graph.wiring import build_graph
 from tests.blocks.fused.heads import ALIKE, GROUPED, assert_close, assert_defined
 from tests.blocks.fused.kernels import choose
 from tests.composer.graph.heads import graph_of

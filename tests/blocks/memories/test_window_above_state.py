@@ -14,8 +14,8 @@ from blocks.flow import Tokens
 from blocks.fused import joint
 from blocks.legend import Shape
 from blocks.operation import Setting
-from composer.graph.graph import build_graph
 from composer.graph.lowering import lower, lowered
+from composer.graph.wiring import build_graph
 from tests.blocks.fused.heads import ALIKE, GROUPED, assert_close, assert_defined
 from tests.composer.graph.heads import graph_of
 from tests.interpreter import nothing_refused

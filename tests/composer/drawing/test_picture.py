@@ -14,7 +14,7 @@ from composer.drawing.beside import beside
 from composer.drawing.contents import WORDS
 from composer.drawing.picture import TYPICAL, Picture, picture
 from composer.errors import ComposerError
-from composer.graph.graph import build_graph
+from composer.graph.wiring import build_graph
 from composer.spec.document import Spec
 from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_spec

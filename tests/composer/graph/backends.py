@@ -10,8 +10,8 @@ import pytest
 
 from blocks.operation import Form, Setting, no_obstacle
 from blocks.recurrences import additive
-from composer.graph.graph import build_graph
 from composer.graph.lowering import compiled
+from composer.graph.wiring import build_graph
 
 NAME = "own"
 SAYS = "the loop of the test"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from composer.graph.graph import HeadGraph, build_graph
+from composer.graph.graph import HeadGraph
+from composer.graph.wiring import build_graph
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from tests.shipped import on

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import build_graph
+from composer.graph.wiring import build_graph
 from composer.model.head import Head
 from tests.composer.graph.by_hand import Document
 from tests.composer.graph.heads import feed, graph_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 import networkx
 import pytest
 
-from composer.graph.graph import INPUTS, HeadGraph, build_graph, pairs_of, takers_of
+from composer.graph.graph import INPUTS, HeadGraph, pairs_of, takers_of
+from composer.graph.wiring import build_graph
 from tests.composer.graph.heads import SIZE, feed, graph_of, shipped
 from tests.shipped import SHIPPED
 

@@ -16,10 +16,11 @@ from blocks.operation import Setting
 from blocks.recurrences import additive
 from composer.errors import BuildError
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import INPUTS, SINKS, HeadGraph, build_graph
+from composer.graph.graph import INPUTS, SINKS, HeadGraph
 from composer.graph.listing import listing, otherwise, rotations
 from composer.graph.lowering import BACKENDS, compiled, lower, lowered
 from composer.graph.program import CoveredOperation
+from composer.graph.wiring import build_graph
 from composer.model.head import Head
 from composer.spec.code import code_of
 from tests.composer.graph.heads import SIZE, graph_of, shipped

@@ -14,10 +14,10 @@ from blocks.flow import Tokens
 from blocks.operation import EVERY, Setting
 from composer.errors import BuildError
 from composer.graph import program
-from composer.graph.graph import build_graph
 from composer.graph.listing import listing
 from composer.graph.lowering import AUTO, BACKENDS, check_backend, lower, lowered
 from composer.graph.program import FallsBack, HeadInputs
+from composer.graph.wiring import build_graph
 from composer.model.head import Head
 from composer.spec.explain import explain_resolved
 from tests.composer.graph.backends import NAME, SAYS, own_backend

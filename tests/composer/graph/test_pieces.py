@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from blocks.legend import Shape
-from composer.graph.graph import HeadGraph, build_graph
+from composer.graph.graph import HeadGraph
 from composer.graph.pieces import NUMBERS, SHORTEST, piece_length, takes_pieces
+from composer.graph.wiring import build_graph
 from tests.laws.cases import SMALL, built, complete, inputs, run
 
 SHAPE = SMALL.shape(4)

@@ -16,9 +16,10 @@ from hypothesis import given
 from blocks.legend import Shape
 from blocks.operation import EVERY, Setting
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import INPUTS, build_graph
+from composer.graph.graph import INPUTS
 from composer.graph.lowering import BACKENDS, compiled, lower
 from composer.graph.program import Program
+from composer.graph.wiring import build_graph
 from tests.composer.graph.heads import SIZE, graph_of, shipped
 from tests.laws.cases import SMALL, built, every_head, inputs, once, run
 from tests.laws.draw import random_heads

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from blocks.operation import Kind
 from blocks.part import Problem
 from composer.errors import GraphError
-from composer.graph.graph import Edge, HeadGraph, build_graph
+from composer.graph.graph import Edge, HeadGraph
 from composer.graph.rules import IDLE, RULES, SIZES, checked_graph
 from composer.graph.rules_of_spec import lines
+from composer.graph.wiring import build_graph
 from composer.model.head import Head
 from composer.spec.loading import load_spec
 from composer.spec.resolve import complete_head, resolve

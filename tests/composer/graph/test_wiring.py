@@ -15,9 +15,9 @@ from blocks.flow import Mapped, Pairs, Partial
 from blocks.legend import Shape
 from blocks.operation import Call, Kind, Port
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import HeadGraph, build_graph
+from composer.graph.graph import HeadGraph
 from composer.graph.lowering import compiled, lower
-from composer.graph.wiring import wired
+from composer.graph.wiring import build_graph
 from composer.model.head import Head
 from tests.composer.graph.heads import SIZE, shipped
 from tests.laws.cases import SHAPES, built, every_head, inputs, once
@@ -126,7 +126,7 @@ def test_a_graph_is_drawn_once_for_a_head_and_a_shape() -> None:
     graph = build_graph(spec, SIZE.shape(4))
     assert build_graph(again, SIZE.shape(4)) is graph
     assert build_graph(spec, SIZE.shape(2)) is not graph
-    assert wired(spec, SIZE.shape(4)).edges == graph.edges
+    assert cast("Any", build_graph).__wrapped__(spec, SIZE.shape(4)).edges == graph.edges
     first, second = (Head(spec, SIZE.shape(4), (layer, 0)) for layer in (0, 1))
     assert first._compiled is second._compiled
     assert first._compiled.graph is graph

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from composer.graph.graph import build_graph
+from composer.graph.wiring import build_graph
 from composer.model.head import Head
 from composer.spec.explain import Explanation, explain_resolved, state_bytes, state_size
 from composer.spec.loading import load_spec
