@@ -40,13 +40,13 @@ def in_chunks(
     """
     entering = filled_state(state, inputs["q"].shape[2])
     if segment is None:
-        output, left = run(**inputs, initial_state=entering, scale=1.0, output_final_state=True)
-        return answered(output, left, state)
+        output, final_state = run(**inputs, initial_state=entering, scale=1.0, output_final_state=True)
+        return answered(output, final_state, state)
     documents = rows(segment)
     flat = {name: one_row(tensor) for name, tensor in inputs.items()}
     start = documents.states(entering)
-    output, left = run(**flat, initial_state=start, cu_seqlens=documents.bounds, scale=1.0, output_final_state=True)
-    return answered(output.unflatten(1, segment.shape).squeeze(0), documents.left(left), state)
+    output, final_state = run(**flat, initial_state=start, cu_seqlens=documents.bounds, scale=1.0, output_final_state=True)
+    return answered(output.unflatten(1, segment.shape).squeeze(0), documents.final_state(final_state), state)
 
 
 def obstacle(setting: Setting) -> str | None:
@@ -110,7 +110,7 @@ class FlatRows:
         continued = state.masked_fill(~self.continues.view(-1, *[1] * (state.dim() - 1)), empty)
         return state.new_full((self.bounds.shape[0] - 1, *state.shape[1:]), empty).index_copy(0, self.first, continued)
 
-    def left(self, states: Float[Tensor, "n ..."]) -> Tensor:
+    def final_state(self, states: Float[Tensor, "n ..."]) -> Tensor:
         """Return the final state of each row."""
         return states.index_select(0, self.last)
 
@@ -157,14 +157,14 @@ def filled_state(state: Float[Tensor, "B N F V"], heads: int) -> Tensor:
     return to_heads(state, heads, torch.float32, dim=1).contiguous()
 
 
-def answered(output: Tensor, left: Tensor, state: Float[Tensor, "B N F V"]) -> tuple[Tensor, Tensor]:
+def answered(output: Tensor, final_state: Tensor, state: Float[Tensor, "B N F V"]) -> tuple[Tensor, Tensor]:
     """Remove padding from a kernel's output and state. Of query heads that share a state, one returns it. state: the shape
     before."""
     _, state_heads, features, columns = state.shape
-    if left.shape[1] != state_heads:
-        left = left[:, :: left.shape[1] // state_heads]
-    if left.shape[2] != features:
-        left = left[:, :, :features]
-    if left.shape[3] != columns:
-        output, left = output[..., :columns], left[..., :columns]
-    return output.to(state.dtype), left.contiguous()
+    if final_state.shape[1] != state_heads:
+        final_state = final_state[:, :: final_state.shape[1] // state_heads]
+    if final_state.shape[2] != features:
+        final_state = final_state[:, :, :features]
+    if final_state.shape[3] != columns:
+        output, final_state = output[..., :columns], final_state[..., :columns]
+    return output.to(state.dtype), final_state.contiguous()

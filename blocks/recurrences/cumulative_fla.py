@@ -43,7 +43,7 @@ def means(
         start = documents.states(before, NOWHERE)
         key, log_decay, after = GATE(one_row(entering), initial_state=start, cu_seqlens=documents.bounds)
         key, log_decay = (tensor.unflatten(1, segment.shape).squeeze(0) for tensor in (key, log_decay))
-        after = documents.left(after)
+        after = documents.final_state(after)
     # A token without a logit adds nothing. The first with one has nothing before it to decay.
     key = key.masked_fill(logits.isneginf(), 0.0)
     log_decay = log_decay.masked_fill(logits.isneginf() | (log_decay < NOWHERE / 2), 0.0)

@@ -43,9 +43,9 @@ EMPTY_DTYPES = {"pairs": "dtype", "state": "torch.float32", "int64": "torch.int6
 class HeadClass:
     """One class of the file: heads of one composition and shape."""
 
-    def __init__(self, name: str, head: HeadSpec, shape: Shape, place: tuple[int, int], turns: bool, step: bool) -> None:
+    def __init__(self, name: str, head: HeadSpec, shape: Shape, place: tuple[int, int], model_rotates: bool, step: bool) -> None:
         """step: write methods for one token, which are faster than those for any number."""
-        self.name, self.head, self.shape, self.place, self.turns = name, head, shape, place, turns
+        self.name, self.head, self.shape, self.place, self.model_rotates = name, head, shape, place, model_rotates
         self.recorded = with_named_sizes(head, shape)
         self.graph = compiled(self.recorded, shape).graph
         self.mixes = bool(self.graph.before_projections())
@@ -96,7 +96,7 @@ class HeadClass:
                 self.shape,
                 self.place,
                 one_token=sizes == ONE_TOKEN,
-                turns=self.turns,
+                model_rotates=self.model_rotates,
                 sizes=size,
                 mixing=mixing,
                 is_fixed=sizes == PIECES,

@@ -91,19 +91,19 @@ def record(
     place: tuple[int, int],
     *,
     one_token: bool,
-    turns: bool,
+    model_rotates: bool,
     sizes: tuple[int, int],
     mixing: bool = False,
     is_fixed: bool = False,
 ) -> Method:
     """Record the program of a head with a number of rows and of tokens.
 
-    turns: True if the model around the head rotates queries and keys. mixing: record the steps before the projections of queries
-    and keys, in place of those after them; their output is B T C. is_fixed: record the number of tokens, too. Raises ExportError
-    if Python looks at the numbers of a tensor.
+    model_rotates: True if the model around the head rotates queries and keys. mixing: record the steps before the projections of
+    queries and keys, in place of those after them; their output is B T C. is_fixed: record the number of tokens, too. Raises
+    ExportError if Python reads the numbers of a tensor.
     """
     recording = ProgramRecording(is_fixed=is_fixed)
-    rotation = ModelRotation(recording) if turns else None
+    rotation = ModelRotation(recording) if model_rotates else None
     code = compiled(rotated_by(head, rotation), shape)
     program = program_of(code, one_token=one_token)
     batch, length = sizes[0], 1 if one_token else sizes[1]

@@ -204,17 +204,18 @@ def _head_classes(model: Any, step: bool) -> tuple[list[HeadClass], list[dict[st
         names = {}
         for group in attention.composed._groups:
             compiled = anatomy(cast("Head", attention.composed._modules[group.head]))
-            head, turns = with_model_rotation(compiled.head, rope), bool(attention.facts.rotates) or rope is not None
+            head, model_rotates = with_model_rotation(compiled.head, rope), bool(attention.facts.rotates) or rope is not None
             same = (
                 item
                 for item in classes
-                if (item.head, item.shape, item.turns) == (head, compiled.shape, turns) and item.serves(compiled.place)
+                if (item.head, item.shape, item.model_rotates) == (head, compiled.shape, model_rotates)
+                and item.serves(compiled.place)
             )
             result = next(same, None)
             if result is None:
                 wish = _camel(group.head) + ("" if group.head == "head" else "Head")
                 count = sum(item.name.rstrip("0123456789") == wish for item in classes)
-                result = HeadClass(f"{wish}{count + 1 if count else ''}", head, compiled.shape, compiled.place, turns, step)
+                result = HeadClass(f"{wish}{count + 1 if count else ''}", head, compiled.shape, compiled.place, model_rotates, step)
                 classes.append(result)
             names[group.head] = result.name
         by_layer.append(names)

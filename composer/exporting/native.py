@@ -56,12 +56,12 @@ class Native:
 
 @dataclass(frozen=True)
 class LayerHead:
-    """The heads of one group of a layer. name: of the group. turns: True if the host rotates queries and keys there."""
+    """The heads of one group of a layer. name: of the group. model_rotates: True if the host rotates queries and keys there."""
 
     layer: int
     name: str
     spec: HeadSpec
-    turns: bool
+    model_rotates: bool
 
 
 def native_of(model: Any) -> Native:
@@ -76,7 +76,7 @@ def native_of(model: Any) -> Native:
     if Window in kinds and kinds <= {Full, Window}:
         return _ministral(model, heads)
     kind = _host_type(model)
-    if differences := list(_different_heads(heads, lambda head: softmax_head(head.turns))):
+    if differences := list(_different_heads(heads, lambda head: softmax_head(head.model_rotates))):
         raise _refusal(_class_of(kind).__name__, differences)
     if differences := list(trunk_differences(model)):
         raise _refusal("LlamaForCausalLM", differences)
@@ -110,9 +110,9 @@ def _class_of(kind: str) -> Any:
     return MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[kind]]
 
 
-def softmax_head(turns: bool, **fields: Any) -> HeadSpec:
+def softmax_head(model_rotates: bool, **fields: Any) -> HeadSpec:
     """Return the head of softmax attention over all tokens."""
-    position = Rope() if turns else NoPosition()
+    position = Rope() if model_rotates else NoPosition()
     return HeadSpec(position=NoPosition(), memory=(Full(name="full", position=position),), **fields)
 
 

@@ -96,7 +96,7 @@ def _span(
 def _walk(
     query: Tensor,
     key: Tensor,
-    left: Tensor | None,
+    end_keys: Tensor | None,
     value: Tensor,
     whole: Tensor | None,
     segment: Tensor | None,
@@ -105,7 +105,7 @@ def _walk(
 ) -> tuple[Tensor, Tensor]:
     from blocks.recurrences.additive.gradients import chunks
 
-    return chunks(query, key, left, value, whole, segment, as_dtype(state, value.dtype), chunk or CHUNK)
+    return chunks(query, key, end_keys, value, whole, segment, as_dtype(state, value.dtype), chunk or CHUNK)
 
 
 def _undecayed(
@@ -118,8 +118,8 @@ def _undecayed(
     total = padded.unflatten(1, (-1, chunk)).cumsum(2)
     passed, whole = total.flatten(1, 2)[:, :length].exp(), total[:, :, -1].exp()
     keys = key / passed
-    left = (torch.nn.functional.pad(keys, (0, 0, 0, 0, 0, missing)).unflatten(1, (-1, chunk)) * whole[:, :, None]).flatten(1, 2)
-    return query * repeat_heads(passed, query.shape[2]), keys, left[:, :length], value, whole
+    end_keys = (torch.nn.functional.pad(keys, (0, 0, 0, 0, 0, missing)).unflatten(1, (-1, chunk)) * whole[:, :, None]).flatten(1, 2)
+    return query * repeat_heads(passed, query.shape[2]), keys, end_keys[:, :length], value, whole
 
 
 def scan(
@@ -135,13 +135,13 @@ def scan(
         # Without decay, one sum and one product have fewer backward steps, and fewer launches.
         sums = torch.cat((state[:, :, None], added), dim=2).cumsum(2)
         return query @ sums[:, :, :-1], sums[:, :, -1]
-    left = whole
+    decay = whole
     if continues is not None:
-        left = continues if whole is None else whole * continues
+        decay = continues if whole is None else whole * continues
     outputs = []
     # The states of all chunks side by side, for one product, would be many times what their queries read.
     for index in range(added.shape[2]):
         outputs.append(query[:, :, index] @ state)
         new = added[:, :, index]
-        state = state + new if left is None else torch.addcmul(new, state, left[:, :, index])
+        state = state + new if decay is None else torch.addcmul(new, state, decay[:, :, index])
     return torch.stack(outputs, dim=2), state

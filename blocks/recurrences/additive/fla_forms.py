@@ -64,8 +64,8 @@ def step(
     if by_channel:
         inputs["gk"] = inputs.pop("g")
     entering = filled_state(state, heads)
-    output, left = STEPS[by_channel](**inputs, initial_state=entering, scale=1.0, output_final_state=True)
-    return answered(output, left, state)
+    output, final_state = STEPS[by_channel](**inputs, initial_state=entering, scale=1.0, output_final_state=True)
+    return answered(output, final_state, state)
 
 
 def _inputs(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None) -> dict[str, Tensor]:

@@ -31,16 +31,17 @@ from blocks.tensors import put_rows, rows
 def chunks(
     query: Float[Tensor, "B T H F"],
     key: Float[Tensor, "B T N F"],
-    left: Float[Tensor, "B T N F"] | None,
+    end_keys: Float[Tensor, "B T N F"] | None,
     value: Float[Tensor, "B T K V"],
     whole: Float[Tensor, "B n N F"] | None,
     segment: Int[Tensor, "B T"] | None,
     state: Float[Tensor, "B N F V"],
     chunk: int,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
-    """Return the recurrence's output and its last state. left: E, where decay makes it another tensor than the keys; whole: w."""
+    """Return the recurrence's output and its last state. end_keys: E, where decay makes it another tensor than the keys. whole:
+    w."""
     documents = None if segment is None else document_factors(segment, chunk, query.dtype)
-    return _Chunks.apply(query, key, left, value, whole, state, documents, chunk)
+    return _Chunks.apply(query, key, end_keys, value, whole, state, documents, chunk)
 
 
 class _Chunks(torch.autograd.Function):
@@ -50,7 +51,7 @@ class _Chunks(torch.autograd.Function):
         ctx: Any,
         query: Tensor,
         key: Tensor,
-        left: Tensor | None,
+        end_keys: Tensor | None,
         value: Tensor,
         whole: Tensor | None,
         state: Tensor,
@@ -69,26 +70,28 @@ class _Chunks(torch.autograd.Function):
                 queries = queries * sizes.of_rows(documents.entering[:, tokens])
             products = weighed.view(sizes.batch * sizes.key_heads, -1, keys.shape[1]) @ values
             put_rows(output, tokens, products.view(*queries.shape[:2], -1).baddbmm_(queries, now))
-            ends = sizes.beside(ending_keys(key if left is None else left, tokens, documents), tokens)
+            ends = sizes.beside(ending_keys(key if end_keys is None else end_keys, tokens, documents), tokens)
             kept = _kept(now, whole, documents, index, sizes)
             states.append(torch.baddbmm(sizes.of_keys(kept), ends.mT, values).view(now.shape))
             weights.append(weighed)
         ctx.sizes, ctx.documents, ctx.count = sizes, documents, len(weights)
-        ctx.save_for_backward(query, key, left, value, whole, *states[:-1], *weights)
+        ctx.save_for_backward(query, key, end_keys, value, whole, *states[:-1], *weights)
         return output, states[-1].view(state.shape)
 
     @staticmethod
     @custom_bwd(device_type="cpu")
     @once_differentiable
     def backward(ctx: Any, to_output: Tensor, to_state: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, left, value, whole, *rest = ctx.saved_tensors
+        query, key, end_keys, value, whole, *rest = ctx.saved_tensors
         states, weights = rest[: ctx.count], rest[ctx.count :]
         sizes, documents = ctx.sizes, ctx.documents
-        wanted: dict[str, bool] = dict(zip(("query", "key", "left", "value", "whole", "state"), ctx.needs_input_grad, strict=False))
-        keyed = wanted["key"] or wanted["left"]
-        to_query, to_key, to_left, to_value, to_whole = (
+        wanted: dict[str, bool] = dict(
+            zip(("query", "key", "end_keys", "value", "whole", "state"), ctx.needs_input_grad, strict=False)
+        )
+        keyed = wanted["key"] or wanted["end_keys"]
+        to_query, to_key, to_end_keys, to_value, to_whole = (
             torch.empty_like(tensor, memory_format=torch.contiguous_format) if tensor is not None and wanted[name] else None
-            for name, tensor in (("query", query), ("key", key), ("left", left), ("value", value), ("whole", whole))
+            for name, tensor in (("query", query), ("key", key), ("end_keys", end_keys), ("value", value), ("whole", whole))
         )
         slope = to_state.contiguous().flatten(0, 1)
         for index, tokens in reversed(list(enumerate(sizes.chunks()))):
@@ -109,11 +112,11 @@ class _Chunks(torch.autograd.Function):
                 d_ends = values @ slopes.mT
                 if documents is not None:
                     d_ends = d_ends * sizes.of_keys_rows(documents.leaving[:, tokens])
-                target = to_key if left is None else to_left
+                target = to_key if end_keys is None else to_end_keys
                 if target is not None:
-                    sizes.put_beside(target, tokens, d_ends, add=left is None)
+                    sizes.put_beside(target, tokens, d_ends, add=end_keys is None)
             if to_value is not None:
-                ends = sizes.beside(ending_keys(key if left is None else left, tokens, documents), tokens)
+                ends = sizes.beside(ending_keys(key if end_keys is None else end_keys, tokens, documents), tokens)
                 flat = weighed.view(sizes.batch * sizes.key_heads, -1, keys.shape[1])
                 put_rows(to_value, tokens, (flat.mT @ as_shared).baddbmm_(ends, slopes))
             if to_whole is not None:
@@ -124,7 +127,7 @@ class _Chunks(torch.autograd.Function):
             reading = queries if entering is None else queries * entering
             slope = torch.baddbmm(_kept(slope, whole, documents, index, sizes), reading.mT, d_output)
         to_first = slope.view(to_state.shape) if wanted["state"] else None
-        return to_query, to_key, to_left, to_value, to_whole, to_first, None, None
+        return to_query, to_key, to_end_keys, to_value, to_whole, to_first, None, None
 
 
 def _kept(states: Tensor, whole: Tensor | None, documents: DocumentFactors | None, index: int, sizes: ChunkSizes) -> Tensor:

@@ -122,8 +122,8 @@ def _scan(
     queries; and the state after."""
     entered, earlier = [], []
     chunks = zip(*(states.unbind(2) for states in (query, offered, erased, to_end, whole)), strict=True)
-    for asks, values, keys, ends, left in chunks:
+    for asks, values, keys, ends, decay in chunks:
         earlier.append(asks @ state)
         entered.append(values - keys @ state)
-        state = torch.addcmul(ends.mT @ entered[-1], state, left)
+        state = torch.addcmul(ends.mT @ entered[-1], state, decay)
     return torch.stack(entered, dim=2), torch.stack(earlier, dim=2), state

@@ -77,8 +77,8 @@ def step(
         rate = query.new_zeros(query.shape[:3])
     inputs = _inputs(query, key, value, rate, log_decay, gated=True)
     run = STEP if inputs["g"].dim() == 3 else STEP_BY_FEATURE
-    output, left = run(**inputs, initial_state=filled_state(state, query.shape[2]), scale=1.0, output_final_state=True)
-    return answered(output, left, state)
+    output, final_state = run(**inputs, initial_state=filled_state(state, query.shape[2]), scale=1.0, output_final_state=True)
+    return answered(output, final_state, state)
 
 
 def _inputs(query: Tensor, key: Tensor, value: Tensor, rate: Tensor, log_decay: Tensor | None, *, gated: bool) -> dict[str, Tensor]:

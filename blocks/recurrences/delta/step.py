@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blocks.legend import Float, Int, Tensor
-from blocks.recurrences.left import left_of
+from blocks.recurrences.decay import decay_state
 
 
 def step(
@@ -19,7 +19,7 @@ def step(
 ) -> tuple[Float[Tensor, "B 1 H V"], Float[Tensor, "B N F V"]]:
     """Return the recurrence once; the query heads of a state head read it together."""
     batch, state_heads, features, width = state.shape
-    state = left_of(state, log_decay, segment, in_place=in_place)
+    state = decay_state(state, log_decay, segment, in_place=in_place)
     if key is not None and value is not None and rate is not None:
         key_heads = value.shape[2]
         row = key.reshape(-1, 1, features)

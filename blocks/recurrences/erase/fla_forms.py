@@ -53,8 +53,8 @@ def step(
     if segment is not None:
         state = state * (segment == 0)[..., None, None]
     inputs = _inputs(query, key, value, erase, log_decay)
-    output, left = STEP(**inputs, initial_state=filled_state(state, query.shape[2]), scale=1.0, output_final_state=True)
-    return answered(output, left, state)
+    output, final_state = STEP(**inputs, initial_state=filled_state(state, query.shape[2]), scale=1.0, output_final_state=True)
+    return answered(output, final_state, state)
 
 
 def _inputs(query: Tensor, key: Tensor, value: Tensor, erase: Tensor, log_decay: Tensor | None) -> dict[str, Tensor]:

@@ -61,8 +61,8 @@ def step(
     if segment is not None:
         state = state * (segment == 0)[..., None, None]
     inputs = _inputs(query, key, value, read, removed, log_decay)
-    output, left = STEP(**inputs, initial_state=filled_state(state, query.shape[2]), scale=1.0, output_final_state=True)
-    return answered(output, left, state)
+    output, final_state = STEP(**inputs, initial_state=filled_state(state, query.shape[2]), scale=1.0, output_final_state=True)
+    return answered(output, final_state, state)
 
 
 def _inputs(

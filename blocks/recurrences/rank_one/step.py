@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blocks.legend import Float, Int, Tensor
-from blocks.recurrences.left import left_of
+from blocks.recurrences.decay import decay_state
 
 
 def step(
@@ -23,7 +23,7 @@ def step(
     if segment is not None:
         state = state * (segment == 0)[..., None, None]
     read_output = read.reshape(-1, 1, features).bmm(state.reshape(-1, features, width)).view(batch, state_heads, 1, width)
-    state = left_of(state, log_decay, None, in_place=in_place)
+    state = decay_state(state, log_decay, None, in_place=in_place)
     row, key_heads = key.reshape(batch, state_heads, features, 1), value.shape[2]
     if removed is None:
         value = (value.view(batch, key_heads, 1, width) - read_output.view(batch, key_heads, -1, width)).flatten(1, 2)[:, :, None]

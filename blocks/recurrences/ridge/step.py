@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.recurrences.left import left_of
+from blocks.recurrences.decay import decay_state
 from blocks.tensors import repeat_heads
 
 
@@ -21,7 +21,7 @@ def step(
 ) -> tuple[Float[Tensor, "B 1 H V"], Float[Tensor, "B N F X"]]:
     """Return the recurrence once. The query heads of a state head are rows of one system."""
     state_heads, features = state.shape[1:3]
-    state = left_of(state, log_decay, segment, in_place=in_place)
+    state = decay_state(state, log_decay, segment, in_place=in_place)
     if key is not None and value is not None and rate is not None:
         column = (rate[..., None] * key)[:, 0, :, :, None]
         row = torch.cat((key, repeat_heads(value, state_heads)), dim=-1)[:, 0, :, None, :]

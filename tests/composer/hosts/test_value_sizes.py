@@ -117,8 +117,8 @@ def test_students_are_served_in_an_engine_where_no_head_is_softmax() -> None:
         check_servable(composer.build("softmax", small("deepseek_v3")).config)
 
 
-def test_exports_turn_whole_keys() -> None:
-    with pytest.raises(ExportError, match="family deepseek_v3 are not exported: only a part of each key turns"):
+def test_exports_rotate_whole_keys() -> None:
+    with pytest.raises(ExportError, match="family deepseek_v3 are not exported: only a part of each key is rotated"):
         causal(composer.build("softmax", small("deepseek_v3")))
 
 

@@ -49,7 +49,7 @@ def test_a_calibrated_start_is_nearer_to_the_teacher_and_is_recorded(student: Pa
     assert record is not None
     assert record.training[0].start == stage.start
     assert record.training[0].recipe["init"] == "calibrated"
-    assert any("head.window, head.feature_map" in message and "as they were: none" in message for message in learned.view().notes)
+    assert any("head.window, head.feature_map" in message and "Not calibrated: none" in message for message in learned.view().notes)
 
 
 def test_a_recipe_that_does_not_ask_is_written_as_before(student: Path, texts: Path, tmp_path: Path) -> None:
