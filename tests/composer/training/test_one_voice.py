@@ -62,7 +62,7 @@ def test_one_speaks(student: Path, texts: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     assert several(2, lambda rank: main(), tmp_path / "printed") == [0, 0]
     printed = (tmp_path / "printed").read_text()
-    for line in ("Distilled out", "transfer  1/1", "finetune  1/1", "The next token of held-out rows"):
+    for line in ("Distilled out", "transfer  1/1", "finetune  1/1", "Held-out loss"):
         assert printed.count(line) == 1, printed
     assert "Warning" not in printed
 
