@@ -227,7 +227,7 @@ class Mapped:
 
 @dataclass(slots=True)
 class Partial:
-    """A memory's answer: a normalised output and the natural logarithm of its mass.
+    """The output of a memory, normalised, and the natural logarithm of its mass.
 
     lse: -inf where the memory is empty (the output is 0 there). None if no read needs it, or if the output is a raw numerator
     without a mass; a raw numerator has no bound and keeps the accumulating dtype. logit: the memory's own weight in the head's
