@@ -177,13 +177,13 @@ def test_json(compose: Compose, teacher: Path) -> None:
 
 def test_of_a_sweep_every_variant(compose: Compose, teacher: Path) -> None:
     Path("x.yaml").write_text(
-        BEFORE + "extends: lolcats\nvary:\n  grid:\n    head.memory.0.evict: [fall, drop]\n    head.position: [rope, none]\n"
+        BEFORE + "extends: lolcats\nvary:\n  grid:\n    head.memory.0.evict: [next, drop]\n    head.position: [rope, none]\n"
     )
     for arguments in ([], ["--from", teacher]):
         result = compose("check", "x.yaml", "lawcat", *arguments)
         assert result.exit_code == 2
         good = [line.split()[:2] for line in result.stdout.splitlines()]
-        assert good == [["ok", "x.yaml:fall-rope"], ["ok", "x.yaml:fall-none"], ["ok", "lawcat"]]
+        assert good == [["ok", "x.yaml:next-rope"], ["ok", "x.yaml:next-none"], ["ok", "lawcat"]]
         mistakes = result.stderr.splitlines()
         assert [line.rpartition(" (")[2] for line in mistakes[:2]] == [
             f'in the variant "drop-{word}": head.memory.0.evict="drop", head.position="{word}")' for word in ("rope", "none")

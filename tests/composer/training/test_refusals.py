@@ -176,7 +176,7 @@ def test_a_model_that_looks_ahead_has_no_next_token_to_learn(teacher: Path, text
 
 def test_what_is_streamed_runs_on_the_cpu(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "check_device", lambda device: None)
-    with pytest.raises(TrainingError, match="runs on the cpu: leave --device cuda out, or --stream"):
+    with pytest.raises(TrainingError, match="runs on the CPU only: leave --device cuda or --stream out"):
         run(student, tmp_path / "out", texts, which="transfer", stream=True, device="cuda")
 
 
