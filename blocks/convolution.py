@@ -85,8 +85,8 @@ class Convolution(Part):
         return {name: Slot((self.kernel - 1, *sizes), "pairs") for name, sizes in self._convolved(shape).items()}
 
     def shows(self, parameters: Parameters, call: Call, inputs: Mapping[str, Any]) -> dict[str, Shown]:
-        says = "weight of the current token, the last tap, and of those before it"
-        return {f"taps: {name}": Shown(weight, ("head", "channel", "tap"), says) for name, weight in parameters.items()}
+        description = "weight of the current token, the last tap, and of those before it"
+        return {f"taps: {name}": Shown(weight, ("head", "channel", "tap"), description) for name, weight in parameters.items()}
 
     def flops(self, shape: Shape, tokens: int) -> int:
         keys = {"key": (self.key_heads(shape), shape.head_dim)} if "k" in self.inputs else {}

@@ -15,9 +15,9 @@ SMALLEST = 1e-6
 
 @dataclass(frozen=True)
 class Fill:
-    """Fills a tensor in place, as ``run`` does from a generator. says: with what, in words."""
+    """Fills a tensor in place, as ``run`` does from a generator. description: with what, in words."""
 
-    says: str
+    description: str
     run: Callable[[Tensor, torch.Generator | None], object]
 
     def __call__(self, tensor: Tensor, generator: torch.Generator | None = None) -> None:
@@ -79,8 +79,8 @@ def fan_in(inputs: int) -> Fill:
 
 def sigmoid_power(low: float, high: float, power: float) -> Fill:
     """Return a function that makes σ(entry) ** ``power`` uniform between ``low`` and ``high``, 0 < low < high < 1."""
-    says = f"sigmoid(x)**{power:g} uniform, {low:g} to {high:g}"
-    return Fill(says, partial(_sigmoid_power, low=low, high=high, power=power))
+    description = f"sigmoid(x)**{power:g} uniform, {low:g} to {high:g}"
+    return Fill(description, partial(_sigmoid_power, low=low, high=high, power=power))
 
 
 def logarithm_of_uniform(low: float, high: float) -> Fill:

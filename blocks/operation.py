@@ -139,7 +139,7 @@ def nothing_missing() -> str | None:
 class Form:
     """One way to compute an operation.
 
-    - says: its description, for users.
+    - description: its description, for users.
     - run: called with the part's parameters, the ``Call`` and the inputs by name; returns the operation's outputs, in the order of
       its ports, and the new state.
     - obstacle: a function that returns the reason why the form cannot run in a setting, or None.
@@ -152,7 +152,7 @@ class Form:
     """
 
     backend: str
-    says: str
+    description: str
     run: Callable[..., Any]
     obstacle: Callable[[Setting], str | None] = no_obstacle
     decode: bool = False

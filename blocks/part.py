@@ -79,7 +79,7 @@ class Shown:
 
     numbers: torch.Tensor
     axes: tuple[str, ...]
-    says: str
+    description: str
 
 
 class Part(Closed):

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -99,6 +100,13 @@ def one_seed() -> None:
         torch.manual_seed(0)
     else:  # what the other does for devices that are not there takes a hundred times as long
         torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def first_warnings() -> None:
+    """A fallback that another test was warned about is warned about again."""
+    if (program := sys.modules.get("composer.graph.program")) is not None:
+        program._warned.clear()
 
 
 @cache

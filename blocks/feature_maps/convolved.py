@@ -106,9 +106,9 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     conv, features = parts["conv"], parts["features"]
     assert isinstance(conv, Convolution)
     assert isinstance(features, Hedgehog)
-    says = "taps, a product and its softmaxes, in one pass"
+    description = "taps, a product and its softmaxes, in one pass"
     missing = CONVOLVED_SHARES.missing
-    return (Form(TRITON, says, _run, partial(_obstacle, conv=conv, features=features), missing=missing, refuses=True),)
+    return (Form(TRITON, description, _run, partial(_obstacle, conv=conv, features=features), missing=missing, refuses=True),)
 
 
 def _obstacle(setting: Setting, conv: Convolution, features: Hedgehog) -> str | None:

@@ -38,8 +38,8 @@ class Hedgehog(FeatureMap):
         return super().misfit(shape)
 
     def forms(self) -> tuple[Form, ...]:
-        says = "a product and its softmaxes, in one pass"
-        fused = Form(TRITON, says, self._at_once, self._obstacle, missing=SHARES.missing, refuses=True)
+        description = "a product and its softmaxes, in one pass"
+        fused = Form(TRITON, description, self._at_once, self._obstacle, missing=SHARES.missing, refuses=True)
         return (fused, *super().forms())
 
     def _at_once(self, parameters: Parameters, *inputs: Any, **options: Any) -> Any:

@@ -177,8 +177,8 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     window, sparse = parts["window"], parts["sparse"]
     assert isinstance(window, Window)
     assert isinstance(sparse, Sparse)
-    says = "from chunk to chunk: evicted pairs, kept pairs and answers, in one pass"
-    return (Form(TRITON, says, _run, partial(_obstacle, window, sparse), missing=WALKED.missing, refuses=True),)
+    description = "from chunk to chunk: evicted pairs, kept pairs and answers, in one pass"
+    return (Form(TRITON, description, _run, partial(_obstacle, window, sparse), missing=WALKED.missing, refuses=True),)
 
 
 LOLA = Pattern(

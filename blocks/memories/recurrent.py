@@ -49,8 +49,9 @@ class Recurrent(Memory):
         raise NotImplementedError
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
+        rank = self.rank(shape)
         return tuple(
-            replace(form, says=form.by_rank.get(self.rank(shape), form.says), run=partial(self.answer, recurrence=form))
+            replace(form, description=form.by_rank.get(rank, form.description), run=partial(self.answer, recurrence=form))
             for form in self.recurrences
         )
 

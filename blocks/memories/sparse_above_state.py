@@ -210,13 +210,13 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     of_steps = [each for each in memory.recurrences if each.backend != REFERENCE and not each.refuses]
     of_evictions = [each for each in memory.recurrences if not each.decode]
     steps = [
-        replace(each, says=f"{STEP}{how}; {each.says}", decode=True,
+        replace(each, description=f"{STEP}{how}; {each.description}", decode=True,
                 run=partial(_run_step, recurrence=each, attention=attention),
                 obstacle=partial(_first_obstacle, (obstacle, each.obstacle)))
         for _, how, attention, obstacle in STEPS for each in of_steps
     ]  # fmt: skip
     evictions = [
-        replace(each, says=f"{ONE_BY_ONE}{how}; {each.says}", run=partial(_run, recurrence=each, attention=attention),
+        replace(each, description=f"{ONE_BY_ONE}{how}; {each.description}", run=partial(_run, recurrence=each, attention=attention),
                 obstacle=partial(_first_obstacle, (obstacle, each.obstacle)))
         for backend, how, attention, obstacle in BLOCKS for each in of_evictions if backend in (EVERY, each.backend)
     ]  # fmt: skip

@@ -248,10 +248,10 @@ def _step_obstacle(setting: Setting) -> str | None:
 
 
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
-    says = "one token against ring and state, which are written over, in one pass"
-    step = Form(TRITON, says, _run_step, _step_obstacle, decode=True, missing=STEPPED.missing, refuses=True)
-    says = "blocks of queries against the state before them, the pairs evicted since and the window, in one pass"
-    return (step, Form(TRITON, says, _run, _obstacle, missing=JOINT.missing, refuses=True))
+    description = "one token against ring and state, which are written over, in one pass"
+    step = Form(TRITON, description, _run_step, _step_obstacle, decode=True, missing=STEPPED.missing, refuses=True)
+    description = "blocks of queries against the state before them, the pairs evicted since and the window, in one pass"
+    return (step, Form(TRITON, description, _run, _obstacle, missing=JOINT.missing, refuses=True))
 
 
 WINDOW_ABOVE_STATE = Pattern(

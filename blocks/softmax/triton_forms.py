@@ -22,7 +22,7 @@ def obstacle(setting: Setting, beside: Form | None = None) -> str | None:
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None) or size_obstacle(setting) or gpu_obstacle(setting)
     if reason is None and beside is not None and not (setting.needs_mass or beside.missing() or beside.obstacle(setting)):
-        return f"no read needs the mass, and {beside.says} runs without it"
+        return f"no read needs the mass, and {beside.description} runs without it"
     return reason
 
 

@@ -265,8 +265,8 @@ def _starts(parameters: Mapping[str, Fresh]) -> str:
     """Return the initial values of a part's parameters, in words."""
     names: dict[str, list[str]] = {}
     for name, fresh in parameters.items():
-        names.setdefault(getattr(fresh.fill, "says", "numbers of its own"), []).append(name)
-    return "; ".join(f"{', '.join(same)}: {says}" for says, same in names.items())
+        names.setdefault(getattr(fresh.fill, "description", "numbers of its own"), []).append(name)
+    return "; ".join(f"{', '.join(same)}: {description}" for description, same in names.items())
 
 
 def _rotations(head: HeadSpec, shape: Shape) -> str:

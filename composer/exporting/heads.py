@@ -195,5 +195,5 @@ def _titles(program: Program, steps: tuple[Step, ...]) -> tuple[tuple[str, ...],
     for step in steps:
         rows = list(rows_of(step, names))
         calls = " and ".join(re.sub(r"\s+", " ", code.split(" = ", 1)[1]) for code, _, _ in rows)
-        titles.append(calls if step.form.backend == EVERY else f"{calls}: {step.form.says}")
+        titles.append(calls if step.form.backend == EVERY else f"{calls}: {step.form.description}")
     return tuple(titles), tuple(step.covers[0].node.name for step in steps)

@@ -82,11 +82,11 @@ def _steps(program: Program) -> list[tuple[Row, ...]]:
 
 def rows_of(step: Step, names: Mapping[Value, str]) -> Iterable[Row]:
     last = len(step.covers) - 1
-    says = step.form.says if step.form.backend == EVERY else f"{step.form.backend}: {step.form.says}"
+    description = step.form.description if step.form.backend == EVERY else f"{step.form.backend}: {step.form.description}"
     for index, covered in enumerate(step.covers):
         bracket = "" if last == 0 else "┌ " if index == 0 else "└ " if index == last else "├ "
         gives = ", ".join(names[value] for value in covered.gives)
-        yield f"{gives} = {_call(covered, names)}", _size(covered), bracket + (says if index == 0 else "in the same step")
+        yield f"{gives} = {_call(covered, names)}", _size(covered), bracket + (description if index == 0 else "in the same step")
 
 
 def _call(covered: CoveredOperation, names: Mapping[Value, str]) -> str:

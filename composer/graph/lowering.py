@@ -187,13 +187,13 @@ def _lowered(node: Node, step: Step, decode: Step, backend: str) -> Lowered:
     def backend_of(form: Form) -> str:
         return backend if form.backend == EVERY else form.backend
 
-    same = decode.form.says == step.form.says
+    same = decode.form.description == step.form.description
     return Lowered(
         part=node.name,
         kind=node.kind,
         backend=backend_of(step.form),
-        form=step.form.says,
-        decode=None if same else decode.form.says,
+        form=step.form.description,
+        decode=None if same else decode.form.description,
         why_not_faster=step.why,
         decode_backend=None if same else backend_of(decode.form),
         decode_why_not_faster=None if same else decode.why,
@@ -278,7 +278,7 @@ def _choices(
                 continue
             problem = form.obstacle(setting)
             if problem is not None:
-                reasons[f"{form.says}: {problem}"] = None
+                reasons[f"{form.description}: {problem}"] = None
                 continue
             choices.append(Choice(form, _why(form, forms, backend, setting, tuple(reasons)), tuple(missing)))
             if not form.refuses:

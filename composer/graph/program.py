@@ -164,7 +164,7 @@ class Step:
         try:
             self._compute(modules, values, call, carried)
         except Refused as refusal:
-            following = ", ".join(f"{step.form.says} ({step.form.backend})" for step in self.instead)
+            following = ", ".join(f"{step.form.description} ({step.form.backend})" for step in self.instead)
             tell(str(refusal), f"In its place: {following}")
             for step in self.instead:
                 step.run(modules, values, call, carried)

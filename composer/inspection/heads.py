@@ -142,7 +142,7 @@ def _traced(head: Head, inputs: HeadInputs, implied: ImplicitAttention, weighed:
     shown = {}
     for (node, name), what in last.shown.items():
         whole = torch.cat(flow.shown[node, name]) if (node, name) in flow.shown else what.numbers.cpu()
-        shown[f"{node}: {name}"] = _numbers(whole, what.axes, what.says, size)
+        shown[f"{node}: {name}"] = _numbers(whole, what.axes, what.description, size)
     return HeadFindings(
         **dict(weighed),
         half_lives={node: half_lives(total / inputs.length) for node, total in flow.decays.items()},

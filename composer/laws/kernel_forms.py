@@ -28,7 +28,7 @@ class KernelForm(NamedTuple):
 
     backend: str
     computes: str
-    says: str
+    description: str
     kinds: tuple[str, ...]
 
 
@@ -43,7 +43,7 @@ def runs_of(heads: Iterable[HeadSpec]) -> dict[KernelForm, dict[CallPlace, HeadS
         steps = lower(build_graph(spec, SHAPE), backend, setting).steps
         on_kernels = [step for step in steps if step.form.backend == backend]
         for step in on_kernels:
-            form = _form(backend, step.form.says, (covered.node.kind for covered in step.covers))
+            form = _form(backend, step.form.description, (covered.node.kind for covered in step.covers))
             size = len(on_kernels), len(steps)
             if place not in least[form] or least[form][place][:2] > size:
                 least[form][place] = *size, spec
@@ -58,16 +58,16 @@ def registered_in(heads: Iterable[HeadSpec]) -> set[KernelForm]:
 def _registered(spec: HeadSpec) -> Iterator[KernelForm]:
     graph = build_graph(spec, SHAPE)
     for node in graph.parts:
-        yield from (_form(form.backend, form.says, (node.kind,)) for form in node.operation.forms if form.backend in KERNELS)
+        yield from (_form(form.backend, form.description, (node.kind,)) for form in node.operation.forms if form.backend in KERNELS)
     for pattern, names in matches(graph):
         kinds = [graph.nodes[name].kind for name in names.values()]
         parts = {node: part for node, name in names.items() if (part := graph.nodes[name].part) is not None}
-        yield from (_form(form.backend, form.says, kinds) for form in pattern.forms(parts) if form.backend in KERNELS)
+        yield from (_form(form.backend, form.description, kinds) for form in pattern.forms(parts) if form.backend in KERNELS)
 
 
-def _form(backend: str, says: str, kinds: Iterable[str]) -> KernelForm:
+def _form(backend: str, description: str, kinds: Iterable[str]) -> KernelForm:
     kinds = tuple(kinds)
-    return KernelForm(backend, ", ".join(kinds), says, kinds)
+    return KernelForm(backend, ", ".join(kinds), description, kinds)
 
 
 def cases_of(runs: Mapping[KernelForm, Mapping[CallPlace, HeadSpec]]) -> dict[str, tuple[KernelForm, str, CallPlace]]:
@@ -77,7 +77,7 @@ def cases_of(runs: Mapping[KernelForm, Mapping[CallPlace, HeadSpec]]) -> dict[st
         for tokens, documents in (("calls", False), ("documents", True), ("padding", False)):
             possible = [place for place in places if place[0] is documents]
             if possible:
-                name = f"{tokens}, {form.computes}: {form.says}"
+                name = f"{tokens}, {form.computes}: {form.description}"
                 cases[name] = form, tokens, max(possible, key=lambda place: (not place[1], place[2]))
     return cases
 

@@ -43,7 +43,7 @@ def heads() -> dict[HeadSpec, Shape]:
 def forms(spec: HeadSpec, shape: Shape, setting: Setting) -> set[str]:
     """Return the descriptions of the forms on fla's kernels."""
     steps = lower(build_graph(spec, shape), FLA, setting).steps
-    return {step.form.says for step in steps if step.form.backend == FLA}
+    return {step.form.description for step in steps if step.form.backend == FLA}
 
 
 @cache
@@ -80,7 +80,7 @@ def _run(spec: HeadSpec, shape: Shape, documents: bool) -> None:
 def test_the_forms_are_those_of_the_law() -> None:
     from tests.laws.test_kernel_forms import runs
 
-    assert launched()[1] == {form.says for form in runs() if form.backend == FLA}
+    assert launched()[1] == {form.description for form in runs() if form.backend == FLA}
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

@@ -44,7 +44,7 @@ def kernels_of(spec: HeadSpec, shape: Shape, backend: str) -> tuple[object, ...]
     """Return the steps of a head that run on kernels in training: their forms, and the kinds of the parts that they compute."""
     program = lower(build_graph(spec, shape), backend, Setting(documents=True, gradients=True))
     steps = (step for step in program.steps if step.form.backend == backend)
-    return tuple((step.form.says, *(covered.node.kind for covered in step.covers)) for step in steps)
+    return tuple((step.form.description, *(covered.node.kind for covered in step.covers)) for step in steps)
 
 
 WITH_GRADIENTS = {

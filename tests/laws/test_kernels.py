@@ -36,7 +36,7 @@ PARTS: dict[str, tuple[dict[str, Any], set[str]]] = {
 def kernels(spec: HeadSpec) -> set[str]:
     """Return the fla kernels of a head's program."""
     program = lower(build_graph(spec, SHAPE), "fla", Setting(documents=True))
-    return {step.form.says for step in program.steps if step.form.backend == "fla"}
+    return {step.form.description for step in program.steps if step.form.backend == "fla"}
 
 
 @pytest.mark.parametrize("name", ["its mass beside a window's", "all pairs"])

@@ -50,15 +50,15 @@ def test_every_main_memory_has_a_kernel(name: str) -> None:
             if form.backend == EVERY:
                 assert kind in {"first", "meta", "sparse"}, (call, part_name)
             else:
-                assert form.backend in {TRITON, FLA} or form.picks or kind in WITHOUT_KERNEL, (call, part_name, form.says)
+                assert form.backend in {TRITON, FLA} or form.picks or kind in WITHOUT_KERNEL, (call, part_name, form.description)
 
 
 def test_the_only_kernels_of_pytorchs_own_are_those_of_its_attention() -> None:
     used = [of_memory for name in SHIPPED for of_memory in forms(name).values()]
-    of_pytorch = {form.says for kind, form in used if form.backend == TORCH and kind not in WITHOUT_KERNEL}
+    of_pytorch = {form.description for kind, form in used if form.backend == TORCH and kind not in WITHOUT_KERNEL}
     assert of_pytorch == {"scaled_dot_product_attention"}
 
 
 def test_where_documents_are_packed_their_bounds_take_the_place_of_a_mask() -> None:
-    assert [form.says for _, form in forms("softmax", documents=True).values()] == ["parallel_attn"]
-    assert [form.says for _, form in forms("softmax").values()] == ["scaled_dot_product_attention"]
+    assert [form.description for _, form in forms("softmax", documents=True).values()] == ["parallel_attn"]
+    assert [form.description for _, form in forms("softmax").values()] == ["scaled_dot_product_attention"]

@@ -208,7 +208,7 @@ def test_places_compare_as_scores_do() -> None:
 
 
 def test_it_is_what_auto_takes_on_a_gpu_and_covers_the_read() -> None:
-    (step,) = (step for step in lower(graph_of(LOLA), "auto", ON_GPU).steps if step.form.says.startswith(SAYS))
+    (step,) = (step for step in lower(graph_of(LOLA), "auto", ON_GPU).steps if step.form.description.startswith(SAYS))
     assert step.names == ("window", "sparse", "state", "read")
     assert [form.names for form in step.instead] == [("window",), ("sparse", "state"), ("read",)]
 

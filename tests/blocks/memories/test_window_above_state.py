@@ -278,7 +278,7 @@ def test_where_it_does_not_fit_it_says_so(head: dict[str, Any], setting: Setting
 
 
 def test_it_is_what_auto_takes_on_a_gpu_and_covers_the_read() -> None:
-    (step,) = (step for step in lower(graph_of(LOLCATS), "auto", ON_GPU).steps if step.form.says.startswith(SAYS))
+    (step,) = (step for step in lower(graph_of(LOLCATS), "auto", ON_GPU).steps if step.form.description.startswith(SAYS))
     assert step.names == ("window", "state", "read")
 
 
@@ -301,4 +301,4 @@ def test_it_is_what_auto_takes_on_a_gpu_and_covers_the_read() -> None:
     ids=["mixture", "parallel", "a third memory", "two states"],
 )
 def test_where_more_than_the_two_is_read_or_fed_it_is_no_match(head: dict[str, Any]) -> None:
-    assert not any(step.form.says.startswith(SAYS) for step in lower(graph_of(head), "triton", ON_GPU).steps)
+    assert not any(step.form.description.startswith(SAYS) for step in lower(graph_of(head), "triton", ON_GPU).steps)
