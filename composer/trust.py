@@ -86,15 +86,21 @@ def check_named_files(folder: Path, refusal: type[ComposerError]) -> None:
 
 
 def load_tokenizer(folder: Path, refusal: type[ComposerError], problem: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a folder. Raises ``refusal``, with ``problem`` and the reason, where transformers can read none."""
+    """Return the tokenizer of a folder. Raises ``refusal``, with ``problem`` and the reason, where transformers can read none, or
+    where one of whole words would fail at the first unknown word."""
+    from tokenizers.models import WordLevel, WordPiece
     from transformers import AutoTokenizer
 
     refuse_code(folder, refusal)
     check_named_files(folder, refusal)
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever the libraries of its kind raise
         raise refusal(f"{problem} ({shortened(str(error), 1000)})") from error
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if isinstance(model, WordLevel | WordPiece) and model.token_to_id(model.unk_token) is None:
+        raise refusal(f"{problem} (its token for unknown words, {brief(model.unk_token)}, is not in its vocabulary)")
+    return tokenizer
 
 
 def _json(path: Path) -> Mapping[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from blocks.legend import Shape
 from blocks.part import Closed
 from blocks.positions import Llama3Scaling
+from converters.config import MOST_LAYERS
 
 ATTENTION = "model.layers.{layer}.self_attn"
 
@@ -17,7 +18,7 @@ class Dimensions(Closed):
     """The sizes of heads, from a source model or from the spec's own trunk."""
 
     hidden_size: PositiveInt
-    layers: PositiveInt
+    layers: Annotated[PositiveInt, Field(le=MOST_LAYERS)]
     heads: PositiveInt
     key_heads: PositiveInt
     head_dim: PositiveInt

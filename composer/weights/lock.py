@@ -6,9 +6,9 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, StringConstraints, ValidationError
 
 from blocks.part import Closed
 from composer.errors import BuildError, SpecError
@@ -27,6 +27,8 @@ from converters.trunk import Dtype
 
 SUFFIX = ".lock.yaml"
 """The end of a lock's name where none is named."""
+Digest = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
+"""A SHA-256; empty where a build states none."""
 LOCK_KEY = re.compile(r"^lock:", re.MULTILINE)
 
 
@@ -35,7 +37,7 @@ class LockedSource(Closed):
 
     reference: str
     """The folder or the name on the Hub, with the commit."""
-    files: dict[str, str]
+    files: dict[str, Digest]
     text_only: bool = Field(default=False, exclude_if=lambda is_text_only: not is_text_only)
     """Whether the build takes the text decoder alone of a model that reads images or sound, too. ``files`` are the decoder's."""
 
@@ -54,7 +56,7 @@ class Lock(Closed):
     dtype: Dtype | None = None
     """As ``--dtype``; None keeps the source's."""
     seed: int
-    files: dict[str, str]
+    files: dict[str, Digest]
     parts: dict[str, StoredPart] = Field(default_factory=dict, exclude_if=lambda parts: not parts)
     """The origins of parts from outside, by kind."""
     versions: dict[str, str]

@@ -223,3 +223,12 @@ def test_a_tokenizer_names_no_files_of_other_places(student: Path, tmp_path: Pat
     config.write_text(json.dumps(json.loads(config.read_text()) | {key: [value] if key.endswith("s") else value}))
     with pytest.raises(ComposerError, match="expected files of its folder only"):
         load_tokenizer(student, ComposerError, "no tokenizer")
+
+
+def test_a_tokenizer_that_fails_at_unknown_words_is_refused(student: Path) -> None:
+    path = student / "tokenizer.json"
+    document = json.loads(path.read_text())
+    document["model"]["unk_token"] = ""
+    path.write_text(json.dumps(document))
+    with pytest.raises(ComposerError, match=r"no tokenizer \(its token for unknown words, '', is not in its vocabulary\)"):
+        load_tokenizer(student, ComposerError, "no tokenizer")

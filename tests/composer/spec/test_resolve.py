@@ -242,3 +242,8 @@ def test_mixed_heads_fit_sources_of_any_size() -> None:
         }
     with pytest.raises(GraphError, match="8 of them share each key head"):
         resolve(load_spec("mixed-heads"), SIZE.model_copy(update={"key_heads": 1}))
+
+
+def test_layers_beyond_the_most_that_are_accepted_are_refused_before_they_are_listed() -> None:
+    with pytest.raises(ValidationError, match="less than or equal to 10000"):
+        Dimensions(**SIZE.model_dump() | {"layers": 2**31 - 1})

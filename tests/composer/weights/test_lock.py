@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -132,6 +133,13 @@ def test_a_damaged_lock_is_named(locked: Path) -> None:
     locked.write_text(locked.read_text().replace("seed: 3", "seed: three"))
     with pytest.raises(SpecError, match=r"mine\.lock\.yaml is a damaged lock, at seed: .*compose lock"):
         composer.build_folder(locked, out="built")
+
+
+def test_a_digest_of_another_form_is_named_in_short(locked: Path) -> None:
+    locked.write_text(re.sub(r"config.json: [0-9a-f]{64}", "config.json: 12" + "f" * 200_000, locked.read_text(), count=1))
+    with pytest.raises(SpecError, match=r"a damaged lock, at source\.files\.config\.json: string should match") as caught:
+        composer.build_folder(locked, out="built")
+    assert len(str(caught.value)) < 500
 
 
 def test_a_lock_is_not_replaced_by_itself(locked: Path, source: Path) -> None:
