@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from composer.cli.bars import at_once, training_steps
 from composer.cli.derived import Screen, command
-from composer.cli.screen import heading, print_json, print_table, process_group, say
+from composer.cli.screen import heading, print_json, print_table, report_once, say
 from composer.commands import training
 from composer.commands.training import DistillOptions, MergeOptions, TrainOptions
 from composer.devices import processes_started
@@ -45,7 +45,7 @@ def merge(options: MergeOptions, screen: Screen) -> None:
 def _train(options: Options, run: Callable[[Options], TrainingReport], doing: str, did: str, screen: Screen) -> None:
     """Run stages of training, and print their report. doing, did: what the command does, in words."""
     _announce(f"{doing} {options.model}", screen)
-    with process_group(as_json=screen.as_json) as speaks, _steps(screen, speaks=speaks) as watch:
+    with report_once(as_json=screen.as_json) as speaks, _steps(screen, speaks=speaks) as watch:
         report = run(replace(options, progress=watch or False))
     if speaks:
         _print_run(report, did, screen)

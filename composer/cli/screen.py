@@ -181,8 +181,8 @@ def print_mistake(error: ComposerError | ConverterError, *, as_json: bool) -> No
 
 
 @contextmanager
-def process_group(*, as_json: bool = False) -> Iterator[bool]:
-    """Make a group of the processes that torchrun has started. Return True if this is the process that prints.
+def report_once(*, as_json: bool = False) -> Iterator[bool]:
+    """Make a group of the processes that torchrun has started, of which one reports. Yield whether it is this one.
 
     An error of all processes is printed by the first one. The others exit after it, because torchrun ends all processes as soon as
     one exits.

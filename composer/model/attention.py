@@ -85,9 +85,10 @@ class Unrotated(tuple[Tensor, ...]):
     used = False
 
     @classmethod
-    def like(cls, turned: Any) -> Unrotated:
-        """Build those of no rotation, of the shape and dtype of a host's: cosine and sine, or a tensor of complex numbers."""
-        cosine, sine = (turned.real, turned.imag) if isinstance(turned, Tensor) else turned
+    def like(cls, embeddings: Any) -> Unrotated:
+        """Return cosine and sine of no rotation, with the shape and dtype of a host's position embeddings: cosine and sine, or a
+        tensor of complex numbers."""
+        cosine, sine = (embeddings.real, embeddings.imag) if isinstance(embeddings, Tensor) else embeddings
         return cls((torch.ones_like(cosine), torch.zeros_like(sine)))
 
     def to(self, *_: Any) -> Tensor:
@@ -229,7 +230,8 @@ class ComposedAttention(nn.Module):
         return heads
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Any, *, layer_call: LayerCall) -> Tensor:
-        """The same for this project's own host, whose queries have the layout ``B T H D`` and the scale of heads already."""
+        """Return the heads' output for this project's own host. Its queries already have the layout ``B T H D`` and the scale of
+        heads."""
         return self.run_heads(layer_call, query, key, value, None)
 
     def __repr__(self) -> str:

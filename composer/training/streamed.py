@@ -35,7 +35,7 @@ from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.model_on_disk import StoredModel
 from composer.training.run import TrainingRun
 from composer.training.spill import HiddenBatch, Spill
-from composer.training.transfer import LastLessonLearned, Lesson, layer_unit, layers_alike, lesson_of, transfer_loss
+from composer.training.transfer import Lesson, StopForward, layer_unit, layers_alike, lesson_of, transfer_loss
 from composer.training.unit import Losses, Unit, add_gradients
 from composer.weights.record import Start
 from composer.weights.stream import as_bytes
@@ -93,11 +93,11 @@ class LayerCourse:
 
         def on_call(*call: Any) -> None:
             lessons.append(lesson_of(*call))
-            raise LastLessonLearned
+            raise StopForward
 
         self._attention.listener = on_call
         try:
-            with suppress(LastLessonLearned):
+            with suppress(StopForward):
                 self._layer(batch.hidden, **self._teacher.layer_inputs(batch).options[self._attention.layer])
         finally:
             self._attention.listener = None

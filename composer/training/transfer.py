@@ -155,11 +155,11 @@ def layer_unit(index: int, name: str, attention: ComposedAttention, stage: Trans
     return Unit(f"layer {index}", stage, [(stage.lr, fresh)]) if fresh else None
 
 
-class LastLessonLearned(Exception):
-    """Ends the forward of a teacher, or of one of its layers, after the last attention: nothing needs the MLP that follows.
+class StopForward(Exception):
+    """Stops the forward of a teacher, or of one of its layers, after the last attention. The MLP that follows is not needed.
 
-    The forward is the host's own, so a listener has no other way to end it. ``teach`` and ``LayerCourse`` raise the exception in
-    their listeners, and catch it around the forward that they called. No state has to be undone: neither call has a cache.
+    A listener cannot stop the host's own forward in another way. ``teach`` and ``LayerCourse`` raise the exception in their
+    listeners, and catch it around the forward that they call. Neither call has a cache, so there is no state to restore.
     """
 
 
@@ -177,7 +177,7 @@ def teach(teacher: ComposedForCausalLM, batch: Batch, visit: VisitLayer) -> None
     for attention in listened:
         attention.listener = partial(_on_call, attention, visit, attention is listened[-1] and count() == 1)
     try:
-        with suppress(LastLessonLearned):
+        with suppress(StopForward):
             within(teacher, _run, batch)
     finally:
         for attention in listened:
@@ -193,7 +193,7 @@ def _on_call(
 ) -> None:
     visit(teacher.layer, teacher, lesson_of(call, options, attended))
     if is_last:
-        raise LastLessonLearned
+        raise StopForward
 
 
 def lesson_of(call: LayerCall, options: Mapping[str, Any], attended: Tensor) -> Lesson:

@@ -18,7 +18,6 @@ import blocks.kernels
 from blocks.kernels import FLASH_LINEAR_ATTENTION, TRITON_PACKAGE, Kernel, Package, Refused, gpu_obstacle
 from blocks.operation import Form, Setting
 from blocks.recurrences import additive
-from composer.graph import program
 from composer.graph.lowering import lowered
 from composer.graph.program import FallsBack
 from tests.composer.graph.backends import forget
@@ -32,9 +31,8 @@ OLD = Package("numpy", ">=9999")
 
 
 @pytest.fixture
-def nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clear the warnings and failures of earlier tests."""
-    monkeypatch.setattr(program, "_warned", set())
+def no_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clear the failures of earlier tests."""
     monkeypatch.setattr(blocks.kernels, "_failed", {})
 
 
@@ -54,7 +52,7 @@ def test_what_is_not_there_or_too_old_is_told_with_what_to_do() -> None:
     assert old.endswith("is installed, and >=9999 is needed: pip install 'attention-composer[gpu]'")
 
 
-def test_a_kernel_says_why_it_cannot(nothing_warned: None) -> None:
+def test_a_kernel_says_why_it_cannot(no_failures: None) -> None:
     assert Kernel("math", "sqrt", TRITON_PACKAGE)(4.0) == 2.0
     with pytest.raises(Refused, match=r"sqrt refused \(ValueError: .*\)"):
         Kernel("math", "sqrt", TRITON_PACKAGE)(-1.0)
@@ -132,7 +130,7 @@ def _in_pieces(data: Inputs, bounds: tuple[int, ...]) -> torch.Tensor:
 
 @pytest.mark.parametrize("bounds", [(0, 12), (0, 11, 12)])
 def test_where_a_form_refuses_the_next_answers_and_one_warning_says_so(
-    nothing_warned: None, bounds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    no_failures: None, bounds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = inputs(SIZE.shape(4), 2, 12)
     expected, _ = run(built(resolved(LINEAR).heads["head"], SIZE.shape(4)), data)
@@ -149,7 +147,7 @@ def test_where_a_form_refuses_the_next_answers_and_one_warning_says_so(
         forget()
 
 
-def test_what_is_missing_is_explained_and_told_once(nothing_warned: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_explained_and_told_once(no_failures: None, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Form("own", "of a package", _broken(AssertionError()), missing=NOWHERE.missing)
     monkeypatch.setattr(additive, "FORMS", (first, *additive.FORMS))
     forget()

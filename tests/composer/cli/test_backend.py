@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from composer.graph import program
 from composer.state import write_state
 from composer.training.folder import RUN, STORE
 from composer.weights.record import read_record
@@ -112,7 +111,6 @@ def test_a_run_of_training_does_too(tmp_path: Path) -> None:
 
 
 def test_a_backend_that_runs_nothing_here_is_told_in_a_plain_line(run_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "_warned", set())
     with own_backend(monkeypatch, lambda _: "it fits nowhere"):
         result = run_command("generate", "--prompt", "once upon a time", "--backend", NAME)
     assert result.exit_code == 0, result.output

@@ -13,7 +13,6 @@ import torch
 from blocks.flow import Tokens
 from blocks.operation import EVERY, Setting
 from composer.errors import BuildError
-from composer.graph import program
 from composer.graph.listing import listing
 from composer.graph.lowering import AUTO, BACKENDS, check_backend, lower, lowered
 from composer.graph.program import FallsBack, HeadInputs
@@ -224,7 +223,6 @@ def test_a_backend_that_nobody_has_is_refused_with_those_that_there_are(monkeypa
 
 def test_a_backend_that_nothing_of_a_head_runs_on_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The warning is for a call of several tokens. There is none if some part runs on the backend, or without a chosen backend."""
-    monkeypatch.setattr(program, "_warned", set())
     data, alone = inputs(SIZE.shape(4), 1, 6), head_of({"memory": [{**WINDOW, "evict": "drop"}]})
     here = "with several tokens at once (cpu, float64, with gradients)"
     why = f"backend {NAME} is set, but no part of a head (`window`) runs on it {here}. "

@@ -16,7 +16,6 @@ import torch
 import blocks.kernels
 import composer
 from blocks.kernels import FLASH_LINEAR_ATTENTION, TRITON_PACKAGE
-from composer.graph import program
 from composer.graph.program import FallsBack
 from tests.composer.graph.backends import forget
 from tests.interpreter import launched
@@ -37,8 +36,7 @@ KERNELS = {
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Clear the warnings, failures and compiled programs of earlier tests."""
-    monkeypatch.setattr(program, "_warned", set())
+    """Clear the failures and compiled programs of earlier tests."""
     monkeypatch.setattr(blocks.kernels, "_failed", {})
     forget()
     yield

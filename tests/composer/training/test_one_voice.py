@@ -101,7 +101,7 @@ def test_a_mistake_of_another_process_alone_is_told(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(screen, "PATIENCE", 0.3)
 
     def act(rank: int) -> None:
-        with screen.process_group():
+        with screen.report_once():
             if rank == 1:
                 raise TrainingError("only here")
             time.sleep(1.0)
