@@ -115,6 +115,7 @@ class Inputs(Closed):
     - teacher: a folder, a file or a model of the Hub.
     - data: texts to train on. text: text to measure perplexity on. haystack: text that needles are hidden in.
     - bfloat16: train with projections in bfloat16. This is slower on processors without instructions for it.
+    - accumulate: parts that a batch of training is computed in, one after the other, which needs less memory. Gradients are equal.
     - device: where to run. dtype: of the weights in evaluations.
     - tasks: a folder with local copies of lm-eval's tasks. rows: the folder that the paths in these copies start from.
     """
@@ -124,6 +125,7 @@ class Inputs(Closed):
     text: Path | None = None
     haystack: Path | None = None
     bfloat16: bool = False
+    accumulate: PositiveInt | None = None
     device: str = "cpu"
     dtype: str = "float32"
     tasks: Path | None = None

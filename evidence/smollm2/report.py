@@ -140,6 +140,8 @@ def tables(plan: Plan, models: Sequence[Model]) -> Iterator[Table]:
         columns = retrieval_columns(plan, length)
         yield score_table(f"Retrieval at {length:,} tokens: share of right answers", models, columns)
     yield cost_table(plan, models)
+    if any(len(model.results) > 1 for model in models):
+        yield seed_table(plan, models)
 
 
 def position_table(plan: Plan, models: Sequence[Model]) -> Table:
@@ -174,6 +176,30 @@ def cost_table(plan: Plan, models: Sequence[Model]) -> Table:
         rows.append((model.name, f"{result.state_bytes[longest] / 2**20:,.2f}", tokens, minutes, loss))
     headers = ("", f"MiB of state at {longest:,} tokens", "tokens of training", "minutes", "held-out nats")
     return Table("Cost", headers, tuple(rows), range(1, len(headers)))
+
+
+def seed_table(plan: Plan, models: Sequence[Model]) -> Table:
+    """A row for each seed of the models with several: how far means differ by chance and by the machine."""
+    columns = {"tasks of lm-eval": list(harness_columns(plan).values())}
+    columns |= {f"nats at {length}": [scores] for length, scores in text_columns(plan).items()}
+    columns |= {f"retrieval at {length:,}": list(retrieval_columns(plan, length).values()) for length in plan.retrieval.lengths}
+    rows = []
+    for model in models:
+        for result in model.results if len(model.results) > 1 else ():
+            means = [_mean([scores(result) for scores in group]) for group in columns.values()]
+            cells = [
+                "-" if mean is None else f"{mean:.{3 if name.startswith('nats') else 2}f}"
+                for name, mean in zip(columns, means, strict=True)
+            ]
+            rows.append((f"{result.name}, seed {result.seed}", *cells, result.device))
+    return Table("Seeds of one model", ("", *columns, "machine"), tuple(rows), range(1, len(columns) + 1))
+
+
+def _mean(found: Sequence[Sequence[float] | None]) -> float | None:
+    """The mean of the means of several tasks; None where one has no scores."""
+    if not found or any(one is None for one in found):
+        return None
+    return float(np.mean([np.mean(one or ()) for one in found]))
 
 
 def draw(plan: Plan, models: Sequence[Model], target: Path) -> None:

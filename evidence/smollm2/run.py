@@ -145,13 +145,10 @@ def training_of(run: Run, student: Student) -> Iterator[Step]:
     for stage in stages:
         after = "trained" if stage == stages[-1] else "transferred"
         words = ["distill", str(folder / before), "--stage", stage, *data, *seed, "-o", str(folder / after)]
-        words += [
-            "--held-out-rows",
-            str(run.plan.held_out_rows),
-            "--device",
-            run.inputs.device,
-            *(["--bfloat16"] if run.inputs.bfloat16 else []),
-        ]
+        words += ["--held-out-rows", str(run.plan.held_out_rows), "--device", run.inputs.device]
+        words += ["--bfloat16"] if run.inputs.bfloat16 else []
+        if run.inputs.accumulate is not None:
+            words += ["--set", f"recipe.{stage}.accumulate={run.inputs.accumulate}"]
         yield stage, [*words, *(["--merge"] if stage == "finetune" else [])]
         before = after
 
@@ -165,8 +162,8 @@ def ended(folder: Path, step: str) -> dict[str, Any] | None:
 def execute_once(folder: Path, step: str, arguments: list[str], tell: Listener, rows: Path | None = None) -> None:
     """Run a command of ``compose`` and note it, unless it has ended before. rows: the working directory of lm-eval's tasks.
 
-    One thread of the processor computes. A command that was stopped continues, and its time is then unknown. Raises ComposerError
-    if the command fails.
+    One thread of the processor computes, or as many as OMP_NUM_THREADS states. A command that was stopped continues, and its time
+    is then unknown. Raises ComposerError if the command fails.
     """
     if ended(folder, step) is not None:
         return
@@ -176,7 +173,7 @@ def execute_once(folder: Path, step: str, arguments: list[str], tell: Listener, 
     started.touch()
     resumed = ["--resume"] if arguments[0] == "distill" and Path(arguments[arguments.index("-o") + 1] + ".run").exists() else []
     words = [sys.executable, "-c", ENDS_WITH_PARENT, "-m", "composer", *arguments, *resumed]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     shown = sys.stderr.isatty()
     began = time.monotonic()
     with (folder / f"{step}.log").open("a", encoding="utf-8") as log:

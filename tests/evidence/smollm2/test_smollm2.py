@@ -104,6 +104,10 @@ def test_a_run_builds_trains_and_scores_by_commands_of_the_product(tmp_path: Pat
     assert list(steps) == ["build", "transfer", "finetune", "general", "written", "text", "retrieval"]
     assert steps["transfer"][:4] == ["distill", str(tmp_path / "lolcats-1" / "built"), "--stage", "transfer"]
     assert "--merge" in steps["finetune"]
+    assert "recipe.transfer.accumulate=4" not in steps["transfer"]
+    split = dict(running.steps_of(replace(run, inputs=INPUTS.model_copy(update={"accumulate": 4}))))
+    assert split["transfer"][-2:] == ["--set", "recipe.transfer.accumulate=4"]
+    assert "recipe.finetune.accumulate=4" in split["finetune"]
     (lola,) = (run for run in running.runs_of(plan, INPUTS, tmp_path) if (run.name, run.seed) == ("lola", 1))
     build = dict(running.steps_of(lola))["build"]
     assert build[build.index("--from") + 1] == str(tmp_path / "lolcats-1" / "trained")
@@ -187,6 +191,22 @@ def test_tables_average_over_seeds_and_mark_what_is_not_chance(tmp_path: Path) -
     assert not rows["window"].endswith("*"), "one row of forty"
     cost = {row[0]: row[1:] for row in report.cost_table(plan, models).rows}
     assert cost["lolcats"] == ("1.00", "1,000", "3.0", "3.500")
+
+
+def test_seeds_of_one_model_stand_beside_each_other_with_their_machines(tmp_path: Path) -> None:
+    plan = read_plan()
+    for name in ("teacher", "window"):
+        keep(result(name), tmp_path)
+    assert "Seeds of one model" not in [table.title for table in report.tables(plan, report.models_of(plan, tmp_path))]
+    keep(result("lolcats", 0, right=(0.0, 1.0, 0.0, 1.0)), tmp_path)
+    keep(result("lolcats", 1, right=(1.0,) * 4).model_copy(update={"device": "a processor"}), tmp_path)
+    *_, table = report.tables(plan, report.models_of(plan, tmp_path))
+    assert table.title == "Seeds of one model"
+    assert [(row[0], *row[2:5], row[-1]) for row in table.rows] == [
+        ("lolcats, seed 0", "0.500", "0.500", "0.500", "-"),
+        ("lolcats, seed 1", "1.000", "1.000", "1.000", "a processor"),
+    ]
+    assert {row[1] for row in table.rows} == {"-"}, "these results have two of the six tasks"
 
 
 def test_a_larger_state_is_recommended_where_it_is_better_than_chance_explains(tmp_path: Path) -> None:
