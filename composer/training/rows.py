@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +12,7 @@ import numpy as np
 from composer.data.loading import load_rows
 from composer.data.packing import PackedRows, Packing
 from composer.errors import TrainingError
+from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import ALL, sources_of_pairs
 from composer.spec.recipe import Recipe, Stage
 from composer.spec.resolve import Resolved
@@ -132,34 +133,39 @@ def too_few(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
 
 
 def within_windows(resolved: Resolved, rows: PackedRows, held_out: PackedRows | None, how: Packing) -> Iterator[str]:
-    """Yield a warning for the rows to train on, and one for those to evaluate on, if no text in them is longer than the heads'
-    windows: the memories below a window are then empty, and a loss on the output of heads is 0."""
-    size = _window_size(resolved)
+    """Yield a warning for the rows to train on, and one for those to evaluate on, if no text in them is longer than what
+    heads keep exactly: the memories below are then empty, and a loss on the output of heads is 0."""
+    most = _pairs_before_others(resolved)
     effects = {
         "training": (rows, "these memories learn nothing"),
         "held-out": (held_out, "the losses do not measure these memories"),
     }
     for name, (texts, effect) in effects.items():
         longest = 0 if texts is None else int(texts.position[texts.valid].max()) + 1
-        if 0 < longest <= size:
+        if 0 < longest <= most:
             remedy = "more or longer texts" if how == "joined" else "longer texts, or join them: --set recipe.rows=joined"
             yield (
-                f"The longest {name} text in a row has {plural(longest, 'token')}, and the windows of the heads hold {size:,}: no "
-                f"pair is evicted into the memories below them, so {effect}. Use {remedy}."
+                f"The longest {name} text in a row has {plural(longest, 'token')}, and the heads keep {most:,} pairs exactly: no "
+                f"pair is evicted into the memories below, so {effect}. Use {remedy}."
             )
 
 
-def _window_size(resolved: Resolved) -> int:
-    """Return the size of the smallest window at the top of a head; 0 if another memory than a window receives the pairs of the
-    text. Heads of exact memories alone are left out: they have nothing below a window."""
-    sizes = []
-    for head in resolved.heads.values():
-        if all(memory.exact for memory in head.memory):
-            continue
-        sources = sources_of_pairs(head)
-        top = [memory for memory in head.memory if sources.get(memory.called) == ALL]
-        sizes.append(min((memory.room if memory.exact and memory.bounded else 0 for memory in top), default=0))
-    return min(sizes, default=0)
+def _pairs_before_others(resolved: Resolved) -> int:
+    """Return how many pairs heads keep exactly before another memory receives one: the fewest of all heads; 0 if another memory
+    receives the pairs of the text. Heads of exact memories alone are left out: they have nothing below a window."""
+    counts = [_pairs_above(head, ALL) for head in resolved.heads.values() if not all(memory.exact for memory in head.memory)]
+    least = min(counts, default=0)
+    return 0 if least == inf else int(least)
+
+
+def _pairs_above(head: HeadSpec, source: str) -> float:
+    """Return how many pairs from a memory, or of the text, are kept exactly before another memory receives one; inf if none ever
+    receives one."""
+    counts, sources = [], sources_of_pairs(head)
+    for memory in head.memory:
+        if sources.get(memory.called) == source:
+            counts.append(memory.room + _pairs_above(head, memory.called) if memory.exact and memory.bounded else 0)
+    return min(counts, default=inf)
 
 
 def learned_nothing(outcomes: Iterable[Outcome], stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:

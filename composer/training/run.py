@@ -35,7 +35,7 @@ from composer.training.teacher import Teacher, tokens_of
 from composer.weights.config import check_positions
 from composer.weights.load import load_model
 from composer.weights.output import check_output
-from composer.weights.record import TrainedStage, adapter_in, read_record
+from composer.weights.record import HeldOut, TrainedStage, adapter_in, read_record
 from composer.weights.rewrite import Adapter, Trained, write_trained
 from composer.words import quantity
 
@@ -118,6 +118,8 @@ class TrainingRun:
             TrainedStage(
                 recipe=self.stages[outcome.stage].model_dump(mode="json"),
                 data=data,
+                held_out=_held_out(self.options),
+                bfloat16=self.options.bfloat16,
                 teacher=self._teacher_reference(),
                 seed=self.options.seed,
                 backend=self.options.backend,
@@ -155,11 +157,14 @@ def finished_run(
     of_student = (record.spec_hash, record.source, record.seed, record.training[: len(before)])
     if of_student != (student.record.spec_hash, student.record.source, student.record.seed, before):
         return None
-    recipes = {stage.stage: (stage.recipe, stage.seed, stage.backend) for stage in done}
-    if recipes != {name: (stage.model_dump(mode="json"), options.seed, options.backend) for name, stage in stages.items()}:
+    if {stage.stage: stage.recipe for stage in done} != {name: stage.model_dump(mode="json") for name, stage in stages.items()}:
         return None
     data = done[0].data
-    if [reference["reference"] for reference in data.get("references", ())] != list(options.data):
+    named = tuple(reference["reference"] for reference in data.get("references", ()))
+    wanted = (options.data, _held_out(options), options.bfloat16, options.seed, options.backend)
+    if any((named, stage.held_out, stage.bfloat16, stage.seed, stage.backend) != wanted for stage in done):
+        return None
+    if options.teacher is not None and done[0].teacher != options.teacher:
         return None
     if is_first():
         options.tell(f"This run has finished, and its result is in {shown(target)}. To train again, use --force.")
@@ -170,6 +175,11 @@ def finished_run(
         teacher_loss=None,
         data=data,
     )
+
+
+def _held_out(options: TrainingOptions) -> HeldOut:
+    """Return what a record keeps of the options that choose held-out rows."""
+    return HeldOut(references=options.held_out, share=options.share, rows=options.held_out_rows)
 
 
 def open_run(

@@ -20,7 +20,7 @@ from composer.weights.config import config_dict, own_parameters, trunk_from
 from composer.weights.plan import Plan, Weights, make_plan
 from composer.weights.record import Record, StoredSource, record_of, stored_source, untrained_in, versions
 from composer.weights.save import Origin, initial_values_of, keep_records
-from composer.weights.sources import describe_model
+from composer.weights.sources import describe_model, is_hub_id
 from composer.weights.stream import count_not_finite, initial_values, not_finite
 from converters.bounded import listed
 from converters.canonical import EMBEDDING, OUTPUT, is_composed
@@ -239,7 +239,7 @@ def _source_of(model: PreTrainedModel) -> StoredSource:
     return StoredSource(
         family=str(config.model_type),
         folder=str(folder.resolve()) if is_here else IN_MEMORY,
-        repo_id=named if not is_here and named.count("/") == 1 and not folder.is_absolute() else None,
+        repo_id=named if not is_here and is_hub_id(named) else None,
         revision=None,
         commit=getattr(config, "_commit_hash", None),
         config_sha256=config_sha256,

@@ -99,6 +99,15 @@ class Start(Closed):
     seconds: float
 
 
+class HeldOut(Closed):
+    """The options that choose held-out rows. references: of --held-out. share: of the data, if there are none. rows: the largest
+    number of them, if the user set one."""
+
+    references: tuple[str, ...]
+    share: float
+    rows: int | None
+
+
 class TrainedStage(Closed):
     """A stage of training that the weights have been through. Losses are those of held-out rows, by layer or of the model."""
 
@@ -107,6 +116,9 @@ class TrainedStage(Closed):
     """The stage as its recipe has it."""
     data: dict[str, Any]
     """The data, as ``composer.data`` reports them."""
+    held_out: HeldOut
+    bfloat16: bool
+    """Whether projections were computed in bfloat16."""
     teacher: str | None
     """The teacher's folder or name on the Hub; None where no stage had a teacher."""
     seed: int

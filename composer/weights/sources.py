@@ -139,7 +139,7 @@ def local_folder(reference: str | os.PathLike[str], *, whole: bool = False) -> P
         if isinstance(place, Path) and place.is_dir():
             return Path(name_of(reference)).expanduser()
         if not name_of(reference).startswith(HUB):
-            on_hub = f" A model of the Hub of that name is {HUB}{reference}." if _is_id(name_of(reference)) else ""
+            on_hub = f" A model of the Hub of that name is {HUB}{reference}." if is_hub_id(name_of(reference)) else ""
             raise SourceError(f'there is no folder "{reference}"; expected one that `compose build` has written.{on_hub}')
         if not isinstance(place, _OnHub) or place.file is not None:
             raise SourceError(f"{name_of(reference)} is no built model; expected a folder, or {HUB}OWNER/NAME[@REVISION].")
@@ -212,14 +212,16 @@ def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _O
         inside = len(folder.parts) > 1 and folder.parent.is_dir()
         if meant is not None or inside:
             problem = f'there is no folder "{reference}"' + (f'; did you mean "{meant}"?' if meant else f" in {folder.parent}.")
-            raise SourceError(f"{problem} A model of the Hub of that name is {HUB}{reference}." if _is_id(reference) else problem)
+            raise SourceError(
+                f"{problem} A model of the Hub of that name is {HUB}{reference}." if is_hub_id(reference) else problem
+            )
         return _OnHub(reference, revision)
     if revision is not None:
         raise SourceError(f"A revision ({revision!r}) is for models from the Hub, and {reference!r} is a folder here.")
     return folder.resolve()
 
 
-def _is_id(reference: str) -> bool:
+def is_hub_id(reference: str) -> bool:
     """Return whether this is ``OWNER/NAME``, as models of the Hub are called."""
     return reference.count("/") == 1 and not reference.startswith(("/", "~", "."))
 

@@ -216,7 +216,8 @@ def test_what_stands_there(compose: Compose, models: dict[str, Path], texts: Pat
     assert again.exit_code == 0
     assert "This run has finished, and its result is in out. To train again, use --force.\n" in again.stderr
     assert "Distilled out\n" in again.stdout
-    for other in (["--seed", 1], ["--set", "recipe.transfer.lr=0.5"], ["--stage", "finetune"]):
+    others = (["--seed", 1], ["--set", "recipe.transfer.lr=0.5"], ["--stage", "finetune"], ["--bfloat16"], ["--share", 0.2])
+    for other in (*others, ["--held-out", texts], ["--held-out-rows", 1], ["--teacher", models["tiny"]]):
         refused = compose(*arguments, "--resume", *other)
         assert (refused.exit_code, stands()) == (2, ["out"])
         assert "out exists already" in refused.stderr

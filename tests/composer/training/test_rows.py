@@ -119,6 +119,7 @@ def test_few_tokens_that_nothing_is_learned_from() -> None:
 
 WINDOW, STATE, FULL = {"kind": "window", "size": 12}, "state", "full"
 LINEAR = {"feature_map": "hedgehog", "memory": [WINDOW, STATE]}
+LOLA = LINEAR | {"memory": [WINDOW, {"kind": "sparse", "size": 3}, STATE]}
 
 
 def resolved_head(**head: Any) -> Resolved:
@@ -133,6 +134,8 @@ def resolved_head(**head: Any) -> Resolved:
         (LINEAR, (5, 9), (7,), ["training", "held-out"]),
         (LINEAR, (13,), (13,), []),
         (LINEAR, (13,), None, []),
+        (LOLA, (13,), (15,), ["training text in a row has 13", "held-out text in a row has 15"]),
+        (LOLA, (16,), (16,), []),
         (LINEAR | {"memory": [STATE]}, (5,), (5,), []),
         ({"memory": [WINDOW | {"evict": "drop"}]}, (5,), (5,), []),
         ({"memory": [FULL]}, (5,), (5,), []),
@@ -146,7 +149,7 @@ def test_texts_that_no_window_evicts_a_pair_of(
     assert len(messages) == len(named)
     for message, words in zip(messages, named, strict=True):
         assert words in message
-        assert "windows of the heads hold 12" in message
+        assert f"the heads keep {15 if head is LOLA else 12} pairs exactly" in message
         assert message.endswith("--set recipe.rows=joined.")
 
 
@@ -158,5 +161,5 @@ def test_parallel_memories_receive_every_pair() -> None:
 def test_joined_texts_need_more_of_them(student: Path, texts: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.jsonl"
     short.write_text('{"text": "once upon a"}\n')
-    with pytest.raises(TrainingError, match=r"has 3 tokens, and the windows .* hold 4: .* Use more or longer texts\. --strict"):
+    with pytest.raises(TrainingError, match=r"has 3 tokens, and the heads keep 4 pairs exactly: .* Use more or longer texts\. --strict"):
         run(student, tmp_path / "out", texts, "recipe.rows=joined", which="transfer", held_out=(str(short),), strict=True)

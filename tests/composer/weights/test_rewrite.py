@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from composer.errors import BuildError
 from composer.weights import rewrite
 from composer.weights.load import load_model
-from composer.weights.record import RECORD, Record, TrainedStage, read_record
+from composer.weights.record import RECORD, HeldOut, Record, TrainedStage, read_record
 from composer.weights.rewrite import Adapter, Trained, write_trained
 from composer.weights.verify import verify
 from tests.checkpoints import fingerprint, llama
@@ -26,7 +26,18 @@ FRESH = "model.layers.1.self_attn.composed.head.window.weight"
 UP = "model.layers.0.mlp.up_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"
 STAGE = TrainedStage(
-    stage="transfer", recipe={"lr": 0.1}, data={}, teacher=None, seed=0, steps=1, tokens=2, seconds=0.1, before={}, after={}
+    stage="transfer",
+    recipe={"lr": 0.1},
+    data={},
+    held_out=HeldOut(references=(), share=0.05, rows=None),
+    bfloat16=False,
+    teacher=None,
+    seed=0,
+    steps=1,
+    tokens=2,
+    seconds=0.1,
+    before={},
+    after={},
 )
 
 
