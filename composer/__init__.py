@@ -21,30 +21,35 @@ from typing import TYPE_CHECKING, Any
 from composer import registration
 
 if TYPE_CHECKING:
-    from composer.api import build, build_folder, explain, load, load_spec
-    from composer.commands.ablation import ablate
+    from composer.commands.ablate import ablate
     from composer.commands.bench import bench
-    from composer.commands.chatting import chat
-    from composer.commands.drawing import draw
-    from composer.commands.evaluation import evaluate
-    from composer.commands.exporting import export
-    from composer.commands.inspecting import inspect
-    from composer.commands.locking import lock
+    from composer.commands.build import build, build_folder
+    from composer.commands.chat import chat
+    from composer.commands.check import check
+    from composer.commands.diff import diff
+    from composer.commands.distill import distill, merge, train
+    from composer.commands.draw import draw
+    from composer.commands.eval import evaluate
+    from composer.commands.explain import explain
+    from composer.commands.export import export
+    from composer.commands.generate import generate
+    from composer.commands.inspect import inspect
+    from composer.commands.load import load
+    from composer.commands.lock import lock
     from composer.commands.logits import logits
+    from composer.commands.new import new, schema
     from composer.commands.parts import parts
-    from composer.commands.publishing import push
-    from composer.commands.reading import read
-    from composer.commands.selection import select
-    from composer.commands.serving import serve
-    from composer.commands.specs import check, code, diff, show
-    from composer.commands.starting import new, schema
+    from composer.commands.push import push
+    from composer.commands.read import read
+    from composer.commands.sample import sample
+    from composer.commands.select import select
+    from composer.commands.serve import serve
+    from composer.commands.show import code, show
     from composer.commands.tasks import known_tasks
-    from composer.commands.texts import generate, sample
-    from composer.commands.training import distill, merge, train
-    from composer.commands.verifying import verify
-    from composer.commands.viewing import view
+    from composer.commands.verify import verify
+    from composer.commands.view import view
     from composer.errors import ComposerError
-    from composer.spec.loading import expand
+    from composer.spec.loading import expand, load_spec
     from composer.spec.shipped import shipped_specs
 
 __all__ = [
@@ -87,34 +92,39 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_ROOMS = {
-    "errors": ["ComposerError"],
-    "api": ["build", "build_folder", "explain", "load", "load_spec"],
-    "commands.ablation": ["ablate"],
+_MODULES = {
+    "commands.ablate": ["ablate"],
     "commands.bench": ["bench"],
-    "commands.chatting": ["chat"],
-    "commands.drawing": ["draw"],
-    "commands.evaluation": ["evaluate"],
-    "commands.exporting": ["export"],
-    "commands.inspecting": ["inspect"],
-    "commands.locking": ["lock"],
+    "commands.build": ["build", "build_folder"],
+    "commands.chat": ["chat"],
+    "commands.check": ["check"],
+    "commands.diff": ["diff"],
+    "commands.distill": ["distill", "merge", "train"],
+    "commands.draw": ["draw"],
+    "commands.eval": ["evaluate"],
+    "commands.explain": ["explain"],
+    "commands.export": ["export"],
+    "commands.generate": ["generate"],
+    "commands.inspect": ["inspect"],
+    "commands.load": ["load"],
+    "commands.lock": ["lock"],
     "commands.logits": ["logits"],
+    "commands.new": ["new", "schema"],
     "commands.parts": ["parts"],
-    "commands.publishing": ["push"],
-    "commands.reading": ["read"],
-    "commands.selection": ["select"],
-    "commands.serving": ["serve"],
-    "commands.specs": ["check", "code", "diff", "show"],
-    "commands.starting": ["new", "schema"],
+    "commands.push": ["push"],
+    "commands.read": ["read"],
+    "commands.sample": ["sample"],
+    "commands.select": ["select"],
+    "commands.serve": ["serve"],
+    "commands.show": ["code", "show"],
     "commands.tasks": ["known_tasks"],
-    "commands.texts": ["generate", "sample"],
-    "commands.training": ["distill", "merge", "train"],
-    "commands.verifying": ["verify"],
-    "commands.viewing": ["view"],
-    "spec.loading": ["expand"],
+    "commands.verify": ["verify"],
+    "commands.view": ["view"],
+    "errors": ["ComposerError"],
+    "spec.loading": ["expand", "load_spec"],
     "spec.shipped": ["shipped_specs"],
 }
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 _AS_COMMANDS = {"eval": "evaluate"}
 """Names of commands that differ from those of their functions."""
 
@@ -124,9 +134,9 @@ registration.register()
 def __getattr__(name: str) -> Any:
     # The functions are imported at their first use, so that the command line can handle Ctrl-C from the start.
     own = _AS_COMMANDS.get(name, name)
-    if own not in _ROOM_OF:
+    if own not in _MODULE_OF:
         raise AttributeError(f"module 'composer' has no attribute {name!r}")
-    attribute = getattr(import_module(f"composer.{_ROOM_OF[own]}"), own)
+    attribute = getattr(import_module(f"composer.{_MODULE_OF[own]}"), own)
     return _checked(own) if callable(attribute) and not isinstance(attribute, type) else attribute
 
 
@@ -135,7 +145,7 @@ def _checked(name: str) -> Any:
     """Return the public function, which refuses arguments of other types in words."""
     from composer.arguments import checked
 
-    return checked(getattr(import_module(f"composer.{_ROOM_OF[name]}"), name))
+    return checked(getattr(import_module(f"composer.{_MODULE_OF[name]}"), name))
 
 
 def __dir__() -> list[str]:

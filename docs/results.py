@@ -14,11 +14,12 @@ from pydantic import BaseModel
 
 from composer.ablation.report import AblationReport
 from composer.benching.report import BenchReport
-from composer.commands.exporting import ExportReport
-from composer.commands.locking import LockReport
-from composer.commands.reading import ReadText
-from composer.commands.texts import Generated, Sampled
-from composer.commands.training import MergeReport
+from composer.commands.distill import MergeReport
+from composer.commands.export import ExportReport
+from composer.commands.generate import Generated
+from composer.commands.lock import LockReport
+from composer.commands.read import ReadText
+from composer.commands.sample import Sampled
 from composer.evaluation.report import CellKey, EvaluationReport, HarnessResult, SampleResult
 from composer.exporting.folder import ExportRecord
 from composer.inspection.findings import Findings

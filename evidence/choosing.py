@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from composer.ablation.plan import read_variants
-from composer.api import explain
+from composer.commands.explain import explain
 from composer.evaluation.arguments import read_tasks
 from composer.evaluation.options import EvaluationOptions
 from composer.spec.explain import Explanation

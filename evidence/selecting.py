@@ -19,7 +19,7 @@ from typing import Any
 import composer
 from composer.ablation.plan import PACKAGES
 from composer.ablation.runner import StartWorkers
-from composer.api import explain
+from composer.commands.explain import explain
 from composer.errors import ComposerError
 from composer.files import write_whole
 from composer.runs.identity import data_identity

@@ -55,7 +55,7 @@ def outcome(copy: Path) -> dict[str, str]:
     sizes = "dict(hidden_size=24, layers=1, heads=4, key_heads=2, head_dim=8, rope_theta=100.0)"
     code = (
         "import runpy; runpy.run_path('docs/write.py', run_name='__main__'); "
-        "import json; from composer.api import resolve_spec; from composer.cli.main import app; "
+        "import json; from composer.spec.loading import resolve_spec; from composer.cli.main import app; "
         "from typer.testing import CliRunner; from composer.spec.resolve import Dimensions; "
         "from composer.spec.code import code_of; from composer.spec.explain import explain_resolved; "
         "answer = lambda kind: CliRunner().invoke(app, ['parts', kind], catch_exceptions=False).stdout; "

@@ -19,7 +19,7 @@ FLOORS = (
     {"runs"},
     {"options"},
     {"shared_options"},
-    {"api", "registration"},
+    {"building", "registration"},
     {"evaluation", "training"},
     {"ablation", "benching", "exporting", "inspection", "laws", "selection", "viewing"},
     {"publishing", "vllm"},
@@ -63,8 +63,8 @@ def test_floors_of_composer() -> None:
 def test_the_reader_of_floors_sees_what_it_should(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(
-        "import composer\nimport composer.api as a\nfrom composer import files, load\nif TYPE_CHECKING:\n"
+        "import composer\nimport composer.building as b\nfrom composer import files, load\nif TYPE_CHECKING:\n"
         "    from composer.spec.document import Spec\n"
         "def f():\n    import torch, composer.graph.graph\n    from blocks.part import Part\n"
     )
-    assert sorted(rooms_imported(path)) == ["__init__", "__init__", "api", "files", "graph", "spec"]
+    assert sorted(rooms_imported(path)) == ["__init__", "__init__", "building", "files", "graph", "spec"]

@@ -15,7 +15,6 @@ from composer.ablation.rendering import draw_all
 from composer.ablation.report import AblationReport, make_report, scores_in
 from composer.ablation.runner import OnStep, StartWorkers, one_process, run_chains
 from composer.ablation.steps import FAILURE, MARK, Figures, finished, model_of
-from composer.api import SpecLike, resolve_spec
 from composer.data.packing import Packing
 from composer.devices import room
 from composer.errors import AblationError, ComposerError, Stopped
@@ -30,6 +29,7 @@ from composer.runs.identity import model_identity
 from composer.runs.store import RunStore, key_of
 from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.inherit import shown
+from composer.spec.loading import SpecLike, resolve_spec
 from composer.spec.overrides import Overrides
 from composer.spec.recipe import Recipe
 from composer.spec.resolve import Resolved

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from composer.ablation.options import Request
-from composer.api import BuildOptions, SpecLike, run_build
+from composer.building import BuildOptions, run_build
 from composer.errors import AblationError
 from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
 from composer.evaluation.options import EvaluationOptions
@@ -21,7 +21,7 @@ from composer.options import converted
 from composer.runs.identity import data_identity, model_identity, tokenizer_identity
 from composer.runs.store import key_of
 from composer.spec.document import Spec
-from composer.spec.loading import variants_of
+from composer.spec.loading import SpecLike, variants_of
 from composer.spec.outside import stored_parts
 from composer.spec.overrides import Overrides
 from composer.spec.recipe import Recipe, Stage

@@ -15,7 +15,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from blocks.part import Closed
 from composer.ablation.plan import MODELS, AblationStep, StepKind, build_options, tasks_of
-from composer.api import run_build
+from composer.building import run_build
 from composer.devices import room
 from composer.errors import AblationError, ComposerError
 from composer.evaluation.report import EvaluationCell

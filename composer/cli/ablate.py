@@ -13,8 +13,7 @@ from composer.cli import bars
 from composer.cli.bars import at_once
 from composer.cli.derived import Screen, command
 from composer.cli.screen import heading, print_json, print_view, say
-from composer.commands import ablation
-from composer.commands.ablation import AblateOptions, bar_of, outcome_in_words
+from composer.commands.ablate import AblateOptions, bar_of, outcome_in_words, run_ablate
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ FAILED = 1
 def ablate(options: AblateOptions, screen: Screen) -> None:
     at_once("Planning the variants", quiet=screen.hides_progress)
     with watching(quiet=screen.quiet, visible=not screen.as_json) as tell:
-        report = ablation.run_ablate(replace(options, progress=tell or False))
+        report = run_ablate(replace(options, progress=tell or False))
     _print(report, options.out, as_json=screen.as_json)
     if report.failed:
         raise typer.Exit(FAILED)

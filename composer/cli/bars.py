@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, ParamSpec
 
 from composer.cli.screen import say, warnings_alone
-from composer.commands.training import bar_of, figures_of
+from composer.commands.distill import bar_of, figures_of
 from composer.progress import BarPart, BarUpdate, bars, on_terminal
 
 if TYPE_CHECKING:

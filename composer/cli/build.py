@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from composer import api
-from composer.api import BuildOptions
+from composer.building import BuildOptions, run_build
 from composer.cli.derived import Screen, command
 from composer.cli.screen import print_json, print_view
 from composer.spec.inherit import shown
@@ -13,7 +12,7 @@ from composer.spec.inherit import shown
 
 @command(BuildOptions, "quiet", "as_json")
 def build(options: BuildOptions, screen: Screen) -> None:
-    report = api.run_build(replace(options, progress=not screen.quiet))
+    report = run_build(replace(options, progress=not screen.quiet))
     if screen.as_json:
         print_json(report.model_dump(mode="json"))
         return

@@ -9,8 +9,7 @@ import typer
 
 from composer.cli.derived import Screen, command
 from composer.cli.screen import print_document, print_mistake, say
-from composer.commands import chatting
-from composer.commands.chatting import ChatOptions
+from composer.commands.chat import ChatOptions, run_chat
 from composer.errors import ComposerError
 
 HELP = "Each line is a message. /reset begins a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer."
@@ -18,7 +17,7 @@ HELP = "Each line is a message. /reset begins a new conversation, /exit or Ctrl-
 
 @command(ChatOptions)
 def chat(options: ChatOptions, screen: Screen) -> None:
-    talk = chatting.run_chat(options)
+    talk = run_chat(options)
     at_terminal = sys.stdin.isatty()
     if at_terminal:
         say(HELP, err=True)

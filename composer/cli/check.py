@@ -8,8 +8,7 @@ import typer
 
 from composer.cli.derived import Screen, command
 from composer.cli.screen import print_json, print_table, say
-from composer.commands import specs
-from composer.commands.specs import CheckOptions, CheckReport
+from composer.commands.check import CheckOptions, CheckReport, run_check
 from composer.errors import ComposerError, mistakes_of
 
 MISTAKE = 2
@@ -18,11 +17,11 @@ MISTAKE = 2
 @command(CheckOptions, "quiet", "as_json")
 def check(options: CheckOptions, screen: Screen) -> None:
     try:
-        report = specs.run_check(options)
+        report = run_check(options)
     except ComposerError as error:
         if not screen.as_json:
             raise
-        report = without_source(specs.run_check(replace(options, source=None, revision=None)), error)
+        report = without_source(run_check(replace(options, source=None, revision=None)), error)
         say(str(error), err=True)
     if screen.as_json:
         print_json([answer.model_dump(mode="json") for answer in report.answers])

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from composer.cli.derived import Screen, command
 from composer.cli.screen import heading, print_json, print_table, say
-from composer.commands import specs
-from composer.commands.specs import DiffOptions
+from composer.commands.diff import DiffOptions, run_diff
 from composer.spec.inherit import shown
 from composer.spec.places import dotted
 
 
 @command(DiffOptions, "as_json")
 def diff(options: DiffOptions, screen: Screen) -> None:
-    report = specs.run_diff(options)
+    report = run_diff(options)
     if screen.as_json:
         rows = [row.model_dump(mode="json") | {"path": dotted(row.path)} for row in report.differences]
         print_json({"specs": report.specs, "same": report.same, "hashes": report.hashes, "differences": rows})

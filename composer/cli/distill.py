@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from composer.cli.bars import at_once, training_steps
 from composer.cli.derived import Screen, command
 from composer.cli.screen import heading, print_json, print_table, report_once, say
-from composer.commands import training
-from composer.commands.training import DistillOptions, MergeOptions, TrainOptions
+from composer.commands.distill import DistillOptions, MergeOptions, TrainOptions, run_distill, run_merge, run_train
 from composer.devices import processes_started
 from composer.spec.inherit import shown
 
@@ -24,18 +23,18 @@ Options = TypeVar("Options", DistillOptions, TrainOptions)
 
 @command(DistillOptions, "quiet", "as_json")
 def distill(options: DistillOptions, screen: Screen) -> None:
-    _train(options, training.run_distill, "Distilling", "Distilled", screen)
+    _train(options, run_distill, "Distilling", "Distilled", screen)
 
 
 @command(TrainOptions, "quiet", "as_json")
 def train(options: TrainOptions, screen: Screen) -> None:
-    _train(options, training.run_train, "Training", "Trained", screen)
+    _train(options, run_train, "Training", "Trained", screen)
 
 
 @command(MergeOptions, "quiet", "as_json")
 def merge(options: MergeOptions, screen: Screen) -> None:
     at_once(f"Merging {options.model}", quiet=screen.hides_progress)
-    report = training.run_merge(options)
+    report = run_merge(options)
     if screen.as_json:
         print_json(report.model_dump(mode="json"))
     else:

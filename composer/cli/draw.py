@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from composer.cli.derived import Screen, command
 from composer.cli.screen import print_document, say
-from composer.commands import drawing
-from composer.commands.drawing import DrawOptions
+from composer.commands.draw import DrawOptions, run_draw
 
 
 @command(DrawOptions)
 def draw(options: DrawOptions, screen: Screen) -> None:
-    picture = drawing.run_draw(options)
+    picture = run_draw(options)
     if options.out is None:
         print_document(picture.svg.removesuffix("\n"))
     else:

@@ -11,8 +11,7 @@ from composer.cli import bars
 from composer.cli.bars import at_once
 from composer.cli.derived import Screen, command
 from composer.cli.screen import print_json, print_view, say
-from composer.commands import evaluation
-from composer.commands.evaluation import EvaluateOptions, bar_of, cell_of
+from composer.commands.eval import EvaluateOptions, bar_of, cell_of, run_evaluate
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 def evaluate(options: EvaluateOptions, screen: Screen) -> None:
     at_once("Reading the models and their tasks", quiet=screen.hides_progress)
     with watching(quiet=screen.hides_progress) as watch:
-        report = evaluation.run_evaluate(replace(options, progress=watch or False))
+        report = run_evaluate(replace(options, progress=watch or False))
     if screen.as_json:
         print_json(report.model_dump(mode="json"))
         return

@@ -8,14 +8,13 @@ import typer
 
 from composer.cli.derived import Screen, command
 from composer.cli.screen import print_document, print_json
-from composer.commands import texts
-from composer.commands.texts import GenerateOptions
+from composer.commands.generate import GenerateOptions, run_generate
 from composer.errors import ComposerError
 
 
 @command(GenerateOptions, "as_json")
 def generate(options: GenerateOptions, screen: Screen) -> None:
-    generated = texts.run_generate(replace(options, prompt=_text(options.prompt)))
+    generated = run_generate(replace(options, prompt=_text(options.prompt)))
     if screen.as_json:
         print_json(generated.model_dump(mode="json"))
     else:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from composer.cli.derived import Screen, command
 from composer.cli.screen import print_json, print_view, say
-from composer.commands import inspecting
-from composer.commands.inspecting import InspectCommandOptions
+from composer.commands.inspect import InspectCommandOptions, run_inspect
 from composer.errors import InspectionError
 from composer.files import MOST_TEXT, read_text_file
 from composer.spec.inherit import shown
@@ -18,9 +17,7 @@ from composer.spec.inherit import shown
 def inspect(options: InspectCommandOptions, screen: Screen) -> None:
     if options.text is not None:
         options = replace(options, text=read_text_file(Path(options.text), InspectionError, MOST_TEXT))
-    findings = inspecting.run_inspect(
-        replace(options, progress=False if screen.hides_progress else lambda group: say(group, err=True))
-    )
+    findings = run_inspect(replace(options, progress=False if screen.hides_progress else lambda group: say(group, err=True)))
     if screen.as_json:
         from composer.inspection.findings import plain
 

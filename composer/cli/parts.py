@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from composer.cli.derived import Screen, command
 from composer.cli.screen import heading, print_json, print_table, say
-from composer.commands import parts as catalogue
-from composer.commands.parts import PartFacts, PartsOptions
+from composer.commands.parts import PartFacts, PartsOptions, run_parts
 
 
 @command(PartsOptions, "as_json")
 def parts(options: PartsOptions, screen: Screen) -> None:
-    report = catalogue.run_parts(options)
+    report = run_parts(options)
     if screen.as_json:
         print_json([part.model_dump(mode="json") for part in report.parts])
     elif options.name is None:

@@ -7,14 +7,13 @@ from dataclasses import replace
 from composer.cli.bars import training_steps
 from composer.cli.derived import Screen, command
 from composer.cli.screen import heading, print_json, print_view
-from composer.commands import selection
-from composer.commands.selection import SelectOptions
+from composer.commands.select import SelectOptions, run_select
 
 
 @command(SelectOptions, "quiet", "as_json")
 def select(options: SelectOptions, screen: Screen) -> None:
     with training_steps(quiet=screen.quiet, visible=not screen.as_json) as watch:
-        report = selection.run_select(replace(options, progress=watch or False))
+        report = run_select(replace(options, progress=watch or False))
     if screen.as_json:
         print_json(report.model_dump(mode="json"))
         return

@@ -5,14 +5,13 @@ from __future__ import annotations
 from composer.cli.bars import at_once
 from composer.cli.derived import Screen, command
 from composer.cli.screen import say
-from composer.commands import serving
-from composer.commands.serving import ServeOptions
+from composer.commands.serve import ServeOptions, run_serve
 
 
 @command(ServeOptions, "quiet")
 def serve(options: ServeOptions, screen: Screen) -> None:
     at_once(f"Loading {options.model}", quiet=screen.hides_progress)
-    server = serving.run_serve(options)
+    server = run_serve(options)
     try:
         say(f'{server.address}/v1  model: "{server.model}"  (Ctrl-C ends it)')
         server.wait()

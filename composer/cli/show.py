@@ -10,8 +10,7 @@ from typing import Any
 
 from composer.cli.derived import Screen, command
 from composer.cli.screen import print_document, print_json, print_table, say
-from composer.commands import specs
-from composer.commands.specs import CodeOptions, ShownSpec, ShowOptions
+from composer.commands.show import CodeOptions, ShownSpec, ShowOptions, run_code, run_show
 from composer.errors import ComposerError
 from composer.files import failing_as, write_whole
 from composer.graph.lowering import AUTO
@@ -61,17 +60,17 @@ def show(options: PrintOptions, screen: Screen) -> None:
     if spec is None:
         _list_shipped(as_json=as_json)
     elif options.code:
-        listing = specs.run_code(converted(options, CodeOptions))
+        listing = run_code(converted(options, CodeOptions))
         _print([head.model_dump(mode="json") for head in listing.heads], listing.text, as_json=as_json)
     elif not options.expanded:
-        shown_spec = specs.run_show(converted(options, ShowOptions))
+        shown_spec = run_show(converted(options, ShowOptions))
         _print(_document(shown_spec), shown_spec.yaml, as_json=as_json)
     elif options.out is not None:
         files = _write(spec, expand(spec, options.overrides), options.out)
         _print(files, "\n".join(files), as_json=as_json)
     else:
         variants = {
-            name: specs.run_show(converted(options, ShowOptions, spec=variant, overrides=()))
+            name: run_show(converted(options, ShowOptions, spec=variant, overrides=()))
             for name, variant in expand(spec, options.overrides).items()
         }
         text = "---\n".join(variant.yaml if variant.hash else f"# {variant.name}\n{variant.yaml}" for variant in variants.values())

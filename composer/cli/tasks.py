@@ -6,8 +6,7 @@ import json
 
 from composer.cli.derived import Screen, command
 from composer.cli.screen import heading, print_json, print_table, say
-from composer.commands import tasks as catalogue
-from composer.commands.tasks import TaskFacts, TasksOptions
+from composer.commands.tasks import TaskFacts, TasksOptions, run_known_tasks
 from composer.evaluation.arguments import FILES, SHARED_OPTIONS
 
 SCORED = {
@@ -19,7 +18,7 @@ SCORED = {
 
 @command(TasksOptions, "as_json")
 def tasks(options: TasksOptions, screen: Screen) -> None:
-    report = catalogue.run_known_tasks(options)
+    report = run_known_tasks(options)
     if screen.as_json:
         print_json([task.model_dump(mode="json") for task in report.tasks])
     elif options.name is None:

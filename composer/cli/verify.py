@@ -8,15 +8,14 @@ import typer
 
 from composer.cli.derived import Screen, command
 from composer.cli.screen import heading, print_json, print_table, say
-from composer.commands import verifying
-from composer.commands.verifying import VerifyOptions
+from composer.commands.verify import VerifyOptions, run_verify
 
 MISMATCH = 1
 
 
 @command(VerifyOptions, "quiet", "as_json")
 def verify(options: VerifyOptions, screen: Screen) -> None:
-    report = verifying.run_verify(replace(options, progress=not screen.quiet))
+    report = run_verify(replace(options, progress=not screen.quiet))
     if screen.as_json:
         print_json({**report.model_dump(mode="json"), "ok": report.ok})
     else:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from composer.api import BuildOptions, run_build
 from composer.benching.options import BenchOptions, BenchProgress, TimingOptions, read_workloads
+from composer.building import BuildOptions, run_build
 from composer.errors import BenchError, translate_errors
 from composer.options import argument, converted, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers

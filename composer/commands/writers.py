@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from composer.api import load
+from composer.commands.load import load
 from composer.errors import ComposerError
 from composer.spec.explain import explain_resolved
 from composer.trust import load_tokenizer
@@ -15,6 +15,9 @@ from composer.weights.load import check_backends, open_models
 from composer.words import size
 from converters.source import TOKENIZER, small_files
 from converters.trunk import dtype_name
+
+LAST = "the last one is written, and not read"
+"""Why a model writes one token more than it has positions."""
 
 
 def drawing_options(temperature: float, top_p: float) -> dict[str, Any]:

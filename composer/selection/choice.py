@@ -8,15 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer.api import ExplainOptions, run_explain
 from composer.errors import SelectionError
 from composer.files import failing_as
 from composer.selection.report import By, LayerScore
 from composer.spec.document import Spec
+from composer.spec.explain import explain_resolved
 from composer.spec.layer_rules import SOURCE, layers_at
-from composer.spec.loading import load_spec
+from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.resolve import Resolved
 from composer.weights.record import Record
+from composer.weights.target import target_of
 from converters.source import Source
 
 
@@ -50,7 +51,11 @@ def state_bytes(spec: Spec, layers: Sequence[int], layer_count: int, source: str
     """Return the bytes of the student's state at so many tokens with these of its ``layer_count`` layers kept. Raises SpecError and
     SourceError."""
     document = spec.model_dump(mode="json", exclude_unset=True)
-    return run_explain(ExplainOptions(load_spec(keeping(document, layers, layer_count)), source, sequence=sequence)).state_bytes
+    loaded = load_spec(keeping(document, layers, layer_count))
+    target = target_of(None, loaded, source)
+    assert target is not None, "there is a source"
+    resolved = resolve_spec(loaded, target.size)
+    return explain_resolved(resolved, on=target.on, sequence=sequence, dtype=target.dtype, windows=target.windows).state_bytes
 
 
 def keeping(document: Mapping[str, Any], layers: Sequence[int], layer_count: int) -> dict[str, Any]:

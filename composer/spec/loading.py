@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from composer.spec.outside import PartReference, use_parts
 from composer.spec.overrides import Overrides, each, overridden
 from composer.spec.places import Places, SpecNode, at, from_plain, plain
 from composer.spec.reading import read_file, read_spec
+from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.shipped import shipped_specs
 from composer.spec.sweep import SEPARATOR, chosen, merged_error, variants
 from converters.bounded import brief
@@ -85,6 +87,25 @@ def load_specs(source: str, overrides: Overrides = ()) -> dict[str, Spec]:
     """Return the spec under its source's name; those of a sweep each under ``file:variant``. Raises SpecError."""
     _, specs = variants_of(source, overrides)
     return {source if name is None else f"{source}{SEPARATOR}{name}": spec for name, spec in specs.items()}
+
+
+def specs_of(specs: SpecLike | Sequence[SpecLike]) -> tuple[SpecLike, ...]:
+    """Return one spec or several as a list. Another value is returned as one spec, so that reading it raises the error."""
+    if isinstance(specs, Spec | str | os.PathLike | Mapping) or not isinstance(specs, Iterable):
+        return (specs,)
+    return tuple(specs)
+
+
+def resolve_spec(spec: SpecLike, size: Dimensions | None, overrides: Overrides = ()) -> Resolved:
+    """Return the complete document for a source of this size, or, for None, on the spec's own trunk.
+
+    Raises SpecError with file, line and path.
+    """
+    loaded = load_spec(spec, overrides)
+    try:
+        return resolve(loaded, size)
+    except GraphError as error:
+        raise locate(error, loaded) from error
 
 
 def load_document(source: SpecLike) -> SpecNode:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from composer.api import resolve_spec
 from composer.data.packing import Batch
 from composer.errors import SourceError, TrainingError
 from composer.graph.lowering import AUTO
@@ -25,6 +24,7 @@ from composer.model.attention import ComposedAttention
 from composer.model.classes import class_of, configuration_for
 from composer.model.hosts import attentions, layers_of
 from composer.model.joined import joined
+from composer.spec.loading import resolve_spec
 from composer.spec.resolve import Resolved
 from composer.weights.config import config_dict, dimensions
 from composer.weights.record import record_of

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from composer.api import ModelOptions, load, run_build_in_memory
+from composer.building import ModelOptions, run_build_in_memory
 from composer.errors import TrainingError
 from composer.files import sha256
 from composer.graph.lowering import AUTO
 from composer.model.modeling import ComposedForCausalLM
 from composer.trust import load_tokenizer
+from composer.weights.load import load_model
 from composer.weights.record import Record, StoredSource, StoredUnpacked
 from composer.weights.sources import describe_model, open_model
 from converters.bounded import listed, problem_with, shortened, within
@@ -45,7 +46,7 @@ class Teacher:
         """
         folder = self.source.folder
         if self.source.is_composed:
-            model = load(folder, dtype="float32", device=device)
+            model = load_model(folder, "float32", device)
         else:
             model = run_build_in_memory(ModelOptions("softmax", folder, dtype="float32")).to(device)  # pyright: ignore[reportArgumentType]
         assert isinstance(model, ComposedForCausalLM), "open_language_model lets no classifier through"

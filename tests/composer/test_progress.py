@@ -11,7 +11,7 @@ import rich.console
 from IPython import display as page
 from transformers.utils import logging
 
-from composer.commands import texts, verifying
+from composer.commands import sample, verify
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 
 
@@ -20,7 +20,7 @@ def shown(done: int, total: int) -> BarUpdate:
 
 
 def test_a_bar_for_each_file(terminal: rich.console.Console) -> None:
-    with progress_callback(True, verifying.bar_of, "name", "bar", "bytes", "speed") as moved:
+    with progress_callback(True, verify.bar_of, "name", "bar", "bytes", "speed") as moved:
         assert moved is not None
         moved("[red]one", 500, 1000)
         moved("two", 1000, 1000)
@@ -31,7 +31,7 @@ def test_a_bar_for_each_file(terminal: rich.console.Console) -> None:
 
 
 def test_things_are_counted(terminal: rich.console.Console) -> None:
-    with progress_callback(True, texts.bar_of, "name", "bar", "count", "left") as tell:
+    with progress_callback(True, sample.bar_of, "name", "bar", "count", "left") as tell:
         assert tell is not None
         tell(2, 7)
     assert "2/7" in terminal.export_text()

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from composer.ablation.runner import one_process
-from composer.api import explain
+from composer.commands.explain import explain
 from composer.spec.resolve import resolve
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import rich.console
 
+from composer.cli import distill
 from composer.cli.bars import training_steps, watching
-from composer.commands import training
 from composer.errors import TrainingError
 from composer.notices import warn_user
 from composer.progress import BarUpdate
@@ -53,7 +53,7 @@ def test_quiet_commands_print_warnings_alone(compose: Compose, monkeypatch: pyte
         warn_user("The data are few.")
         raise TrainingError("So much for that.")
 
-    monkeypatch.setattr(training, f"run_{command}", learn)
+    monkeypatch.setattr(distill, f"run_{command}", learn)
     arguments = (command, "student", "--data", "passkey", "-o", "out")
     loud, quiet = (compose(*arguments, *more).stderr.splitlines() for more in ((), ("-q",)))
     assert loud == ["Evaluating on some rows.", "The data are few.", "So much for that."]

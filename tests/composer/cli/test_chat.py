@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import composer
-from composer.commands.chatting import Chat
+from composer.commands.chat import Chat
 from tests.composer.cli.conftest import Compose
 
 TEMPLATE = "{% for m in messages %}{{ m.content }} it {% endfor %}"

@@ -13,7 +13,7 @@ import typer
 
 import composer
 from composer.cli.main import INTERRUPTED, MISTAKE, app
-from composer.commands import checking as check_module
+from composer.commands import check as check_module
 from composer.errors import BuildError
 from tests.composer.cli.conftest import Compose
 from tests.composer.programs import composed

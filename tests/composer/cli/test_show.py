@@ -10,8 +10,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from composer.api import resolve_spec
-from composer.spec.loading import expand, load_spec
+from composer.spec.loading import expand, load_spec, resolve_spec
 from composer.spec.places import plain
 from composer.spec.reading import read_text
 from composer.spec.shipped import shipped_specs

@@ -15,7 +15,7 @@ import pytest
 
 from composer.cli.entry import main
 from composer.cli.main import MISTAKE
-from composer.commands import checking
+from composer.commands import check
 from tests.composer.cli.conftest import Compose
 from tests.composer.programs import ROOT
 from tests.composer.training.processes import ending, forked
@@ -169,7 +169,7 @@ def test_errors_of_the_machine_are_messages(
     def broken(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(checking, "variants_of", broken)
+    monkeypatch.setattr(check, "variants_of", broken)
     result = compose("check", "lolcats")
     assert (result.exit_code, result.stderr) == (MISTAKE, message)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import typing
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,6 +45,15 @@ def test_the_names_are_these_and_nothing_else() -> None:
 
 def test_what_a_command_is_called_is_known_too() -> None:
     assert composer.eval is composer.evaluate  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("info", app.registered_commands, ids=lambda info: info.name or info.callback.__name__)
+def test_a_command_is_printed_and_computed_in_files_of_one_name(info: Any) -> None:
+    command = str(info.name or info.callback.__name__)
+    stem = info.callback.__module__.removeprefix("composer.cli.")
+    assert stem == {"train": "distill", "merge": "distill", "schema": "new"}.get(command, command)
+    own = vars(import_module(f"composer.commands.{stem}"))
+    assert callable(own[CALLED.get(command, command)])
 
 
 @pytest.mark.parametrize("info", app.registered_commands, ids=lambda info: info.name or info.callback.__name__)

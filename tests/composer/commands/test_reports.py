@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import composer
-from composer.commands.texts import Generated
+from composer.commands.generate import Generated
 from composer.tables import Readable
 from tests.composer.benching import made_up
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import composer
-from composer.api import resolve_spec
 from composer.errors import SelectionError
 from composer.selection.choice import best, candidates, count_within, keeping
 from composer.selection.report import LayerScore
 from composer.spec.dimensions import Dimensions
+from composer.spec.loading import resolve_spec
 
 SIZES = Dimensions(hidden_size=64, layers=4, heads=4, key_heads=2, head_dim=16, rope_theta=1e4)
 

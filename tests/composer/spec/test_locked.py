@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from blocks.positions import Llama3Scaling
-from composer.api import resolve_spec
 from composer.errors import SpecError
 from composer.spec.dimensions import Dimensions
-from composer.spec.loading import load_specs
+from composer.spec.loading import load_specs, resolve_spec
 from composer.spec.locked import locked
 from composer.spec.places import plain
 from composer.spec.reading import read_text

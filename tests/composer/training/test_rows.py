@@ -161,5 +161,7 @@ def test_parallel_memories_receive_every_pair() -> None:
 def test_joined_texts_need_more_of_them(student: Path, texts: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.jsonl"
     short.write_text('{"text": "once upon a"}\n')
-    with pytest.raises(TrainingError, match=r"has 3 tokens, and the heads keep 4 pairs exactly: .* Use more or longer texts\. --strict"):
+    with pytest.raises(
+        TrainingError, match=r"3 tokens, and the heads keep 4 pairs exactly: .* Use more or longer texts\. --strict"
+    ):
         run(student, tmp_path / "out", texts, "recipe.rows=joined", which="transfer", held_out=(str(short),), strict=True)

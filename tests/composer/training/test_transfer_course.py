@@ -8,9 +8,9 @@ from weakref import WeakSet
 import pytest
 import torch
 
-from composer.api import resolve_spec
 from composer.errors import TrainingError
 from composer.model.hosts import attentions
+from composer.spec.loading import resolve_spec
 from composer.spec.recipe import Lora, Transfer
 from composer.training import transfer
 from composer.training.finetune import add_adapters

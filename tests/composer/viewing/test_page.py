@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from composer.commands import viewing
+from composer.commands import view
 from composer.drawing.picture import TYPICAL
 from composer.errors import ComposerError
 from composer.spec.shipped import shipped_specs
@@ -182,8 +182,8 @@ def test_the_command_opens_a_file_with_the_sizes_of_its_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(viewing, "page", lambda text, place: seen.append((text, place)) or _Made())
-    monkeypatch.setattr(viewing, "launch", lambda made, **options: seen.append(options) or "http://here/")
+    monkeypatch.setattr(view, "page", lambda text, place: seen.append((text, place)) or _Made())
+    monkeypatch.setattr(view, "launch", lambda made, **options: seen.append(options) or "http://here/")
     Path("mine.yaml").write_text(LOLCATS)
     result = compose("view", "mine.yaml", "--from", ROOT / "examples" / "teacher", "--no-browser", "--port", "7999")
     assert result.exit_code == 0, result.stderr

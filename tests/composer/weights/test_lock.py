@@ -169,7 +169,7 @@ def test_two_locks_of_one_build_are_the_same_bytes(packed: bool, source: Path, t
 
 def test_locks_of_two_environments_differ_in_versions_alone(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = composer.lock("lolcats", source, tmp_path / "here.lock.yaml").out
-    monkeypatch.setattr("composer.commands.locking.versions", lambda: {"transformers": "5.17.0"})
+    monkeypatch.setattr("composer.commands.lock.versions", lambda: {"transformers": "5.17.0"})
     elsewhere = composer.lock("lolcats", source, tmp_path / "elsewhere.lock.yaml").out
     first, other = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in (here, elsewhere))
     assert [key for key in first if first[key] != other[key]] == ["versions"]

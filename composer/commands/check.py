@@ -1,26 +1,33 @@
-"""Checks specs: every variant of a sweep, on a source, on its own trunk, or each head by itself."""
+"""``check``: every mistake of specs, of every variant of a sweep, on a source, on its own trunk, or each head by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path as File
 from types import MappingProxyType
-from typing import cast
+from typing import ClassVar, cast
 
 from blocks.part import Closed
-from composer.api import SpecLike
-from composer.errors import GraphError, Mistake, SpecError
+from composer.errors import GraphError, Mistake, SpecError, translate_errors
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import edges, memory_names
+from composer.options import argument, function_of, options_class
+from composer.shared_options import OfSource, Overriding, TextDecoderAlone, WithParts, complete_spec
 from composer.spec.document import Spec
-from composer.spec.loading import locate, variants_of
+from composer.spec.loading import SpecLike, locate, specs_of, variants_of
 from composer.spec.notes import notes_on_source
 from composer.spec.overrides import Overrides
 from composer.spec.problems import heads_with_paths, problems
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.sweep import SEPARATOR, merged_error
+from composer.tables import Readable, Table, View
+from composer.weights.config import dimensions
+from composer.weights.sources import describe_model
 from composer.weights.target import target_of
+from composer.words import plural, short_hashes
 from converters.length_rotations import LengthRotation
+
+NOTHING_KNOWN = "Layers and sizes are checked against a source: --from SOURCE"
 
 
 class SpecCheck(Closed):
@@ -33,6 +40,78 @@ class SpecCheck(Closed):
     hash: str | None
     mistakes: tuple[Mistake, ...]
     notes: tuple[str, ...] = ()
+
+
+class CheckReport(Readable, Closed):
+    """The checks of all specs, and of all variants of sweeps."""
+
+    answers: tuple[SpecCheck, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(answer.ok for answer in self.answers)
+
+    @property
+    def mistakes(self) -> tuple[str, ...]:
+        """The mistakes of all specs, a line each, with file, line and column."""
+        return tuple(str(mistake) for answer in self.answers for mistake in answer.mistakes)
+
+    def rows(self) -> tuple[tuple[str, ...], ...]:
+        """Return a row for each spec without a mistake."""
+        hashes = [answer.hash for answer in self.answers if answer.ok]
+        return tuple(
+            ("ok", answer.spec, *([short_hashes(answer.hash or "")] if any(hashes) else []), answer.says)
+            for answer in self.answers
+            if answer.ok
+        )
+
+    def summary(self) -> tuple[str, ...]:
+        """Remarks below the rows: the mistakes, or warnings, and that specs were checked without a source."""
+        wrong = sum(not answer.ok for answer in self.answers)
+        if wrong:
+            return (*self.mistakes, f"{plural(wrong, 'spec')} of {len(self.answers)} cannot be used")
+        notes = tuple(dict.fromkeys(f"Note: {note}" for answer in self.answers for note in answer.notes))
+        return notes if all(answer.hash for answer in self.answers) else (*notes, NOTHING_KNOWN)
+
+    def view(self) -> View:
+        rows = self.rows()
+        return View("", (Table("", ("",) * len(rows[0]), rows),) if rows else (), self.summary())
+
+
+@options_class
+class OfSpecs(WithParts):
+    specs: SpecLike | Sequence[SpecLike] = argument(
+        "YAML files, names of shipped specs, or folders of built models. Of a sweep, every variant is checked.",
+        is_checked=False,
+        complete=complete_spec,
+        metavar="SPEC",
+        kind=list[str],
+    )
+
+
+@options_class
+class CheckOptions(TextDecoderAlone, Overriding, OfSource, OfSpecs):
+    """Check specs: every mistake, with its file, line and column.
+
+    Mistakes are returned in the report. With --from, specs are also resolved against that source: its sizes and its number of
+    layers and heads. A spec with its own trunk, or a built model, is resolved on that.
+    """
+
+    example: ClassVar[str] = 'assert composer.check("mine.yaml", "teacher").ok'
+
+
+@translate_errors
+def run_check(options: CheckOptions) -> CheckReport:
+    trunk = None
+    if options.source is not None:
+        trunk = describe_model(options.source, options.revision, text_only=options.text_only).trunk
+    size, rotations = (None, {}) if trunk is None else (dimensions(trunk), trunk.length_rotations)
+    return CheckReport(
+        answers=tuple(answer for spec in specs_of(options.specs) for answer in answers_on(spec, size, options.overrides, rotations))
+    )
+
+
+check = function_of(CheckOptions, run_check)
 
 
 def answers_on(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import composer
-from composer.commands import chatting
-from composer.commands.chatting import Chat
+from composer.commands import chat
+from composer.commands.chat import Chat
 from composer.errors import ComposerError
 from tests.composer.programs import ROOT
 
@@ -169,7 +169,7 @@ def test_an_answer_ends_with_its_turn(models: dict[str, Path], monkeypatch: pyte
     first = talk.say(LINES[0])
     assert not first.complete
     third = talk._seen[first.tokens + 2]
-    monkeypatch.setattr(chatting, "ends_of", lambda *_: [third])
+    monkeypatch.setattr(chat, "ends_of", lambda *_: [third])
     answer = begin(models["student"]).say(LINES[0])
     assert (answer.complete, answer.new_tokens) == (True, 3)
     assert first.text.startswith(answer.text)

@@ -1,59 +1,36 @@
-"""``generate`` and ``sample``: models write, to be read by people, or by their students."""
+"""``generate``: a model continues a prompt, or answers it."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 from blocks.part import Closed
-from composer.commands.output_files import check_output_file, output_file
-from composer.commands.reading import check_composed, check_state_files, check_tokens, owner_of, save_continued
-from composer.commands.writers import (
-    drawing_options,
-    load_writer,
-    no_room,
-    settings_refused,
-    tokenizer_of_writer,
-)
+from composer.commands.read import check_composed, check_state_files, check_tokens, owner_of, save_continued
+from composer.commands.writers import LAST, drawing_options, load_writer, no_room, settings_refused, tokenizer_of_writer
 from composer.data.chat import ends_of, first_messages, prompt_tokens
 from composer.devices import check_device, room, room_for, seeded
-from composer.errors import ComposerError, DataError, translate_errors
+from composer.errors import ComposerError, translate_errors
 from composer.escape import escape_html
 from composer.notices import inform
 from composer.options import function_of, option, options_class
-from composer.progress import BarUpdate, progress_callback, silent_transformers
+from composer.progress import silent_transformers
 from composer.shared_options import (
-    OUT_FILE,
-    PROGRESS,
     SYSTEM,
-    TOP_P,
     OfAnyModel,
     OnDevice,
     OnGraph,
     Replacing,
     Sampling,
-    Seeded,
     WithBackend,
     to_optional_path,
-    to_path,
     to_tokens,
 )
-from composer.spec.inherit import shown
 from composer.tables import Readable, View
 from composer.weights.config import check_positions
 from composer.weights.sources import describe_model
-from composer.words import plural
 from converters.source import GENERATION_CONFIG
-
-SHOWN = 3
-"""Texts of a file that a report shows."""
-LONGEST = 200
-"""Characters of each."""
-LAST = "the last one is written, and not read"
-"""Why a model writes one token more than it has positions."""
 
 
 class Generated(Readable, Closed):
@@ -197,82 +174,3 @@ def _note_template(tokenizer: Any, prompt: str, model: str) -> None:
             f"{model} has a chat template, and the prompt is continued without it. For an answer use --chat, or "
             f"`compose chat {model}`."
         )
-
-
-class Sampled(Readable, Closed):
-    """A file of texts, one JSON object a line. first: the first of them."""
-
-    out: Path
-    texts: int
-    first: tuple[str, ...]
-
-    def view(self) -> View:
-        cut = [text if len(text) <= LONGEST else f"{text[:LONGEST]} …" for text in self.first]
-        return View(f"Wrote {plural(self.texts, 'text')} to {shown(self.out)}", verbatim="\n\n".join(cut))
-
-
-@options_class
-class SampleOptions(Replacing, OnDevice, Seeded, OfAnyModel):
-    """Write texts with a model, to train its student on.
-
-    For a teacher whose training data are not available: `compose distill STUDENT --data FILE`.
-    """
-
-    error: ClassVar[type[ComposerError]] = DataError
-    example: ClassVar[str] = 'composer.sample("teacher", "texts.jsonl", texts=100, length=128)'
-    out: Path = option(
-        "File for the texts, as JSON lines. It appears whole or not at all.",
-        converter=to_path,
-        kw_only=False,
-        **OUT_FILE,
-    )
-    texts: int = option("Number of texts.", default=1000, least=1)
-    length: int = option(
-        "Largest number of tokens of a text, BOS included. 1k is 1,024.", default=512, converter=to_tokens(2), metavar="N"
-    )
-    temperature: float = option("1 is the model's own distribution.", default=1.0, least=0.01)
-    top_p: float = option(TOP_P, default=1.0, least=0.01, most=1)
-    batch: int = option("Texts of a batch. Another number changes the texts.", default=32, least=1)
-    progress: bool | Callable[[int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
-
-
-@translate_errors
-def run_sample(options: SampleOptions) -> Sampled:
-    model, texts, batch, longest = options.model, options.texts, options.batch, options.length
-    device, force = options.device, options.force
-    target = options.out.expanduser()
-    check_output_file(target, DataError, force=force, example="texts.jsonl")
-    described = describe_model(model)  # report mistakes before imports that need seconds
-    check_positions(described.trunk, model, longest, f"{LAST}; the largest possible --length is", DataError, more=-1)
-    check_device(device)
-    first: list[str] = []
-    fewer = f"Write fewer texts at once (--batch, now {batch:,}), or shorter ones (--length, now {longest:,})."
-    with room_for(f"on {device}", fewer, DataError), silent_transformers("error"):
-        from composer.data.sampling import sample_texts
-        from composer.training.rows import tokenizer_of
-        from composer.training.teacher import open_language_model
-
-        source = open_language_model(model)
-        tokenizer = tokenizer_of(source.source.folder)
-        loaded = source.load(device)
-        with (
-            output_file(target, DataError, force=force) as partial,
-            partial.open("w", encoding="utf-8") as stream,
-            progress_callback(options.progress, bar_of, "name", "bar", "count", "left") as tell,
-        ):
-            drawing = {name: getattr(options, name) for name in ("temperature", "top_p", "seed", "batch")}
-            written = sample_texts(loaded, tokenizer, texts, longest, **drawing)
-            for done, text in enumerate(written, 1):
-                stream.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-                first += [text] if done <= SHOWN else []
-                if tell is not None:
-                    tell(done, texts)
-    return Sampled(out=target, texts=texts, first=tuple(first))
-
-
-sample = function_of(SampleOptions, run_sample)
-
-
-def bar_of(done: int, total: int) -> BarUpdate:
-    """Return the number of finished texts, as a bar shows it."""
-    return BarUpdate("texts", done, total)

@@ -7,9 +7,9 @@ from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, ClassVar
 
-from composer.api import BuildOptions, load_spec, resolve_spec, run_build
 from composer.arguments import Reference
-from composer.commands.training import Watched, bar_of
+from composer.building import BuildOptions, run_build
+from composer.commands.distill import Watched, bar_of
 from composer.data.loading import check_references
 from composer.devices import room_for
 from composer.errors import ComposerError, SelectionError, translate_errors
@@ -34,6 +34,7 @@ from composer.shared_options import (
 )
 from composer.spec.document import Spec
 from composer.spec.inherit import shown
+from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.resolve import Resolved
 from composer.training.student import read_student, stages_of
 from composer.weights.config import dimensions

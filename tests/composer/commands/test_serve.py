@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from transformers.utils import import_utils
 
 import composer
-from composer.commands.serving import Server
+from composer.commands.serve import Server
 from composer.errors import ComposerError
 
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"

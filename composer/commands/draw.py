@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from composer.api import SpecLike, load_spec
 from composer.arguments import Reference
 from composer.drawing.beside import beside
 from composer.drawing.picture import Picture, check_name, picture
@@ -28,6 +27,7 @@ from composer.shared_options import (
     to_optional_path,
 )
 from composer.spec.document import Spec
+from composer.spec.loading import SpecLike, load_spec
 from composer.weights.target import of_model, on_source
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from composer.ablation.options import Request
-from composer.api import SpecLike, specs_of
 from composer.data.loading import check_references
 from composer.devices import check_device
 from composer.errors import AblationError, translate_errors
 from composer.options import argument, converted, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import OUT, PROGRESS, FreshOrNot, Overriding, WithParts, to_path
+from composer.spec.loading import SpecLike, specs_of
 
 if TYPE_CHECKING:
     from composer.ablation.plan import AblationStep

@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from blocks.part import Closed
-from composer.commands.writers import (
-    drawing_options,
-    load_writer,
-    no_room,
-    settings_refused,
-    tokenizer_of_writer,
-)
+from composer.commands.writers import drawing_options, load_writer, no_room, settings_refused, tokenizer_of_writer
 from composer.data.chat import Message, ends_of, first_messages, prompt_tokens
 from composer.devices import check_device, room, room_for, seeded
 from composer.errors import ComposerError, translate_errors

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from blocks.part import Closed
-from composer.api import BuildOptions, check_origin, load_spec, resolve_spec, run_build
+from composer.building import BuildOptions, check_origin, run_build
 from composer.errors import BuildError, ComposerError, translate_errors
 from composer.files import failing_as, write_whole
 from composer.options import converted, function_of, option, options_class
@@ -25,6 +25,7 @@ from composer.shared_options import (
     to_optional_path,
 )
 from composer.spec.inherit import shown
+from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.locked import locked
 from composer.tables import Readable, View
 from composer.weights.lock import SUFFIX, Lock, LockedSource, files_of_build, files_of_source, locked_reference

@@ -1,29 +1,23 @@
-"""The functions of the command line, which ``import composer`` exports."""
+"""Builds a model out of a spec and a source, as a folder or in memory: for `build`, and for all commands that need such a model."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from composer.arguments import DtypeLike, named_dtype
-from composer.devices import device_type
-from composer.errors import BuildError, ComposerError, GraphError, SourceError, translate_errors
-from composer.graph.lowering import AUTO
-from composer.options import function_of, option, options_class
+from composer.errors import BuildError, ComposerError, SourceError, translate_errors
+from composer.options import option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import (
     OUT,
     PROGRESS,
     SOURCE,
-    CountedAt,
     FreshOrNot,
     InDtype,
     OfSource,
     OfSpec,
-    OnDevice,
     Overriding,
     Replacing,
     SeededFromBelow,
@@ -33,17 +27,11 @@ from composer.shared_options import (
     to_optional_path,
     to_references,
 )
-from composer.spec.document import Spec
-from composer.spec.explain import Explanation, explain_resolved
-from composer.spec.loading import SpecLike, load_spec, locate
-from composer.spec.outside import PartReference, use_parts
-from composer.spec.overrides import Overrides
-from composer.spec.resolve import Dimensions, Resolved, resolve
+from composer.spec.loading import load_spec, resolve_spec
 from composer.trust import refuse_code, refused_by_transformers
 from composer.weights.config import dimensions
 from composer.weights.lock import Lock, read_lock
-from composer.weights.sources import check_merged, default_output, describe_model, local_folder, open_model, open_tokenizer
-from composer.weights.target import target_of
+from composer.weights.sources import check_merged, default_output, describe_model, open_model, open_tokenizer
 from converters.bounded import brief
 
 if TYPE_CHECKING:
@@ -51,27 +39,6 @@ if TYPE_CHECKING:
 
     from composer.model.classes import Composed
     from composer.weights.build import BuildReport, Progress
-
-__all__ = ["SpecLike", "build", "build_folder", "explain", "load", "load_spec", "resolve_spec", "specs_of"]
-
-
-def specs_of(specs: SpecLike | Sequence[SpecLike]) -> tuple[SpecLike, ...]:
-    """Return one spec or several as a list. Another value is returned as one spec, so that reading it raises the error."""
-    if isinstance(specs, Spec | str | os.PathLike | Mapping) or not isinstance(specs, Iterable):
-        return (specs,)
-    return tuple(specs)
-
-
-def resolve_spec(spec: SpecLike, size: Dimensions | None, overrides: Overrides = ()) -> Resolved:
-    """Return the complete document for a source of this size, or, for None, on the spec's own trunk.
-
-    Raises SpecError with file, line and path.
-    """
-    loaded = load_spec(spec, overrides)
-    try:
-        return resolve(loaded, size)
-    except GraphError as error:
-        raise locate(error, loaded) from error
 
 
 @options_class
@@ -248,64 +215,6 @@ def _build(options: BuildOptions, lock: Lock | None = None) -> BuildReport:
             lolcats=options.lolcats,
             check=None if lock is None else lock.check_built,
         )
-
-
-@options_class
-class ExplainOptions(InDtype, OnDevice, WithBackend, CountedAt, TextDecoderAlone, Overriding, OfSource, OfSpec):
-    """Explain what a spec costs on a source, before it is built.
-
-    For each group of heads: parts, forms and why faster forms do not apply, fresh parameters, bytes of state for a row of a batch,
-    operations, and the compression against the source's KV cache. Only the source's config.json is read. A spec with its own trunk
-    needs no source, and is compared with softmax attention in that trunk.
-    """
-
-    error: ClassVar[type[ComposerError]] = BuildError
-
-
-@translate_errors
-def run_explain(options: ExplainOptions) -> Explanation:
-    loaded = load_spec(options.spec, options.overrides)
-    target = target_of(options.spec, loaded, options.source, revision=options.revision, text_only=options.text_only)
-    if target is None:
-        raise BuildError("no source is named: set --from SOURCE. Only its config.json is read.")
-    return explain_resolved(
-        resolve_spec(loaded, target.size),
-        on=target.on,
-        sequence=options.sequence,
-        backend=options.backend,
-        device=device_type(options.device),
-        dtype=options.dtype or target.dtype,
-        windows=target.windows,
-        rotations=target.rotations,
-    )
-
-
-build = function_of(ModelOptions, run_build_in_memory, "build")
-build_folder = function_of(BuildOptions, run_build, "build_folder")
-explain = function_of(ExplainOptions, run_explain)
-
-
-@translate_errors
-def load(
-    folder: str | os.PathLike[str],
-    *,
-    dtype: DtypeLike | None = None,
-    device: str = "cpu",
-    backend: str = AUTO,
-    parts: PartReference | Sequence[PartReference] = (),
-) -> Composed:
-    """Return a built model, in evaluation mode. Unlike ``from_pretrained`` it refuses a folder that lacks a parameter.
-
-    - backend: which forms run its heads: auto (each part's fastest), reference, torch, fla, triton, or another that a part has.
-    - parts: Python modules or files (.py) with your own parts. Those of installed packages need no option.
-    """
-    use_parts(parts)
-    dtype = named_dtype(dtype, BuildError)
-    where = local_folder(folder)
-    with silent_transformers():
-        from composer.weights.load import load_model
-
-        return load_model(where, dtype, device, backend)
 
 
 def _written(name: str, done: int, total: int) -> BarUpdate:

@@ -1,0 +1,46 @@
+"""``explain``: what a spec costs on a source."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from composer.devices import device_type
+from composer.errors import BuildError, ComposerError, translate_errors
+from composer.options import function_of, options_class
+from composer.shared_options import CountedAt, InDtype, OfSource, OfSpec, OnDevice, Overriding, TextDecoderAlone, WithBackend
+from composer.spec.explain import Explanation, explain_resolved
+from composer.spec.loading import load_spec, resolve_spec
+from composer.weights.target import target_of
+
+
+@options_class
+class ExplainOptions(InDtype, OnDevice, WithBackend, CountedAt, TextDecoderAlone, Overriding, OfSource, OfSpec):
+    """Explain what a spec costs on a source, before it is built.
+
+    For each group of heads: parts, forms and why faster forms do not apply, fresh parameters, bytes of state for a row of a batch,
+    operations, and the compression against the source's KV cache. Only the source's config.json is read. A spec with its own trunk
+    needs no source, and is compared with softmax attention in that trunk.
+    """
+
+    error: ClassVar[type[ComposerError]] = BuildError
+
+
+@translate_errors
+def run_explain(options: ExplainOptions) -> Explanation:
+    loaded = load_spec(options.spec, options.overrides)
+    target = target_of(options.spec, loaded, options.source, revision=options.revision, text_only=options.text_only)
+    if target is None:
+        raise BuildError("no source is named: set --from SOURCE. Only its config.json is read.")
+    return explain_resolved(
+        resolve_spec(loaded, target.size),
+        on=target.on,
+        sequence=options.sequence,
+        backend=options.backend,
+        device=device_type(options.device),
+        dtype=options.dtype or target.dtype,
+        windows=target.windows,
+        rotations=target.rotations,
+    )
+
+
+explain = function_of(ExplainOptions, run_explain)
