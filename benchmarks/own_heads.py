@@ -13,7 +13,7 @@ from blocks.convolution import Convolution
 from blocks.feature_maps.hedgehog import Hedgehog
 from blocks.flow import Tokens
 from blocks.legend import Shape
-from blocks.taps import filtered, filtered_by_kernel
+from blocks.taps import filter_by_kernel, filter_inputs
 from composer.model.head import Head
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Dimensions, resolve
@@ -127,7 +127,7 @@ def taps_and_map(bench: Bench, length: int) -> dict[str, Any]:
 
     runs: dict[str, Run] = {
         "triton": fused,
-        "torch": lambda: composed(filtered, defined),
-        "fla": lambda: composed(filtered_by_kernel, apart_from_taps),
+        "torch": lambda: composed(filter_inputs, defined),
+        "fla": lambda: composed(filter_by_kernel, apart_from_taps),
     }
     return {"apart": apart(fused(), runs["torch"]())} | bench.in_turn(runs)

@@ -31,8 +31,8 @@ from rich.table import Table
 
 from benchmarks.contestants import BEFORE, SIZES, STUDENTS, TEACHER, Contestant, make
 from benchmarks.harness import NO_ROOM, NO_TIME, RESULTS, Budget, Goal, about, rounds, settle_of, show_goals, worst, write
-from composer.benching.memory import allocated
-from composer.benching.trial import NoRoom, cache_bytes, room, unmeasured
+from composer.benching.memory import gauge_allocations
+from composer.benching.trial import NoRoom, cache_bytes, room, run_unmeasured
 
 PREFILL, DECODE, BATCHES, TRAIN = (1024, 4096, 16_384, 32_768, 131_072), (2048, 8192, 32_768, 131_072), (1, 8, 64), (1024, 4096)
 TRAINED = 4096
@@ -95,7 +95,7 @@ class Bench:
             with room():
                 run, cache = self.prepared(one, workload)
                 held = cache_bytes(cache)
-                gauge = allocated(self.device) if self.device.startswith("cuda") else unmeasured
+                gauge = gauge_allocations(self.device) if self.device.startswith("cuda") else run_unmeasured
                 began = time.perf_counter()
                 answer, peak = gauge(run, held)
                 settle_of(self.device)()

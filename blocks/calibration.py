@@ -87,7 +87,7 @@ def divergence(attended: Attended, scores: Float[Tensor, "B Q H T"], rest: Float
     return -(wanted * shares).sum() / wanted.sum().clamp(min=torch.finfo(wanted.dtype).tiny)
 
 
-def fitted(start: dict[str, Tensor], loss: Callable[[dict[str, Tensor]], Tensor]) -> dict[str, Tensor]:
+def fit(start: dict[str, Tensor], loss: Callable[[dict[str, Tensor]], Tensor]) -> dict[str, Tensor]:
     """Return the parameters after a few steps of L-BFGS. A step never increases the loss, and nothing is random."""
     free = {name: parameter.detach().clone().requires_grad_() for name, parameter in start.items()}
     optimiser = torch.optim.LBFGS(list(free.values()), max_iter=STEPS, max_eval=2 * STEPS, line_search_fn="strong_wolfe")

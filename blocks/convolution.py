@@ -15,7 +15,7 @@ from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, FLA, Call, Form, Kind, Operation, Port, Slot, State, row_obstacle
 from blocks.part import FieldError, Fresh, Parameters, Part, Per, Shown, in_order
 from blocks.registry import Role
-from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_step, obstacle
+from blocks.taps import CONVOLUTION, Filtering, filter_by_kernel, filter_inputs, filter_step, obstacle
 
 ConvolvedInput = Literal["q", "k", "v"]
 NAMES = {"q": "query", "k": "key", "v": "value"}
@@ -101,13 +101,13 @@ class Convolution(Part):
                 Form(
                     FLA,
                     "causal_conv1d",
-                    partial(self._run, filtering=filtered_by_kernel),
+                    partial(self._run, filtering=filter_by_kernel),
                     partial(obstacle, taps=self.kernel),
                     missing=CONVOLUTION.missing,
                     refuses=True,
                 ),
-                Form(EVERY, "all taps at once", partial(self._run, filtering=filtered_step), row_obstacle, decode=True),
-                Form(EVERY, "as defined", partial(self._run, filtering=filtered)),
+                Form(EVERY, "all taps at once", partial(self._run, filtering=filter_step), row_obstacle, decode=True),
+                Form(EVERY, "as defined", partial(self._run, filtering=filter_inputs)),
             ),
             slots=self.state(shape),
         )
@@ -124,7 +124,7 @@ class Convolution(Part):
         inputs: Mapping[str, Float[Tensor, "B T _ _"]],
         tokens: Tokens,
         state: State,
-        filtering: Filtering = filtered,
+        filtering: Filtering = filter_inputs,
     ) -> tuple[dict[str, Float[Tensor, "B T _ _"]], State]:
         """Convolve queries, keys and values. Return those that are convolved, and the last inputs, which the next call needs.
 

@@ -38,15 +38,15 @@ def in_chunks(
 
     inputs: by the kernel's names, with one entry per query head.
     """
-    entering = filled_state(state, inputs["q"].shape[2])
+    entering = pad_state(state, inputs["q"].shape[2])
     if segment is None:
         output, final_state = run(**inputs, initial_state=entering, scale=1.0, output_final_state=True)
-        return answered(output, final_state, state)
+        return remove_padding(output, final_state, state)
     documents = rows(segment)
     flat = {name: one_row(tensor) for name, tensor in inputs.items()}
     start = documents.states(entering)
     output, final_state = run(**flat, initial_state=start, cu_seqlens=documents.bounds, scale=1.0, output_final_state=True)
-    return answered(output.unflatten(1, segment.shape).squeeze(0), documents.final_state(final_state), state)
+    return remove_padding(output.unflatten(1, segment.shape).squeeze(0), documents.final_state(final_state), state)
 
 
 def obstacle(setting: Setting) -> str | None:
@@ -69,12 +69,12 @@ def step_obstacle(setting: Setting) -> str | None:
 
 def refuse_wrong_gradients(gates: Tensor) -> None:
     """Raise Refused if the gradients of a decay per head would be wrong: on Hopper, with Triton from 3.4 to before 3.7.1."""
-    if gates.is_cuda and torch.is_grad_enabled() and _outdated() and torch.cuda.get_device_capability(gates.device)[0] == 9:
+    if gates.is_cuda and torch.is_grad_enabled() and _is_outdated() and torch.cuda.get_device_capability(gates.device)[0] == 9:
         raise Refused("Triton before 3.7.1 computes wrong gradients of its gated kernels on Hopper: pip install 'triton>=3.7.1'")
 
 
 @cache
-def _outdated() -> bool:
+def _is_outdated() -> bool:
     from packaging.version import Version
 
     return Version("3.4") <= Version(metadata.version("triton")) < Version("3.7.1")
@@ -85,7 +85,7 @@ def width(size: int) -> int:
     return -(-size // COLUMNS) * COLUMNS
 
 
-def filled(states: Tensor, size: int) -> Tensor:
+def pad_last(states: Tensor, size: int) -> Tensor:
     """Pad ``… D`` with zeros to ``… size``."""
     missing = size - states.shape[-1]
     return torch.nn.functional.pad(states, (0, missing)) if missing else states
@@ -146,10 +146,10 @@ def one_row(states: Float[Tensor, "B T ..."]) -> Float[Tensor, "1 BT ..."]:
 def to_heads(states: Tensor, heads: int, dtype: torch.dtype, size: int | None = None, dim: int = 2) -> Tensor:
     """Repeat entries for the query heads, convert them to this dtype, and pad them to this size."""
     states = repeat_heads(states.to(dtype), heads, dim=dim)
-    return states if size is None else filled(states, size)
+    return states if size is None else pad_last(states, size)
 
 
-def filled_state(state: Float[Tensor, "B N F V"], heads: int) -> Tensor:
+def pad_state(state: Float[Tensor, "B N F V"], heads: int) -> Tensor:
     """Return the state in the layout of a kernel with this number of heads."""
     rows, columns = (width(size) - size for size in state.shape[2:])
     if rows or columns:
@@ -157,7 +157,7 @@ def filled_state(state: Float[Tensor, "B N F V"], heads: int) -> Tensor:
     return to_heads(state, heads, torch.float32, dim=1).contiguous()
 
 
-def answered(output: Tensor, final_state: Tensor, state: Float[Tensor, "B N F V"]) -> tuple[Tensor, Tensor]:
+def remove_padding(output: Tensor, final_state: Tensor, state: Float[Tensor, "B N F V"]) -> tuple[Tensor, Tensor]:
     """Remove padding from a kernel's output and state. Of query heads that share a state, one returns it. state: the shape
     before."""
     _, state_heads, features, columns = state.shape

@@ -60,7 +60,7 @@ _INSTALLED = Event()
 
 
 def register_installed() -> None:
-    """Register the parts of the installed packages, once. A package that fails is noted; ``broken`` has the reasons."""
+    """Register the parts of the installed packages, once. A package that fails is noted; ``broken_packages`` has the reasons."""
     with LOCK:
         if _INSTALLED.is_set():
             return
@@ -68,7 +68,7 @@ def register_installed() -> None:
         for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
             package = point.dist.name if point.dist is not None else point.name
             try:
-                _register_module(_imported(point.module), _origin_of_point(point))
+                _register_module(_import(point.module), _origin_of_point(point))
             except RegistrationError as error:
                 _BROKEN[package] = str(error)
 
@@ -79,7 +79,7 @@ def _origin_of_point(point: EntryPoint) -> PartOrigin:
     return PartOrigin(point.module, point.dist.name, point.dist.version)
 
 
-def broken() -> dict[str, str]:
+def broken_packages() -> dict[str, str]:
     """For each installed package whose parts could not be registered, the reason."""
     register_installed()
     return dict(_BROKEN)
@@ -105,14 +105,14 @@ def register_parts(references: Iterable[str | os.PathLike[str]]) -> tuple[str, .
             if is_file:
                 _register_file(Path(name), text)
             else:
-                module = _imported(name)
+                module = _import(name)
                 _register_module(module, _origin_of_module(module))
             _NAMED[name] = None
         whole.append(name)
     return tuple(whole)
 
 
-def _imported(name: str) -> ModuleType:
+def _import(name: str) -> ModuleType:
     """Import a module by its name. Raises RegistrationError, with the line that failed."""
     if not all(word.isidentifier() for word in name.split(".")):
         raise RegistrationError(
@@ -254,7 +254,7 @@ def is_outside(kind: object) -> TypeGuard[str]:
 def remedy(kind: str) -> str:
     """What to do where a part from outside is not registered, as a sentence."""
     package = kind.partition(".")[0]
-    failed = broken()
+    failed = broken_packages()
     near = [name for name in failed if name.replace("-", "_") == package]
     if reasons := [
         f"The package {name} is installed, and its parts could not be registered: {failed[name]}." for name in near or failed

@@ -170,7 +170,7 @@ class Rope(Position):
         self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
     ) -> Float[Tensor, "B T H D"]:
         """Rotate each pair of coordinates by the angle of its position. Angles are float32, as in the source's own code."""
-        return _rotated(states, *self._table(position, states))
+        return _rotate(states, *self._table(position, states))
 
     def rotate_back(
         self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
@@ -178,12 +178,12 @@ class Rope(Position):
         """Undo ``rotate``. Cosines and sines are rounded, so their squares do not sum to 1: the result is divided by their sum."""
         wide = torch.promote_types(states.dtype, torch.float32)
         cosine, sine = (table.to(wide) for table in self._table(position, states))
-        return (_rotated(states.to(wide), cosine, -sine) / (cosine.square() + sine.square())).to(states.dtype)
+        return (_rotate(states.to(wide), cosine, -sine) / (cosine.square() + sine.square())).to(states.dtype)
 
     def rotate_tokens(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
         """Rotate to the positions of the tokens of a call. The tables are computed once per call, for all layers."""
         key = (*self.base, states.shape[-1], states.dtype)
-        return _rotated(states, *tokens.once(key, lambda: self._table(tokens.position, states)))
+        return _rotate(states, *tokens.once(key, lambda: self._table(tokens.position, states)))
 
     def _table(self, position: Int[Tensor, "B T"] | Int[Tensor, "B T H"], like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the angles, once for each half of the coordinates; the first half's sine is negative."""
@@ -215,7 +215,7 @@ def _frequencies_once(rope: Rope, head_dim: int, device: torch.device) -> Tensor
         return _frequencies(rope, head_dim, device)
 
 
-def _rotated(states: Float[Tensor, "B T H D"], cosine: Tensor, sine: Tensor) -> Float[Tensor, "B T H D"]:
+def _rotate(states: Float[Tensor, "B T H D"], cosine: Tensor, sine: Tensor) -> Float[Tensor, "B T H D"]:
     # Rounded as transformers rounds, so each product by itself.
     return (states * cosine).add_(states.roll(states.shape[-1] // 2, dims=-1).mul_(sine))
 

@@ -97,7 +97,7 @@ class Shared(Read):
         if len(masses) == 2:
             first, second = masses
             return _between(partials, first - second.clamp(min=least))
-        return _weighted(partials, torch.stack(masses, dim=-1).clamp(min=least).softmax(-1))
+        return _sum_weighted(partials, torch.stack(masses, dim=-1).clamp(min=least).softmax(-1))
 
     @property
     def asks_maximum(self) -> bool:
@@ -138,7 +138,7 @@ class Mixture(Read):
         if len(logits) == 2:
             return _between(partials, logits[0] - logits[1])
         weights = torch.stack(torch.broadcast_tensors(*logits), dim=-1).softmax(-1)
-        return _weighted(partials, weights)
+        return _sum_weighted(partials, weights)
 
 
 _SHARED = Shared()
@@ -158,7 +158,7 @@ class Sum(Read):
 
     def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H V"]:
         with_mass = [partial for partial in partials if partial.lse is not None]
-        outputs = [_scaled(partial) for partial in partials if partial.lse is None]
+        outputs = [_scale(partial) for partial in partials if partial.lse is None]
         if with_mass:
             outputs.append(_SHARED.combine(parameters, with_mass))
         return torch.stack(outputs).sum(0)
@@ -171,7 +171,7 @@ def _mass(partial: Partial) -> Float[Tensor, "B T H"]:
     return partial.lse + torch.nn.functional.logsigmoid(partial.logit)
 
 
-def _scaled(partial: Partial) -> Tensor:
+def _scale(partial: Partial) -> Tensor:
     if partial.logit is None:
         return partial.output
     return partial.output * partial.logit.sigmoid().to(partial.output.dtype)[..., None]
@@ -184,7 +184,7 @@ def _between(partials: Sequence[Partial], logit: Tensor) -> Tensor:
     return mixed if first.dtype == dtype else mixed.to(torch.promote_types(first.dtype, second.dtype))
 
 
-def _weighted(partials: Sequence[Partial], weights: Tensor) -> Tensor:
+def _sum_weighted(partials: Sequence[Partial], weights: Tensor) -> Tensor:
     """Return the sum, in the widest dtype of the answers: a raw numerator may be too large for the model's own."""
     dtype = weights.dtype
     shares = weights[..., None].unbind(-2)

@@ -14,7 +14,7 @@ from blocks.tensors import as_dtype, derives_by_hand, repeat_heads
 Filtering = Callable[..., tuple["Tensor", "Tensor"]]
 
 
-def filtered(
+def filter_inputs(
     inputs: Float[Tensor, "B T h D"],
     weight: Float[Tensor, "w D kernel"],
     tokens: Tokens,
@@ -57,7 +57,7 @@ def _tap_by_tap(extended: Tensor, taps: Tensor, segment: Tensor | None, length: 
     return output
 
 
-def filtered_step(
+def filter_step(
     inputs: Float[Tensor, "B 1 h D"], weight: Float[Tensor, "w D kernel"], _: Tokens, earlier: Float[Tensor, "B P h D"]
 ) -> tuple[Tensor, Tensor]:
     """Filter one token, of the document that the earlier tokens belong to: all taps at once."""
@@ -77,7 +77,7 @@ CONVOLUTION = kernel("modules.causal_conv1d", "causal_conv1d")
 MOST_TAPS = 8
 
 
-def filtered_by_kernel(
+def filter_by_kernel(
     inputs: Float[Tensor, "B T h D"],
     weight: Float[Tensor, "w D kernel"],
     tokens: Tokens,

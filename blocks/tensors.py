@@ -11,7 +11,7 @@ def has_numbers(tensor: Tensor) -> bool:
     return type(tensor) is torch.Tensor and not tensor.is_meta and not torch.compiler.is_compiling()
 
 
-def settled(condition: bool) -> bool:
+def as_bool(condition: bool) -> bool:
     """Return a symbolic bool as a Python bool. This specialises the compiled graph on its value."""
     return True if condition else False  # noqa: SIM210
 

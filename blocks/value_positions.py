@@ -66,20 +66,20 @@ class Vapor(Part):
         self, parameters: Parameters, value: Float[Tensor, "B T K V"], position: Int[Tensor, "B T"]
     ) -> Float[Tensor, "B T K V"]:
         """R^-s v_s."""
-        return _rotated(value, parameters["frequency"], -position)
+        return _rotate(value, parameters["frequency"], -position)
 
     def leave(
         self, parameters: Parameters, output: Float[Tensor, "B T H V"], position: Int[Tensor, "B T"]
     ) -> Float[Tensor, "B T H V"]:
         """R^t o_t."""
-        return _rotated(output, parameters["frequency"], position)
+        return _rotate(output, parameters["frequency"], position)
 
 
 def _rope_frequencies(tensor: Tensor, _generator: torch.Generator | None, *, theta: float) -> None:
     tensor.copy_(Rope(theta=theta).frequencies(2 * tensor.shape[-1]).expand_as(tensor))
 
 
-def _rotated(
+def _rotate(
     states: Float[Tensor, "B T H V"], frequency: Float[Tensor, "K half"], position: Int[Tensor, "B T"]
 ) -> Float[Tensor, "B T H V"]:
     """Rotate each pair of coordinates by its frequency times the position, in the accumulating dtype."""

@@ -137,15 +137,15 @@ def __getattr__(name: str) -> Any:
     if own not in _MODULE_OF:
         raise AttributeError(f"module 'composer' has no attribute {name!r}")
     attribute = getattr(import_module(f"composer.{_MODULE_OF[own]}"), own)
-    return _checked(own) if callable(attribute) and not isinstance(attribute, type) else attribute
+    return _check_arguments_of(own) if callable(attribute) and not isinstance(attribute, type) else attribute
 
 
 @cache
-def _checked(name: str) -> Any:
+def _check_arguments_of(name: str) -> Any:
     """Return the public function, which refuses arguments of other types in words."""
-    from composer.arguments import checked
+    from composer.arguments import check_arguments
 
-    return checked(getattr(import_module(f"composer.{_MODULE_OF[name]}"), name))
+    return check_arguments(getattr(import_module(f"composer.{_MODULE_OF[name]}"), name))
 
 
 def __dir__() -> list[str]:

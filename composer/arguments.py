@@ -55,7 +55,7 @@ def named_dtype(dtype: object, refusal: type[ComposerError] = ComposerError) -> 
     return name
 
 
-def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def check_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Return the function with its arguments checked against their annotations, before it does anything.
 
     It raises ComposerError for a value of another type, for text that cannot be encoded, and for a path that no file can have. An

@@ -198,7 +198,7 @@ def _build(options: BuildOptions, lock: Lock | None = None) -> BuildReport:
         described = describe_model(options.source, options.revision, text_only=options.text_only)
         resolved = resolve_spec(loaded, dimensions(described.trunk))
         source = open_model(options.source, options.revision, options.dtype, text_only=options.text_only)
-    with progress_callback(options.progress, _written, "name", "bar", "bytes", "speed") as moved:
+    with progress_callback(options.progress, _bar_of, "name", "bar", "bytes", "speed") as moved:
         return write_folder(
             resolved,
             source,
@@ -217,7 +217,7 @@ def _build(options: BuildOptions, lock: Lock | None = None) -> BuildReport:
         )
 
 
-def _written(name: str, done: int, total: int) -> BarUpdate:
+def _bar_of(name: str, done: int, total: int) -> BarUpdate:
     return BarUpdate(f"writing {name}", done, total)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import BuildError, ComposerError
-from converters.bounded import brief, shortened
+from converters.bounded import brief, shorten
 
 ALLOCATION = "allocate memory|out of memory|size calculation overflowed|multiplication overflow|STATUS_ALLOC_FAILED"
 """Messages of PyTorch where memory has run out: on a CPU, and in CUDA's libraries, this error has no separate class."""
@@ -42,12 +42,12 @@ def check_place(device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        why = shortened(str(error).splitlines()[0].removesuffix("."))
+        why = shorten(str(error).splitlines()[0].removesuffix("."))
         raise ComposerError(f'there is no device "{device}" here: {why}') from error
 
 
 @contextmanager
-def seeded(seed: int, device: str) -> Iterator[None]:
+def seed_for_block(seed: int, device: str) -> Iterator[None]:
     """Seed the random numbers of the CPU and of the device for the block. Afterwards the caller's random numbers continue
     unchanged."""
     import torch

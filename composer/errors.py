@@ -58,11 +58,11 @@ class SpecError(ComposerError):
             first.setdefault(
                 number if mistake.file is None else (mistake.message, mistake.file, mistake.line, mistake.column), mistake
             )
-        self.mistakes = _bounded(list(first.values()))
+        self.mistakes = _bound(list(first.values()))
         super().__init__("\n".join(map(str, self.mistakes)))
 
 
-def _bounded(mistakes: list[Mistake]) -> tuple[Mistake, ...]:
+def _bound(mistakes: list[Mistake]) -> tuple[Mistake, ...]:
     """Return the first mistakes, as many as one error has, with the beginnings of long messages, and the number of the others."""
     shown: list[Mistake] = []
     characters = 0

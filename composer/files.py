@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from converters.bounded import opened, read_bytes, reason
+from converters.bounded import open_regular, read_bytes, reason
 
 PARTIAL = ".partial"
 MOST_TEXT = 16 * 2**20
@@ -130,7 +130,7 @@ def read_text_file(path: Path, refusal: Callable[[str], Exception], most: int, n
 
 def sha256(file: Path) -> str:
     """SHA-256 of a whole file. Raises OSError."""
-    with opened(file) as stream:
+    with open_regular(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

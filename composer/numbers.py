@@ -29,12 +29,12 @@ def numbers_of(
     thousands: bool = True,
 ) -> tuple[int, ...]:
     """``read_numbers``, which raises ``error_class`` with the option's name."""
-    with named(option, error_class):
+    with name_option(option, error_class):
         return read_numbers(value, least=least, most=most, thousands=thousands)
 
 
 @contextmanager
-def named(option: str, error_class: type[ComposerError]) -> Iterator[None]:
+def name_option(option: str, error_class: type[ComposerError]) -> Iterator[None]:
     """For the block, raise ValueErrors as ``error_class``, with the option's name in front."""
     try:
         yield

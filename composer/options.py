@@ -301,7 +301,7 @@ def documentation(cls: Any) -> str:
     return "\n\n".join(parts)
 
 
-def converted(options: Any, target: Callable[..., Result], **changes: Any) -> Result:
+def convert_options(options: Any, target: Callable[..., Result], **changes: Any) -> Result:
     """Return a dataclass with the values of all fields that the options have, too, and ``changes``."""
     known: Any = target
     shared = options_of(options).keys() & {field.name for field in fields(known)} - changes.keys()

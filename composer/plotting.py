@@ -98,7 +98,7 @@ def label(name: str) -> str:
     return plain(f" {name}" if name.startswith("_") else name)
 
 
-def titled(figure: Any, text: str) -> None:
+def add_title(figure: Any, text: str) -> None:
     """Put a title above all panels, aligned on the left."""
     figure.suptitle(plain(text), x=0.012, ha="left")
 

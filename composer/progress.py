@@ -65,7 +65,7 @@ def bars(*columns: BarPart, stay: bool = False) -> Iterator[Callable[[BarUpdate]
 
 
 @contextmanager
-def drawn() -> Iterator[Callable[[BarUpdate], None]]:
+def draw_bar() -> Iterator[Callable[[BarUpdate], None]]:
     """A bar in a notebook, without widgets, which is removed after the block."""
     from IPython.display import HTML, display
 
@@ -92,7 +92,7 @@ def progress_callback(
     if not isinstance(progress, bool):
         yield progress
     elif progress and in_notebook():
-        with drawn() as show:
+        with draw_bar() as show:
             yield lambda *arguments, **more: show(shown(*arguments, **more))
     elif progress and on_terminal():
         with bars(*(columns or ("name", "bar", "text"))) as show:

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from composer.errors import ComposerError
 from composer.files import write_whole
-from converters.bounded import MOST_CONFIG, MOST_LOG, brief, read_bytes, reason, shortened
+from converters.bounded import MOST_CONFIG, MOST_LOG, brief, read_bytes, reason, shorten
 
 LARGEST = 1e39
 """The largest absolute value of a measured number. It is just above the largest float32, and its square is a finite float."""
@@ -42,7 +42,7 @@ def read_state(
 
     Raises FileNotFoundError if the file does not exist, and ``refusal`` where it cannot be read or does not match the schema.
     """
-    return _parsed(_contents(path, refusal, remedy, most), schema, str(path), refusal, remedy)
+    return _parse(_contents(path, refusal, remedy, most), schema, str(path), refusal, remedy)
 
 
 def read_log(path: Path, schema: type[StateKind], refusal: type[ComposerError], remedy: str) -> list[StateKind]:
@@ -56,7 +56,7 @@ def read_log(path: Path, schema: type[StateKind], refusal: type[ComposerError], 
     except FileNotFoundError:
         return []
     lines = contents[: _end_of_lines(contents)].split(b"\n")[:-1]
-    return [_parsed(line, schema, f"{path}, line {number:,}", refusal, remedy) for number, line in enumerate(lines, 1)]
+    return [_parse(line, schema, f"{path}, line {number:,}", refusal, remedy) for number, line in enumerate(lines, 1)]
 
 
 def cut_interrupted_line(path: Path) -> None:
@@ -78,14 +78,14 @@ def write_state(path: Path, state: BaseModel) -> None:
 def first_problem(error: ValidationError) -> str:
     """Return the first problem of a value that does not match its schema: the field, what was expected, and the value."""
     details = error.errors(include_url=False)[0]
-    field, kind = ".".join(shortened(str(part)) for part in details["loc"]), details["type"]
+    field, kind = ".".join(shorten(str(part)) for part in details["loc"]), details["type"]
     if kind in BOUNDS:
         words, bound = BOUNDS[kind]
         problem = f"expected {words} {details.get('ctx', {})[bound]:,g}"
     else:
         problem = PROBLEMS.get(kind, details["msg"][:1].lower() + details["msg"][1:])
     value = "" if kind in (*PROBLEMS, "json_invalid") else f", got {brief(details['input'])}"
-    return (f"{field}: " if field else "") + shortened(problem, 200) + value
+    return (f"{field}: " if field else "") + shorten(problem, 200) + value
 
 
 def _contents(path: Path, refusal: type[ComposerError], remedy: str, most: int) -> bytes:
@@ -97,7 +97,7 @@ def _contents(path: Path, refusal: type[ComposerError], remedy: str, most: int) 
         raise refusal(f"{path} cannot be read: {reason(error)}. {remedy}") from error
 
 
-def _parsed(text: bytes, schema: type[StateKind], where: str, refusal: type[ComposerError], remedy: str) -> StateKind:
+def _parse(text: bytes, schema: type[StateKind], where: str, refusal: type[ComposerError], remedy: str) -> StateKind:
     try:
         from_json(text, allow_inf_nan=False)  # a field of any JSON would accept NaN
         return schema.model_validate_json(text, strict=True)

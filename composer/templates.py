@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import ComposerError
-from converters.bounded import shortened
+from converters.bounded import shorten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -75,7 +75,7 @@ def render_starts(
     try:
         template = tokenizer.get_chat_template(options.pop("chat_template", None), options.get("tools"))
     except ValueError as error:
-        raise TemplateError(f"the tokenizer ({shortened(str(tokenizer.name_or_path))}) has no chat template") from error
+        raise TemplateError(f"the tokenizer ({shorten(str(tokenizer.name_or_path))}) has no chat template") from error
     if not all(count for count, _ in starts):
         raise TemplateError("a conversation without messages; expected at least one")
     request = {
@@ -87,7 +87,7 @@ def render_starts(
     try:
         content = json.dumps(request, default=_placeholder).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise TemplateError(f"these messages are not what JSON can hold: {shortened(str(error), _LONGEST_MESSAGE)}") from error
+        raise TemplateError(f"these messages are not what JSON can hold: {shorten(str(error), _LONGEST_MESSAGE)}") from error
     return [Rendered(text, tuple((start, end) for start, end in spans)) for text, spans in _answers(template, content)]
 
 
@@ -135,7 +135,7 @@ class _Client:
                 return self.worker.ask(template, request)
             except (OSError, ValueError):
                 worker = self._dropped()
-                raise TemplateError(_ended(worker.process.returncode)) from None
+                raise TemplateError(_end_message(worker.process.returncode)) from None
             except BaseException:  # such as Ctrl-C, after which its answer would be read as that to the next request
                 self._dropped()
                 raise
@@ -163,7 +163,7 @@ def _answers(template: str, request: bytes) -> list[tuple[str, list[tuple[int, i
     """Return the texts that the child makes of a request, with their spans. Raises TemplateError."""
     answer = _client.ask(template, request)
     if "error" in answer:
-        raise TemplateError(shortened(answer["error"], _LONGEST_MESSAGE))
+        raise TemplateError(shorten(answer["error"], _LONGEST_MESSAGE))
     return answer["texts"]
 
 
@@ -179,7 +179,7 @@ def _start() -> _Worker:
     return _Worker(process)
 
 
-def _ended(code: int) -> str:
+def _end_message(code: int) -> str:
     import signal
 
     if code == -getattr(signal, "SIGXCPU", 24):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import ComposerError
-from converters.bounded import MOST_CONFIG, brief, is_name, read_json, shortened
+from converters.bounded import MOST_CONFIG, brief, is_name, read_json, shorten
 from converters.composed import ADAPTER_CONFIG
 from converters.errors import ConverterError
 from converters.source import check_opened_by_libraries
@@ -59,7 +59,7 @@ def refused_by_transformers(problem: str, refusal: type[ComposerError]) -> Itera
         raise
     except Exception as error:  # values of a config that they do not check, of another type or size, end in any error
         reason = " ".join(str(error).split()) or "without a reason"
-        raise refusal(f"{problem}: {shortened(reason, _LONGEST)} ({type(error).__name__})") from error
+        raise refusal(f"{problem}: {shorten(reason, _LONGEST)} ({type(error).__name__})") from error
 
 
 def code_in_adapter(config: Mapping[str, Any]) -> str | None:
@@ -96,7 +96,7 @@ def load_tokenizer(folder: Path, refusal: type[ComposerError], problem: str) -> 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever the libraries of its kind raise
-        raise refusal(f"{problem} ({shortened(str(error), 1000)})") from error
+        raise refusal(f"{problem} ({shorten(str(error), 1000)})") from error
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     if isinstance(model, WordLevel | WordPiece) and model.token_to_id(model.unk_token) is None:
         raise refusal(f"{problem} (its token for unknown words, {brief(model.unk_token)}, is not in its vocabulary)")

@@ -39,7 +39,7 @@ _SHOWN, _LISTED = 80, 20
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BufferedReader]:
+def open_regular(path: Path) -> Iterator[BufferedReader]:
     """A regular file for reading; a device or a pipe is not waited for. Raises OSError."""
     with open(_descriptor(path), "rb") as stream:
         yield stream
@@ -57,7 +57,7 @@ def check_file(path: Path, most: int | None = None) -> None:
 
     Call it before a library opens the path itself: most libraries wait for a pipe, and read a device to its end.
     """
-    with opened(path) as stream:
+    with open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
     if most is not None and size > most:
         raise _too_large(path, most)
@@ -84,7 +84,7 @@ def files_matching(folder: Path, patterns: Iterable[str]) -> list[str]:
 
 def read_bytes(path: Path, most: int) -> bytes:
     """Return all of a regular file. Raises OSError, also if it has more than ``most`` bytes."""
-    with opened(path) as stream:
+    with open_regular(path) as stream:
         content = stream.read(most + 1)
     if len(content) > most:
         raise _too_large(path, most)
@@ -137,7 +137,7 @@ def within(folder: Path, name: str) -> Path:
             errno.EXDEV, "it leads out of its folder, and such links are not followed: put the file itself there", str(path)
         )
     if os.path.islink(path) and not os.path.exists(true):
-        raise OSError(errno.EINVAL, f"it is a link to {shortened(os.readlink(path))}, which is not there", str(path))
+        raise OSError(errno.EINVAL, f"it is a link to {shorten(os.readlink(path))}, which is not there", str(path))
     return path
 
 
@@ -148,7 +148,7 @@ def circle_of_links(path: Path) -> str | None:
             os.stat(parent)
         except OSError as error:
             if error.errno == errno.ELOOP and os.path.islink(parent):
-                return f"{shortened(str(parent))} is a link that leads back to itself"
+                return f"{shorten(str(parent))} is a link that leads back to itself"
         except ValueError:  # a zero byte in it
             break
         else:
@@ -161,7 +161,7 @@ def lost_link(path: Path) -> str | None:
     path."""
     circle = circle_of_links(path)
     if circle is None and os.path.islink(path) and not os.path.exists(path):
-        return f"{shortened(str(path))} is a link to {shortened(os.readlink(path))}, which is not there"
+        return f"{shorten(str(path))} is a link to {shorten(os.readlink(path))}, which is not there"
     return circle
 
 
@@ -181,10 +181,10 @@ def brief(value: object) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists
         text = f"a {type(value).__name__}"
-    return shortened(text)
+    return shorten(text)
 
 
-def shortened(text: str, most: int = _SHOWN) -> str:
+def shorten(text: str, most: int = _SHOWN) -> str:
     """Return the first ``most`` characters of a text, with escapes for those that cannot be shown."""
     text = text if len(text) <= most else f"{text[:most]}…"
     return text if text.isprintable() else repr(text)[1:-1]
@@ -198,14 +198,14 @@ def reason(error: OSError) -> str:
 def problem_with(error: OSError) -> str:
     """Return the file that could not be read or written, where the error names one, and why: ``facts.json: Permission denied``."""
     named = isinstance(error.filename, str | bytes)
-    return f"{shortened(os.path.basename(os.fsdecode(error.filename)))}: {reason(error)}" if named else reason(error)
+    return f"{shorten(os.path.basename(os.fsdecode(error.filename)))}: {reason(error)}" if named else reason(error)
 
 
-def listed(names: Iterable[str]) -> str:
+def list_first(names: Iterable[str]) -> str:
     """Return the first of some names, and how many more there are."""
     every = list(names)
     more = [f"and {len(every) - _LISTED:,} more"] if len(every) > _LISTED else []
-    return ", ".join([*map(shortened, every[:_LISTED]), *more])
+    return ", ".join([*map(shorten, every[:_LISTED]), *more])
 
 
 def _too_large(path: Path, most: int) -> OSError:

@@ -24,28 +24,28 @@ LARGEST_NUMBER = 1e12
 def positive_int(config: Mapping[str, object], key: str, default: int | None = None, most: int = LARGEST) -> int:
     """Return a count; ``default`` where the key is missing or null, an error where there is none."""
     expected = f"a positive whole number of at most {most:,}"
-    return _checked(config, key, default, expected, lambda v: v if _is_int(v) and 0 < v <= most else None)
+    return _check(config, key, default, expected, lambda v: v if _is_int(v) and 0 < v <= most else None)
 
 
 def number(config: Mapping[str, object], key: str, default: float | None = None, most: float = LARGEST_NUMBER) -> float:
     """Return a number of at least 0."""
     expected = f"a number from 0 to {most:g}"
-    return _checked(config, key, default, expected, lambda v: float(v) if _is_number(v) and 0 <= v <= most else None)
+    return _check(config, key, default, expected, lambda v: float(v) if _is_number(v) and 0 <= v <= most else None)
 
 
 def positive_number(config: Mapping[str, object], key: str, default: float | None = None) -> float:
     """Return a number greater than 0."""
     expected = f"a number greater than 0, and at most {LARGEST_NUMBER:g}"
-    return _checked(config, key, default, expected, lambda v: float(v) if _is_number(v) and 0 < v <= LARGEST_NUMBER else None)
+    return _check(config, key, default, expected, lambda v: float(v) if _is_number(v) and 0 < v <= LARGEST_NUMBER else None)
 
 
 def switch(config: Mapping[str, object], key: str, default: bool) -> bool:
-    return _checked(config, key, default, "true or false", lambda v: v if isinstance(v, bool) else None)
+    return _check(config, key, default, "true or false", lambda v: v if isinstance(v, bool) else None)
 
 
 def word(config: Mapping[str, object], key: str, known: tuple[str, ...]) -> Any:
     """Return one of the words in ``known``; the first if the key is missing or null."""
-    return _checked(config, key, known[0], f"one of {', '.join(known)}", lambda v: v if v in known else None)
+    return _check(config, key, known[0], f"one of {', '.join(known)}", lambda v: v if v in known else None)
 
 
 def token_ids(config: Mapping[str, object], key: str, vocabulary: int, default: int | None) -> int | list[int] | None:
@@ -98,7 +98,7 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     return [change(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _checked(
+def _check(
     config: Mapping[str, object], key: str, default: FieldValue | None, expected: str, accept: Callable[..., FieldValue | None]
 ) -> FieldValue:
     value = config.get(key)

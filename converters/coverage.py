@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from converters.bounded import shortened
+from converters.bounded import shorten
 from converters.canonical import EMBEDDING, OUTPUT, expected_tensors, is_composed
 from converters.errors import CoverageError
 from converters.family import Family
@@ -114,4 +114,4 @@ def problems_listed(title: str, lines: list[str]) -> list[str]:
     if not lines:
         return []
     more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    return [f"{len(lines)} {title}:", *(f"  {shortened(line, _LONGEST)}" for line in lines[:_SHOWN]), *more]
+    return [f"{len(lines)} {title}:", *(f"  {shorten(line, _LONGEST)}" for line in lines[:_SHOWN]), *more]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
-from converters.bounded import brief, opened, reason
+from converters.bounded import brief, open_regular, reason
 from converters.errors import WeightsError
 from converters.shard import MOST_TENSORS
 
@@ -95,7 +95,7 @@ def is_gguf(name: str) -> bool:
 def read_gguf(file: Path) -> GgufHeader:
     """Read and check the header of a GGUF file. Raises WeightsError, also if the package ``gguf`` is not installed."""
     try:
-        with opened(file) as stream:
+        with open_regular(file) as stream:
             return _read(file, stream)
     except FileNotFoundError as error:
         raise WeightsError(f"{file} is missing.") from error

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from converters.bounded import brief, shortened
+from converters.bounded import brief, shorten
 from converters.config import MOST_LAYERS, encode_floats, positive_int
 from converters.errors import ConfigError
 from converters.family import Config, Family
@@ -222,7 +222,7 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
     if decoder is not None:
         config = kept["text_config"] = _decoder_config(kept)
         family = str(config["model_type"])
-    line, refused = LINES.get(family, USUAL), _refused(family, config)
+    line, refused = LINES.get(family, USUAL), _refusal(family, config)
     if refused is not None:
         # A model that is only run without heads needs no sizes of heads.
         inner = config.get("text_config")
@@ -266,7 +266,7 @@ def _decoder_config(config: Config) -> dict[str, Any]:
         # As in a file, where all keys are strings.
         return json.loads(json.dumps({key: text[key] for key in text if key not in (*DTYPE_KEYS, "transformers_version")}))
     except Exception as error:  # values of a config that transformers does not check end in any error
-        raise ConfigError(f"transformers cannot read it: {shortened(str(error))} ({type(error).__name__}).") from error
+        raise ConfigError(f"transformers cannot read it: {shorten(str(error))} ({type(error).__name__}).") from error
 
 
 def _head_sizes(model_type: str, config: Config, line: Line, hidden: int, heads: int) -> HeadSizes:
@@ -289,7 +289,7 @@ def decoder_of(config: Config) -> Mapping[str, Any] | None:
     return inner if isinstance(inner, Mapping) else config
 
 
-def _refused(model_type: str, config: Config) -> str | None:
+def _refusal(model_type: str, config: Config) -> str | None:
     """Return why models of a family cannot be composed; None where they can."""
     inner = decoder_of(config)
     text = config if inner is None else inner

@@ -103,7 +103,7 @@ def _asking(repo_id: str, revision: str | None) -> Iterator[None]:
     if not _is_offline():
         _LOG.info(f"Requesting {where} from the Hub, with a limit of {_patience()} s for each answer (HF_HUB_ETAG_TIMEOUT) …")
     try:
-        with _limited():
+        with _limit_time():
             yield
     except errors.GatedRepoError as error:
         raise HubError(f"{where} is gated: accept its terms on its page on the Hub, then log in with `hf auth login`.") from error
@@ -144,7 +144,7 @@ def _patience() -> int:
 
 
 @contextmanager
-def _limited() -> Iterator[None]:
+def _limit_time() -> Iterator[None]:
     """For the block, requests for a list of files, which huggingface_hub sends without a time limit, have that of the others."""
     from huggingface_hub import get_session
 

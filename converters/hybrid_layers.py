@@ -61,7 +61,7 @@ def _kimi(config: Config, layers: int) -> list[bool]:
     return [layer + 1 in set(listed) for layer in range(layers)]
 
 
-def _listed(key: str, *, otherwise: bool) -> Callable[[Config, int], list[bool]]:
+def _at_listed(key: str, *, otherwise: bool) -> Callable[[Config, int], list[bool]]:
     """The layers whose indices a key lists. otherwise: whether all layers have attention where the key is missing."""
 
     def read(config: Config, layers: int) -> list[bool]:
@@ -77,12 +77,12 @@ def _listed(key: str, *, otherwise: bool) -> Callable[[Config, int], list[bool]]
 
 HYBRIDS: Mapping[str, Callable[[Config, int], list[bool]]] = {
     "bailing_hybrid": partial(_each_nth, key="layer_group_size", usual=6),
-    "bamba": _listed("attn_layer_indices", otherwise=False),
+    "bamba": _at_listed("attn_layer_indices", otherwise=False),
     "falcon_h1": lambda _, layers: [True] * layers,
     "granitemoehybrid": lambda _, layers: [False] * layers,
     "jamba": _by_period,
     "kimi_linear": _kimi,
-    "lfm2": _listed("full_attn_idxs", otherwise=True),
+    "lfm2": _at_listed("full_attn_idxs", otherwise=True),
     "lfm2_moe": lambda _, layers: [True] * layers,
     "lfm3": lambda _, layers: [layer % 4 == 2 or (layer % 4 == 0 and layer > 0) for layer in range(layers)],
     "minimax": lambda _, layers: [layer % 2 == 0 for layer in range(layers)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from converters.bounded import brief, listed
+from converters.bounded import brief, list_first
 from converters.config import MOST_LAYERS, number, positive_int, positive_number, switch, token_id, token_ids
 from converters.errors import ConfigError
 from converters.family import Config, Family
@@ -144,7 +144,7 @@ def read_trunk(config: Config, notes: list[str]) -> Trunk:
     )
     unknown = sorted(set(config) - _READ - _HARMLESS - set(_NEUTRAL))
     if unknown:
-        notes.append(f"config.json has unknown keys for a Llama; they were left out: {listed(unknown)}.")
+        notes.append(f"config.json has unknown keys for a Llama; they were left out: {list_first(unknown)}.")
     if config.get("auto_map"):
         notes.append("config.json names its own code (auto_map); it was not run, and Llama's code is used.")
     return trunk
@@ -206,7 +206,7 @@ def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None
         )
     unknown = sorted(set(positions) - {"rope_theta", "rope_type", "type", *known})
     if unknown:
-        raise ConfigError(f"config.json has unknown rotary settings for the type {kind!r}: {listed(unknown)}.")
+        raise ConfigError(f"config.json has unknown rotary settings for the type {kind!r}: {list_first(unknown)}.")
     return theta, scaling
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from converters.bounded import MOST_NAMES, brief, listed, opened, reason, shortened
+from converters.bounded import MOST_NAMES, brief, list_first, open_regular, reason, shorten
 from converters.errors import WeightsError
 from converters.trunk import Dtype, dtype_name
 
@@ -85,16 +85,16 @@ def read_lolcats(paths: Sequence[Path]) -> Lolcats:
         for name, tensor in _state(path).items():
             place = _place(name) if isinstance(name, str) and _is_plain(tensor) else None
             if place is None:
-                strange.append(_described(name, tensor))
+                strange.append(_describe(name, tensor))
                 continue
             (side, key), stored = place, Stored(path, str(name), tensor)
             if (before := stored_by_side[side].get(key)) is not None:
                 where = f"twice in {path}" if before.file == path else f"in {before.file} and in {path}"
-                raise WeightsError(f"{shortened(stored.name)} is {where}: which one counts? Name the one file that is meant.")
+                raise WeightsError(f"{shorten(stored.name)} is {where}: which one counts? Name the one file that is meant.")
             stored_by_side[side][key] = stored
         if strange:
             raise WeightsError(
-                f"{path} holds {len(strange)} that LoLCATs' students do not have: {listed(strange)}. Expected feature maps of "
+                f"{path} holds {len(strange)} that LoLCATs' students do not have: {list_first(strange)}. Expected feature maps of "
                 "queries and keys, window factors, and adapters of q_proj, k_proj, v_proj and o_proj, in layers' self_attn."
             )
     return Lolcats(stored_by_side[_PARAMETER], stored_by_side["A"], stored_by_side["B"])
@@ -114,19 +114,19 @@ def _place(name: str) -> tuple[str, tuple[int, str]] | None:
 
 def _state(path: Path) -> Mapping[object, Any]:
     """Return the names and tensors of a file."""
-    held = _unpickled(path)
+    held = _unpickle(path)
     if not isinstance(held, Mapping):
         raise WeightsError(f"{path} holds a {type(held).__name__}; expected a mapping of names to tensors.")
     for key in _HELD_IN:
         if isinstance(held.get(key), Mapping):
-            beside = [_described(name, value) for name, value in held.items() if name != key and not _is_note(value)]
+            beside = [_describe(name, value) for name, value in held.items() if name != key and not _is_note(value)]
             if beside:
-                raise WeightsError(f"{path} holds more than the weights of {key!r}: {listed(beside)}. Save those alone.")
+                raise WeightsError(f"{path} holds more than the weights of {key!r}: {list_first(beside)}. Save those alone.")
             return held[key]
     return held
 
 
-def _unpickled(path: Path) -> object:
+def _unpickle(path: Path) -> object:
     import torch
 
     _check_archive(path)
@@ -143,13 +143,13 @@ def _reason(error: Exception) -> str:
     """Return the one line of torch's long message that has the reason."""
     lines = [line.strip(" .") for line in str(error).splitlines() if line.strip()]
     reasons = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
-    return shortened((reasons or lines or [type(error).__name__])[0], 200)
+    return shorten((reasons or lines or [type(error).__name__])[0], 200)
 
 
 def _check_archive(path: Path) -> None:
     """Raise WeightsError for a file that ``torch.save`` would not write: it writes a zip archive with uncompressed members."""
     try:
-        with opened(path) as stream:
+        with open_regular(path) as stream:
             size = stream.seek(0, 2)
             if size > MOST:
                 raise WeightsError(f"{path} is larger than {MOST:,} bytes, the most that are read of such a file.")
@@ -157,10 +157,10 @@ def _check_archive(path: Path) -> None:
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {reason(error)}.") from error
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise WeightsError(f"{path} is no archive as torch.save writes it: {shortened(str(error), 200)}.") from error
+        raise WeightsError(f"{path} is no archive as torch.save writes it: {shorten(str(error), 200)}.") from error
     packed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]
     if packed or sum(member.file_size for member in members) > size:
-        raise WeightsError(f"{path} is packed, which torch.save never does: {listed(packed) or 'its members overlap'}.")
+        raise WeightsError(f"{path} is packed, which torch.save never does: {list_first(packed) or 'its members overlap'}.")
     if any(member.filename.endswith("data.pkl") and member.file_size > MOST_NAMES for member in members):
         raise WeightsError(f"{path} has more than {MOST_NAMES:,} bytes of names, the most that are read.")
 
@@ -179,6 +179,6 @@ def _is_note(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _described(name: object, value: object) -> str:
+def _describe(name: object, value: object) -> str:
     shape = getattr(value, "shape", None)
-    return f"{shortened(name) if isinstance(name, str) else brief(name)} ({type(value).__name__ if shape is None else list(shape)})"
+    return f"{shorten(name) if isinstance(name, str) else brief(name)} ({type(value).__name__ if shape is None else list(shape)})"

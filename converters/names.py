@@ -29,11 +29,11 @@ class NameTable:
 
 
 def fits(pattern: str, name: str) -> bool:
-    return _compiled(pattern).fullmatch(name) is not None
+    return _compile(pattern).fullmatch(name) is not None
 
 
 @cache
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(_PLACES[part] if at % 2 else re.escape(part) for at, part in enumerate(_split(pattern))))
 
 
@@ -50,6 +50,6 @@ def _translate(name: str, rows: Mapping[str, str]) -> str | None:
         if target := rows.get(f"{name[: number.start()]}{{i}}{name[number.end() :]}"):
             return target.format(i=number[0])
     for pattern in (pattern for pattern in rows if "{rest}" in pattern):
-        if match := _compiled(pattern).fullmatch(name):
+        if match := _compile(pattern).fullmatch(name):
             return rows[pattern].format(**match.groupdict())
     return None

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from converters.bounded import brief, shortened
+from converters.bounded import brief, shorten
 from converters.errors import ConfigError
 
 KEY = "quantization_config"
@@ -46,7 +46,7 @@ def quantisation_of(config: Mapping[str, Any]) -> str | None:
     kind = settings.get("quant_method")
     if kind is None and (settings.get("load_in_8bit") or settings.get("load_in_4bit")):
         kind = "bitsandbytes"
-    return shortened(kind) if isinstance(kind, str) else brief(kind)
+    return shorten(kind) if isinstance(kind, str) else brief(kind)
 
 
 def without_quantisation(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:

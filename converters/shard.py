@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converters.bounded import MOST_NAMES, brief, opened, parse_json, reason
+from converters.bounded import MOST_NAMES, brief, open_regular, parse_json, reason
 from converters.errors import WeightsError
 from converters.trunk import Dtype
 
@@ -90,7 +90,7 @@ def read_packed_shard(file: Path) -> Shard:
 def read_header(file: Path, most: int = MOST_NAMES) -> SafetensorsHeader:
     """Read the header of a safetensors file of at most ``most`` bytes. Raises WeightsError."""
     try:
-        with opened(file) as stream:
+        with open_regular(file) as stream:
             size = os.fstat(stream.fileno()).st_size
             start = stream.read(8)
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
@@ -109,7 +109,7 @@ def read_header(file: Path, most: int = MOST_NAMES) -> SafetensorsHeader:
         raise WeightsError(f"{file} is missing.") from error
     except OSError as error:
         raise WeightsError(f"{file} cannot be read: {reason(error)}.") from error
-    entries, metadata = _parsed(file, text)
+    entries, metadata = _parse(file, text)
     return SafetensorsHeader(entries, metadata, 8 + length, size, hashlib.sha256(start + text).hexdigest())
 
 
@@ -134,7 +134,7 @@ def header_bytes(tensors: Iterable[tuple[str, Dtype, tuple[int, ...]]]) -> bytes
     return struct.pack("<Q", len(text)) + text
 
 
-def _parsed(file: Path, text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+def _parse(file: Path, text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
     mappings = 0
 
     def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

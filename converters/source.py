@@ -19,7 +19,7 @@ from converters.bounded import (
     check_file,
     files_matching,
     is_name,
-    listed,
+    list_first,
     parse_json,
     read_bytes,
     reason,
@@ -325,7 +325,7 @@ def _gguf_files(folder: Path) -> str:
         names = [name for name in files_matching(folder, ("*",)) if is_gguf(name)]
     except OSError:
         return ""
-    return f" It has GGUF files; name one of them in place of the folder: {listed(names)}" if names else ""
+    return f" It has GGUF files; name one of them in place of the folder: {list_first(names)}" if names else ""
 
 
 def _own(folder: Path, name: str) -> Path:

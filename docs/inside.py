@@ -22,7 +22,7 @@ import composer
 from composer import files
 from composer.inspection.findings import Findings, plain
 from composer.inspection.folder import RESOLUTION
-from composer.plotting import MARK, STUDENT, TEACHER, WIDTH, legend, plotting, titled
+from composer.plotting import MARK, STUDENT, TEACHER, WIDTH, add_title, legend, plotting
 
 PLACE = Path(__file__).parent / "inside"
 TEACHER_FOLDER = Path(__file__).parents[1] / "examples" / "teacher"
@@ -107,7 +107,7 @@ def passkey(found: dict[tuple[str, int], list[Findings]]) -> bytes:
             axis.set_xlabel("layer.head")
         for axis in axes[:, 0]:
             axis.set_ylabel("weight on the next digit")
-        titled(figure, "Passkeys found and lost: each head's mean weight on the next digit")
+        add_title(figure, "Passkeys found and lost: each head's mean weight on the next digit")
         legend(figure, axes[0][0])
         buffer = io.BytesIO()
         figure.savefig(buffer, dpi=RESOLUTION, format="png", metadata={"Software": None})

@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from composer.plotting import FAINT, MARK, STUDENT, TEACHER, WIDTH, label, plotting, save, titled, within_shares
+from composer.plotting import FAINT, MARK, STUDENT, TEACHER, WIDTH, add_title, label, plotting, save, within_shares
 from evidence.choosing import Candidate, recommended
 from evidence.experiments import LENGTHS
 
@@ -30,7 +30,7 @@ def draw(found: Sequence[Candidate], source: Candidate | None, target: Path) -> 
             axis.grid(alpha=0.3)
         states.set_yticks(range(len(rows)), [label(one.name) for one in rows])
         states.set_ylim(max(len(rows), 1) - 0.5, -0.5)
-        titled(figure, "Students of the small teacher: state, and passkeys and values found, ± a standard deviation over seeds")
+        add_title(figure, "Students of the small teacher: state, and passkeys and values found, ± a standard deviation over seeds")
         save(figure, target)
 
 

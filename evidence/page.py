@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from composer.files import whole, write_whole
-from composer.plotting import FAINT, RESOLUTION, WIDTH, colour, legend, marker, plotting, titled, within_shares
+from composer.plotting import FAINT, RESOLUTION, WIDTH, add_title, colour, legend, marker, plotting, within_shares
 from composer.plotting import TEACHER as TEACHER_COLOUR
 from evidence import collapse, listops, selecting, speed
 from evidence.ablations import ABLATIONS
@@ -258,7 +258,7 @@ def draw(kept: Kept, target: Path) -> None:
             axis.axvline(256, color=FAINT, linewidth=0.8, linestyle=":")
             axis.set(title=title, xlabel="tokens (trained on 256)", ylabel=unit)
             axis.set_ylim(*((1.5, 4) if columns is STORIES else (-0.03, 1.03)))
-        titled(figure, "Students of the small teacher over length: means over seeds, ± a standard deviation")
+        add_title(figure, "Students of the small teacher over length: means over seeds, ± a standard deviation")
         legend(figure, axes[0])
         with whole(target) as partial:
             figure.savefig(partial, dpi=RESOLUTION, format="png", metadata={"Software": None})

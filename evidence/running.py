@@ -14,7 +14,7 @@ from composer.ablation.options import Request
 from composer.ablation.plan import PACKAGES, AblationStep, Chain, Variant, plan, read_variants
 from composer.ablation.report import figures_of, teacher_perplexity
 from composer.ablation.runner import StartWorkers
-from composer.ablation.steps import FAILURE, Figures, finished, model_of
+from composer.ablation.steps import FAILURE, Figures, model_of, read_finished
 from composer.errors import ComposerError
 from composer.training.finetune import merge_adapters
 from composer.versions import versions_of
@@ -135,7 +135,7 @@ def _run(
             how = "failed" if FAILURE in figures else f"{figures['seconds']:.0f} s"
             tell(f"{experiment.name} {done}/{total}  {step.kind}  {step.variant.name}  seed {step.seed}  {how}")
         for chain in list(left):
-            results = {one.name: what for one in chain.steps if (what := finished(one, steps)) is not None}
+            results = {one.name: what for one in chain.steps if (what := read_finished(one, steps)) is not None}
             if len(results) == len(chain.steps):
                 _keep(experiment, chain, results, wanted[chain.variant.name, chain.seed], kept)
                 left.remove(chain)

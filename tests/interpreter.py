@@ -11,8 +11,8 @@ from tests.compiling import operations_alone
 if os.environ["TRITON_INTERPRET"] != "1":
     pytest.skip("Triton compiles here, and does not interpret", allow_module_level=True)
 
-from composer.laws.interpreter import LIBRARY, launched, nothing_refused
+from composer.laws.interpreter import LIBRARY, count_launches, nothing_refused
 
-__all__ = ["LIBRARY", "launched", "nothing_refused"]
+__all__ = ["LIBRARY", "count_launches", "nothing_refused"]
 
 operations_alone()

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import PositiveInt, model_validator
 
 from blocks import initialise
-from blocks.calibration import Attended, divergence, fitted
+from blocks.calibration import Attended, divergence, fit
 from blocks.flow import Mapped, Pairs
 from blocks.kernels import Refused
 from blocks.legend import Float, Shape, Tensor, torch
@@ -185,7 +185,7 @@ class FeatureMap(Part):
             moved = rest + now[BALANCE] if rest is not None and BALANCE in now else rest
             return divergence(attended, self._scores(now, attended), moved)
 
-        calibrated_parameters = fitted(start, loss)
+        calibrated_parameters = fit(start, loss)
         return {name: calibrated_parameters[name] for name in parameters}
 
     def _scores(self, parameters: Parameters, attended: Attended) -> Float[Tensor, "B Q H T"]:

@@ -32,10 +32,10 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
 def _with_filters(
     filters: Parameters, conv: Bound, features: Bound, inputs: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[Any, State]]:
-    return features.compute(_joined, features, filters, conv, inputs)
+    return features.compute(_compute_both, features, filters, conv, inputs)
 
 
-def _joined(
+def _compute_both(
     parameters: Parameters, features: Bound, filters: Parameters, conv: Bound, inputs: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[Any, State]]:
     """Compute the outputs of both parts: the convolved queries and keys, and the mapped features."""

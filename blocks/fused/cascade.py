@@ -36,7 +36,7 @@ from blocks.fused.arguments import Cache, Chunks, Scores
 from blocks.fused.cascade_answer import answer
 from blocks.fused.cascade_errors import add_errors
 from blocks.fused.cascade_evict import evict
-from blocks.fused.tiles import products_of, put, tuned, width
+from blocks.fused.tiles import products_of, put, tune, width
 from blocks.legend import Float, Int
 
 SOME = 32
@@ -44,7 +44,7 @@ SOME = 32
 WRITTEN = ["state", "maximum", "worth", "members"]
 
 
-@tuned(
+@tune(
     (4, 1),
     (8, 1),
     key=["H", "K", "D", "F", "S"],
@@ -124,7 +124,7 @@ def empty(
     tl.debug_barrier()
 
 
-def walked(
+def walk_pairs(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B E K D"],
     value: Float[Tensor, "B E K D"],

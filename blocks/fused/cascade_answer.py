@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blocks.fused.cascade_evict import known, lost, standing
+from blocks.fused.cascade_evict import find_known, load_decay, standing
 from blocks.fused.tiles import put, tile
 from blocks.fused.window_and_state import LEAST, LOG2_E
 
@@ -41,7 +41,7 @@ def answer(
             stands = tl.load(maximum + feature, mask=feature < F, other=float("-inf"))
             exponents = tile(query_features, row * F, feature, here, feature < F)
             if decay is not None:
-                stands += tl.where(entered, 0.0, lost(decay, started, feature, F, BY_FEATURE))
+                stands += tl.where(entered, 0.0, load_decay(decay, started, feature, F, BY_FEATURE))
                 exponents += tl.cumsum(later(decay, row, feature, here, line, F, BY_FEATURE), 0)
             largest = tl.maximum(largest, tl.max(exponents + stands[None, :], 1))
         largest = tl.where(largest == float("-inf"), 0.0, largest)
@@ -57,12 +57,12 @@ def answer(
             if decay is not None:
                 passed = later(decay, row, feature, here, line, F, BY_FEATURE)
                 whole = tl.sum(passed, 0)
-                stands += tl.where(entered, 0.0, lost(decay, started, feature, F, BY_FEATURE))
+                stands += tl.where(entered, 0.0, load_decay(decay, started, feature, F, BY_FEATURE))
                 queries += tl.cumsum(passed, 0)
             queries = tl.exp(queries + stands[None, :] - largest[:, None])
         elif decay is not None:
             passed = later(decay, row, feature, here, line, F, BY_FEATURE)
-            left = tl.exp(tl.where(entered, 0.0, lost(decay, started, feature, F, BY_FEATURE)))
+            left = tl.exp(tl.where(entered, 0.0, load_decay(decay, started, feature, F, BY_FEATURE)))
             matrix, masses = matrix * left[:, None], masses * left
             queries *= tl.exp(tl.cumsum(passed, 0))
         mass += tl.sum(queries * masses[None, :], 1)
@@ -127,7 +127,7 @@ def near(
     each token sees, and its logits to base 2."""
     column = tl.arange(0, DB)
     entry = standing(head_members, place, first + size, S)
-    old, new, late, present = known(held_position, position, entry, place < S + 2 * size, begin, h, H, E, S)
+    old, new, late, present = find_known(held_position, position, entry, place < S + 2 * size, begin, h, H, E, S)
     keys = tile(held_key, (entry * H + h) * D, column, old, column < D)
     keys += tile(key, (late * K + k) * D, column, new, column < D)
     logits = tl.dot(asking, tl.trans(keys), input_precision=PRECISION) * (scale * LOG2_E)

@@ -60,7 +60,7 @@ def add_errors(
             products *= tl.load(length + rows, mask=here, other=0.0)[:, None]
         if EXPONENTIAL:
             products = tl.exp(tl.minimum(tl.log(products) + of_query[:, None] + of_key[None, :], MOST_OF_LOGARITHMS))
-        error = compared(tl.minimum(exact, MOST), tl.minimum(products, MOST), ERROR)
+        error = error_of_weight(tl.minimum(exact, MOST), tl.minimum(products, MOST), ERROR)
         sees = here[:, None] & present[None, :] & (entry[None, :] <= (2 * size + token + line)[:, None])
         before = tl.load(worth + S + entry, mask=present, other=0.0)
         tl.debug_barrier()  # Several threads may hold the same number; wait until all have read it.
@@ -74,7 +74,7 @@ def largest(features, row, feature, present, F: tl.constexpr):
 
 
 @triton.jit
-def compared(exact, product, ERROR: tl.constexpr):
+def error_of_weight(exact, product, ERROR: tl.constexpr):
     """Return the error of an attention weight, as the scores in ``blocks.scores`` define it."""
     if ERROR == "overestimate":
         return product / tl.maximum(exact, LEAST_WEIGHT)

@@ -43,7 +43,7 @@ def evict(
         place = low + offsets
         entry = standing(head_members, place, first, S)
         valid = place < S + size
-        old, new, late, present = known(held_position, position, entry, valid, begin, h, H, E, S)
+        old, new, late, present = find_known(held_position, position, entry, valid, begin, h, H, E, S)
         if KEEP == "self_recall" or KEEP == "relative_recall":  # noqa: PLR1714 - a kernel has no sets
             numbers = tile(held_value, (entry * H + h) * D, column, old, columns)
             numbers = (numbers + tile(value, (late * K + k) * D, column, new, columns)).to(tl.float32)
@@ -86,7 +86,7 @@ def evict(
     contends = every < S + size
     score = tl.load(scored + every, mask=contends, other=NONE)
     within = tl.load(scored + EB + every, mask=contends, other=0.0)
-    stays, slot = chosen(score, within, contends, S, EB)
+    stays, slot = choose_kept(score, within, contends, S, EB)
     stood, evictions = standing(head_members, every, first, S), (score > NONE) & (stays == 0)
     tl.debug_barrier()
     tl.store(head_members + slot, stood.to(tl.int32), mask=stays)
@@ -102,7 +102,7 @@ def evict(
         if EXPONENTIAL:
             before = tl.load(maximum + feature, mask=features, other=float("-inf"))
             if decay is not None:
-                before += lost(decay, row, feature, F, BY_FEATURE)
+                before += load_decay(decay, row, feature, F, BY_FEATURE)
             peak = before
             for low in range(0, evicted, SOME):
                 place = low + offsets
@@ -113,7 +113,7 @@ def evict(
             left = tl.exp(before - finite)
             matrix, masses = matrix * left[:, None], masses * left
         elif decay is not None:
-            left = tl.exp(lost(decay, row, feature, F, BY_FEATURE))
+            left = tl.exp(load_decay(decay, row, feature, F, BY_FEATURE))
             matrix, masses = matrix * left[:, None], masses * left
         for low in range(0, evicted, SOME):
             place = low + offsets
@@ -140,7 +140,7 @@ def standing(head_members, place, first, S: tl.constexpr):
 
 
 @triton.jit
-def known(held_position, position, entry, valid, begin, h, H: tl.constexpr, E, S: tl.constexpr):
+def find_known(held_position, position, entry, valid, begin, h, H: tl.constexpr, E, S: tl.constexpr):
     """Return which pairs were in the cache and which are entries, the places of the entries, and which are pairs of the
     document that starts at entry ``begin`` (0: it continues from an earlier call)."""
     late = tl.maximum(entry - S, 0).to(tl.int64)  # of a long text, offsets of its numbers leave 32 bits
@@ -167,7 +167,7 @@ def of_evicted(evicted_places, place, evicted, S: tl.constexpr):
 
 
 @triton.jit
-def lost(decay, row, feature, F: tl.constexpr, BY_FEATURE: tl.constexpr):
+def load_decay(decay, row, feature, F: tl.constexpr, BY_FEATURE: tl.constexpr):
     """Return the decay of one token, for each of these features."""
     if BY_FEATURE:
         return tl.load(decay + row * F + feature, mask=feature < F, other=0.0).to(tl.float32)
@@ -176,7 +176,7 @@ def lost(decay, row, feature, F: tl.constexpr, BY_FEATURE: tl.constexpr):
 
 
 @triton.jit
-def chosen(score, resolution, contends, S: tl.constexpr, EB: tl.constexpr):
+def choose_kept(score, resolution, contends, S: tl.constexpr, EB: tl.constexpr):
     """Return which candidates are kept in the cache, and their new places, in the order of age. The threshold is the S-th largest
     score. Candidates above it by more than the rounding errors are kept, then those equal to it, the older ones first."""
     score = tl.where(contends, score, NONE)

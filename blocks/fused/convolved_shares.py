@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from blocks.fused.shares import back, softmax, through_the_product
-from blocks.fused.tiles import parts, put, tile, tuned, width
+from blocks.fused.tiles import parts, put, tile, tune, width
 from blocks.legend import Float, Int
 
 
-@tuned((4, 2), (8, 2), key=["H", "D", "C", "R", "BLOCK"], numbers=["T"])
+@tune((4, 2), (8, 2), key=["H", "D", "C", "R", "BLOCK"], numbers=["T"])
 def forth(
     x, earlier, filters, start, weight, bias, filtered, features, T, floor,
     H: tl.constexpr, M: tl.constexpr, N: tl.constexpr, OWN: tl.constexpr, FILTERS: tl.constexpr, D: tl.constexpr,
@@ -81,7 +81,7 @@ def entries(x, earlier, entry, seen, column, low, N: tl.constexpr, D: tl.constex
     return inputs
 
 
-@tuned((4, 2), (8, 2), key=["M", "D", "R", "BLOCK"], numbers=["T", "E", "blocks"])
+@tune((4, 2), (8, 2), key=["M", "D", "R", "BLOCK"], numbers=["T", "E", "blocks"])
 def back_through_taps(
     x, earlier, filters, start, arrived, of_entries, of_filters, T, E, blocks,
     M: tl.constexpr, N: tl.constexpr, FILTERS: tl.constexpr, D: tl.constexpr, R: tl.constexpr,

@@ -19,14 +19,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from blocks.fused.tiles import parts, products_of, put, tile, tuned, width
+from blocks.fused.tiles import parts, products_of, put, tile, tune, width
 from blocks.legend import Float
 from blocks.stretches import Stretches
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@tuned((4, 2), (8, 2), key=["H", "K", "L", "D"])
+@tune((4, 2), (8, 2), key=["H", "K", "L", "D"])
 def sum_up(
     logits, value, begins, ends, summed, total, largest,
     H: tl.constexpr, K: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
@@ -59,7 +59,7 @@ def sum_up(
     tl.store(largest + row, top, mask=latents)
 
 
-@tuned((4, 2), (8, 2), key=["H", "L", "D"])
+@tune((4, 2), (8, 2), key=["H", "L", "D"])
 def answer(
     shares, mean, begins, ends, document, output,
     H: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
@@ -81,7 +81,7 @@ def answer(
         put(output, row * D, column, total, here, column < D)
 
 
-@tuned((4, 2), (8, 2), key=["H", "L", "D"])
+@tune((4, 2), (8, 2), key=["H", "L", "D"])
 def of_means(
     shares, mean, begins, ends, document, upstream, share_gradient, mean_gradient,
     H: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
@@ -105,7 +105,7 @@ def of_means(
     put(mean_gradient, ((place * H + h) * L + latent) * D, column, gradient, latents, columns)
 
 
-@tuned((4, 2), (8, 2), key=["H", "K", "L", "D"])
+@tune((4, 2), (8, 2), key=["H", "K", "L", "D"])
 def of_tokens(
     logits, value, mass, of_mean, even, begins, ends, document, logit_gradient, value_gradient,
     H: tl.constexpr, K: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
@@ -136,7 +136,7 @@ def of_tokens(
         put(value_gradient, (token * K + k) * D, column, gradient, here, columns)
 
 
-def pooled(
+def pool(
     shares: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T K D"], stretches: Stretches
 ) -> Float[Tensor, "B T H D"]:
     """Return the output of each token, in the values' dtype. stretches: of the concatenated rows."""

@@ -18,14 +18,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from blocks.fused.tiles import parts, put, tile, tuned, width
+from blocks.fused.tiles import parts, put, tile, tune, width
 from blocks.legend import Float
 from blocks.tensors import repeat_heads
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@tuned((4, 2), (8, 2), key=["H", "D", "C", "BLOCK"], numbers=["rows"])
+@tune((4, 2), (8, 2), key=["H", "D", "C", "BLOCK"], numbers=["rows"])
 def forth(
     x, weight, bias, features, rows, floor,
     H: tl.constexpr, N: tl.constexpr, OWN: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
@@ -41,7 +41,7 @@ def forth(
         put(features, ((row * H + h) * SIDES + side) * C, column, shares, here, columns)
 
 
-@tuned((4, 2), (8, 2), key=["H", "D", "C", "BLOCK"], numbers=["rows"])
+@tune((4, 2), (8, 2), key=["H", "D", "C", "BLOCK"], numbers=["rows"])
 def back(
     x, weight, bias, upstream, arrived, rows, floor,
     H: tl.constexpr, N: tl.constexpr, OWN: tl.constexpr, D: tl.constexpr, C: tl.constexpr,

@@ -25,7 +25,7 @@ def put(pointer, row, column, numbers, row_mask, column_mask):
     tl.store(pointer + row[:, None] + column[None, :], numbers.to(pointer.dtype.element_ty), mask=mask)
 
 
-def tuned(*warps_and_stages: tuple[int, int], key: Sequence[str], numbers: Sequence[str] = (), restore: Sequence[str] = ()) -> Any:
+def tune(*warps_and_stages: tuple[int, int], key: Sequence[str], numbers: Sequence[str] = (), restore: Sequence[str] = ()) -> Any:
     """Return a decorator that makes an autotuned kernel of a function. Warps and stages are tuned once for each combination of
     values of ``key``.
 

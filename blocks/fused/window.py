@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from blocks.fused.tiles import parts, products_of, put, tile, tuned, width
+from blocks.fused.tiles import parts, products_of, put, tile, tune, width
 from blocks.legend import Float, Int
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -28,7 +28,7 @@ ROWS = 32
 """Entries whose gradient is computed at once. For more of them, the sums do not fit in the registers."""
 
 
-@tuned((4, 2), (8, 2), (4, 3), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "held"])
+@tune((4, 2), (8, 2), (4, 3), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "held"])
 def answer(
     query, key, value, position, first, output, lse, T, E, held, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
@@ -45,7 +45,7 @@ def answer(
     for low in range(tl.min(nearest, 0) // BLOCK * BLOCK, tl.minimum(held + (tl.program_id(0) + 1) * BLOCK, E), BLOCK):
         entry = low + tl.arange(0, BLOCK)
         pair = ((b * E + entry) * K + h // (H // K)) * D
-        seen = reached(position, b, entry, held + token, nearest, E)
+        seen = find_visible(position, b, entry, held + token, nearest, E)
         logits = tl.dot(asking, tl.trans(tile(key, pair, column, entry < E, columns)), input_precision=PRECISION)
         logits = tl.where(seen, logits * (scale * LOG2_E), float("-inf"))
         higher = tl.maximum(top, tl.max(logits, 1))
@@ -61,7 +61,7 @@ def answer(
     tl.store(lse + row, tl.where(some, (top + tl.log2(sums)) * LN_2, float("-inf")), mask=here)
 
 
-@tuned((4, 2), (8, 2), (4, 3), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "held"])
+@tune((4, 2), (8, 2), (4, 3), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "held"])
 def of_queries(
     query, key, value, position, first, upstream, mass, even, query_gradient, T, E, held, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
@@ -81,13 +81,13 @@ def of_queries(
         pair = ((b * E + entry) * K + h // (H // K)) * D
         keys, values = tile(key, pair, column, entry < E, columns), tile(value, pair, column, entry < E, columns)
         logits = tl.dot(asking, tl.trans(keys), input_precision=PRECISION) * (scale * LOG2_E) - of_all[:, None]
-        shares = tl.exp2(tl.where(reached(position, b, entry, held + token, nearest, E), logits, float("-inf")))
+        shares = tl.exp2(tl.where(find_visible(position, b, entry, held + token, nearest, E), logits, float("-inf")))
         shares *= tl.dot(arrived, tl.trans(values), input_precision=PRECISION) - balance[:, None]
         gradient = tl.dot(shares.to(keys.dtype), keys, gradient, input_precision=PRECISION)
     put(query_gradient, row * D, column, gradient * scale, here, columns)
 
 
-@tuned((4, 2), (8, 2), (8, 1), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "held", "reach"])
+@tune((4, 2), (8, 2), (8, 1), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "held", "reach"])
 def of_pairs(
     query, key, value, position, first, upstream, mass, even, key_gradient, value_gradient, T, E, held, reach, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
@@ -121,7 +121,7 @@ def of_pairs(
 
 
 @triton.jit
-def reached(position, b, entry, query_entry, nearest, E):
+def find_visible(position, b, entry, query_entry, nearest, E):
     """Return which entries each query sees. Queries are in rows."""
     present = tl.load(position + b * E + entry, mask=entry < E, other=-1) >= 0
     return present[None, :] & (entry[None, :] >= nearest[:, None]) & (entry[None, :] <= query_entry[:, None])

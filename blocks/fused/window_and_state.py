@@ -27,14 +27,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blocks.fused.tiles import put, tile, tuned
+from blocks.fused.tiles import put, tile, tune
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST = tl.constexpr(1.1754943508222875e-30)
 """Masses up to this count as 0, as in ``StateMemory``."""
 
 
-@tuned((4, 2), (8, 2), (4, 3), key=["K", "N", "D", "F", "BLOCK"], numbers=["e", "E", "count", "steps"])
+@tune((4, 2), (8, 2), (4, 3), key=["K", "N", "D", "F", "BLOCK"], numbers=["e", "E", "count", "steps"])
 def sum_up(
     key_features, value, decay, clocks, start, rows, state, laid, laid_mass, last, e, E, count, steps,
     K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
@@ -90,7 +90,7 @@ def sum_up(
         tl.store(last + matrix + D, mass, mask=features)
 
 
-@tuned(
+@tune(
     (4, 2),
     (8, 2),
     (4, 3),

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from blocks.fused.tiles import put, tile, tuned
+from blocks.fused.tiles import put, tile, tune
 from blocks.fused.window_and_state import LOG2_E, begins, bounds, decayed_features, over_blocks
 
 
-@tuned((4, 2), (8, 2), (4, 3), key=["H", "N", "D", "F", "BLOCK"], numbers=["T", "E", "count", "steps", "reach"])
+@tune((4, 2), (8, 2), (4, 3), key=["H", "N", "D", "F", "BLOCK"], numbers=["T", "E", "count", "steps", "reach"])
 def of_states(
     query_features, upstream, share, even, decay, clocks, decay_now, clocks_now, evicted, start, rows, last, laid, laid_mass, state,
     T, E, count, steps, reach,
@@ -85,7 +85,7 @@ def of_states(
         tl.store(state + matrix + D, mass, mask=features)
 
 
-@tuned(
+@tune(
     (4, 2),
     (8, 2),
     (8, 3),
@@ -181,7 +181,7 @@ def of_queries(
     tl.store(weight_gradient + row, of_weight, mask=here)
 
 
-@tuned(
+@tune(
     (4, 2),
     (8, 2),
     (8, 1),

@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blocks.fused.tiles import put, tile, tuned, width
+from blocks.fused.tiles import put, tile, tune, width
 from blocks.fused.window_and_state import LEAST, LOG2_E
 from blocks.legend import Bool, Float, Int
 
 
-@tuned(
+@tune(
     (2, 2), (4, 2), (8, 2), key=["H", "K", "N", "D", "F", "E"], numbers=["held", "size", "weight_b", "weight_h"], restore=["state"]
 )
 def step(
@@ -121,7 +121,7 @@ def visible(ring_position, place, slot, held, reach):
     return present & ((slot - place + held) % held <= reach)
 
 
-def stepped(
+def step_once(
     query: Float[Tensor, "B 1 H D"],
     key: Float[Tensor, "B 1 K D"],
     value: Float[Tensor, "B 1 K D"],

@@ -30,7 +30,7 @@ def bias_of_step(decay: Float[Tensor, " n"], rate: Float[Tensor, " n"]) -> Float
     return step + torch.log(-torch.expm1(-step))
 
 
-def decayed(step: Tensor, rate: Tensor) -> Tensor:
+def log_decay_of(step: Tensor, rate: Tensor) -> Tensor:
     """Return -exp(A) times a step, at most 0."""
     return -rate.to(step.dtype).exp() * step
 
@@ -81,7 +81,7 @@ class Softplus(PerOwnHead):
     def _decay_and_step(self, parameters: Parameters, hidden: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
         """Return the decay and the step of each state head."""
         step = torch.nn.functional.softplus(logits(parameters, hidden))
-        decay = decayed(step, parameters["rate"])
+        decay = log_decay_of(step, parameters["rate"])
         return repeat_heads(decay, shape.state_heads), repeat_heads(step, shape.state_heads)
 
 

@@ -8,7 +8,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from blocks.calibration import Attended
 from blocks.gates.base import DecayRank, PerOwnHead, flops_of_matrices, logits, matrices
-from blocks.gates.softplus import bias_of_step, decayed, rate_between, step_bias
+from blocks.gates.softplus import bias_of_step, log_decay_of, rate_between, step_bias
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Fresh, Parameters
 from blocks.tensors import repeat_heads
@@ -52,4 +52,4 @@ class SoftplusChannel(PerOwnHead):
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N F"]:
         steps = torch.nn.functional.softplus(logits(parameters, hidden))
         steps = steps.view(*steps.shape[:2], -1, shape.features)
-        return repeat_heads(decayed(steps, parameters["rate"][:, None]), shape.state_heads)
+        return repeat_heads(log_decay_of(steps, parameters["rate"][:, None]), shape.state_heads)

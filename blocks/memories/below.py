@@ -40,7 +40,7 @@ class Below(Protocol):
         ...
 
 
-def selected(held: Held, index: Int[Tensor, "B M H"]) -> Held:
+def select(held: Held, index: Int[Tensor, "B M H"]) -> Held:
     """Return the chosen pairs of each head."""
     heads = torch.arange(index.shape[2], device=index.device)
     place = in_all_rows((index * index.shape[2] + heads).flatten(1), held["key"].shape[1] * index.shape[2]).flatten()

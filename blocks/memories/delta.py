@@ -92,11 +92,11 @@ class Delta(Rated):
         every = [self.features(features, pairs), *self._further(parameters, call.shape, features, pairs, hidden)]
         if recurrence.decode:
             return self._run_in_order(call, features.query, every, decay, recurrence)
-        along = replace(call, tokens=_stretched(call.tokens, self.steps))
+        along = replace(call, tokens=_stretch(call.tokens, self.steps))
         nothing = [torch.zeros_like(features.query)] * (self.steps - 1)
         if decay is not None:
             decay = _between([decay, *[torch.zeros_like(decay)] * (self.steps - 1)])
-        partial, state = self.recall(along, _between([*nothing, features.query]), _joined(every), decay, recurrence)
+        partial, state = self.recall(along, _between([*nothing, features.query]), _join_steps(every), decay, recurrence)
         return (replace(partial, output=partial.output[:, self.steps - 1 :: self.steps]),), state
 
     def _run_in_order(
@@ -171,13 +171,13 @@ def _between(steps: Sequence[Tensor]) -> Tensor:
     return torch.stack(tuple(steps), dim=2).flatten(1, 2)
 
 
-def _stretched(tokens: Tokens, steps: int) -> Tokens:
+def _stretch(tokens: Tokens, steps: int) -> Tokens:
     optional = tokens.segment, tokens.valid
     segment, valid = (None if entries is None else entries.repeat_interleave(steps, dim=1) for entries in optional)
     return Tokens(tokens.position.repeat_interleave(steps, dim=1), segment, valid)
 
 
-def _joined(steps: list[Features]) -> Features:
+def _join_steps(steps: list[Features]) -> Features:
     """Return the pairs of all steps as the pairs of a longer text."""
     heads = max(step.key.shape[2] for step in steps)
     first = steps[0]

@@ -18,13 +18,13 @@ def by_heads(entries: Shaped[Tensor, "B E H ..."]) -> Shaped[Tensor, "B E H ..."
     return entries.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def joined_by_heads(entries: Shaped[Tensor, "B E H ..."], later: Shaped[Tensor, "B M H ..."]) -> Shaped[Tensor, "B S H ..."]:
+def concatenate_by_heads(entries: Shaped[Tensor, "B E H ..."], later: Shaped[Tensor, "B M H ..."]) -> Shaped[Tensor, "B S H ..."]:
     """Concatenate entries and later ones, with those of each head contiguous in memory."""
     return torch.cat((entries.transpose(1, 2), later.transpose(1, 2)), dim=2).transpose(1, 2)
 
 
-def selected_by_heads(held: Held, index: Int[Tensor, "B M H"]) -> Held:
-    """Apply ``selected`` to entries that are contiguous per head. The result is, too."""
+def select_by_heads(held: Held, index: Int[Tensor, "B M H"]) -> Held:
+    """Apply ``select`` to entries that are contiguous per head. The result is, too."""
     index = index.transpose(1, 2)
     place = in_all_rows(index.flatten(0, 1), held["key"].shape[1]).flatten()
     return {name: _at_places_by_heads(entries, place, index) for name, entries in held.items()}

@@ -70,16 +70,16 @@ class First(Holding):
         # Tokens see the kept pairs of their own document. Those of all documents in the row are laid side by side.
         most = size if segment is None else self._most(present, pairs, tokens)
         order = _first(present, entry, most)
-        seen, kept = entries.each(lambda tensor: _picked(tensor, order)), _picked(present, order)
+        seen, kept = entries.each(lambda tensor: _pick(tensor, order)), _pick(present, order)
         visible = kept[:, None] & (order[:, None] <= entry[size:, None])
         if segment is not None:
-            visible = visible & (segment[:, size:, None] == _picked(segment, order)[:, None])
+            visible = visible & (segment[:, size:, None] == _pick(segment, order)[:, None])
             # The new state has the pairs of the document at the end of the row.
             held = present & (segment == tokens.last_segment())
             order = _first(held, entry, size)
-            kept = _picked(held, order)
+            kept = _pick(held, order)
         partial = dense(call.rotate(query, self.rotation), seen.key, seen.value, visible, call.shape.softcap)
-        carried = seen if segment is None else entries.each(lambda tensor: _picked(tensor, order))
+        carried = seen if segment is None else entries.each(lambda tensor: _pick(tensor, order))
         carried = only(carried.each(lambda tensor: tensor * kept.view(*kept.shape, *[1] * (tensor.dim() - 2))), kept)
         # The evicted pairs are the call's own; kept pairs are marked as absent for the memories below.
         evicted = replace(pairs, position=pairs.position.masked_fill(stays, -1), known_present=False, tokens=None)
@@ -102,6 +102,6 @@ def _first(kept: Tensor, entry: Tensor, count: int) -> Tensor:
     return torch.where(kept, entry, entry + kept.shape[1]).argsort(1)[:, :count]
 
 
-def _picked(entries: Tensor, order: Tensor) -> Tensor:
+def _pick(entries: Tensor, order: Tensor) -> Tensor:
     index = order.view(*order.shape, *[1] * (entries.dim() - 2)).expand(-1, -1, *entries.shape[2:])
     return entries.gather(1, index)

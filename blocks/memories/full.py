@@ -20,7 +20,7 @@ from blocks.memories.base import Memory
 from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, Slot, State, row_obstacle, size_obstacle
 from blocks.part import Parameters
 from blocks.softmax import dense, fla_forms, native_step, native_step_obstacle, single
-from blocks.tensors import accumulating, all_present, settled
+from blocks.tensors import accumulating, all_present, as_bool
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,14 @@ class Full(Memory):
         rotation, tokens, state = self.rotation, call.tokens, call.state
         query = self._rotate_and_scale(query, call)
         earlier = state["key"].shape[1]
-        key, value = _grown(state["key"], pairs.rotated(rotation)), _grown(state["value"], pairs.value)
+        key, value = _append(state["key"], pairs.rotated(rotation)), _append(state["value"], pairs.value)
         position = torch.cat((state["position"], pairs.position), dim=1)
         faded = self._faded(call, decay)
         result = attention(query, key, value, position, pairs, call, faded)
         if tokens.segment is not None:
             segment = tokens.extended_segment(earlier)
             position = position.masked_fill(segment != tokens.last_segment(), -1)
-        return (result,), {"key": key, "value": value, "position": position} | _carried(faded)
+        return (result,), {"key": key, "value": value, "position": position} | _carry(faded)
 
     def answer_step(
         self,
@@ -171,11 +171,11 @@ class Full(Memory):
         attention: Callable[..., Partial],
     ) -> tuple[tuple[Partial], State]:
         """Compute the partial attention of one token, in the document of the state."""
-        key, value = _grown(call.state["key"], pairs.rotated(self.rotation)), _grown(call.state["value"], pairs.value)
+        key, value = _append(call.state["key"], pairs.rotated(self.rotation)), _append(call.state["value"], pairs.value)
         position = torch.cat((call.state["position"], pairs.position), dim=1)
         seen, window = position, call.shape.window
         if window is not None:
-            pair_place, query_place = _counted(position, pairs, call.tokens)
+            pair_place, query_place = _count_positions(position, pairs, call.tokens)
             seen = position.masked_fill(pair_place <= query_place - window, -1)
         elif pairs.tokens is not None and pairs.tokens.once(("all",), lambda: all_present(position)):
             seen = None
@@ -183,7 +183,7 @@ class Full(Memory):
         # For a single token, the sums of log decays are those of the new state.
         bias = None if faded is None else faded.left().transpose(1, 2).unflatten(1, (key.shape[2], -1))
         result = attention(self._rotate_and_scale(query, call), key, value, seen, bias, call.shape.softcap)
-        return (result,), {"key": key, "value": value, "position": position} | _carried(faded)
+        return (result,), {"key": key, "value": value, "position": position} | _carry(faded)
 
     def _rotate_and_scale(self, query: Float[Tensor, "B T H D"], call: Call) -> Float[Tensor, "B T H D"]:
         """Return the queries, rotated and, with ``length_scale``, multiplied by the factor of their position."""
@@ -204,7 +204,7 @@ class Full(Memory):
             visible = visible | torch.nn.functional.pad(ahead, (earlier, 0))
         visible = (position >= 0)[:, None] & visible
         if call.shape.window is not None:
-            pair_place, query_place = _counted(position, pairs, call.tokens)
+            pair_place, query_place = _count_positions(position, pairs, call.tokens)
             visible = visible & (pair_place[:, None] > query_place[:, :, None] - call.shape.window)
         segment = call.tokens.extended_segment(earlier)
         return visible if segment is None else visible & (segment[:, earlier:, None] == segment[:, None])
@@ -236,7 +236,7 @@ class Full(Memory):
         earlier = key.shape[1] - query.shape[1]
         # Padding is after the real tokens, so the causal mask hides it from them.
         whole = call.tokens.segment is None and (call.shape.window is None or key.shape[1] <= call.shape.window)
-        causal, dtype = settled(earlier == 0 and whole and self._ahead(pairs, call) is None), query.dtype
+        causal, dtype = as_bool(earlier == 0 and whole and self._ahead(pairs, call) is None), query.dtype
         # Pairs of an earlier call may have another dtype, for example if autocast began since. The wider dtype is used.
         query = query.to(key.dtype)
         mask = None
@@ -267,13 +267,13 @@ class Full(Memory):
         return (result,), {}
 
 
-def _grown(held: Float[Tensor, "B E K x"], new: Float[Tensor, "B T K x"]) -> Float[Tensor, "B S K x"]:
+def _append(held: Float[Tensor, "B E K x"], new: Float[Tensor, "B T K x"]) -> Float[Tensor, "B S K x"]:
     """Concatenate stored entries and those of the call. Entries of a key head are contiguous in memory, as attention reads
     them."""
     return torch.cat((held.transpose(1, 2), new.transpose(1, 2)), dim=2).transpose(1, 2)
 
 
-def _counted(position: Int[Tensor, "B S"], pairs: Pairs, tokens: Tokens) -> tuple[Tensor, Tensor]:
+def _count_positions(position: Int[Tensor, "B S"], pairs: Pairs, tokens: Tokens) -> tuple[Tensor, Tensor]:
     """Return the places of pairs, B S, and of the call's tokens, B T, by which a window of the model counts. Tokens of a row
     count one by one, whatever their positions, as in transformers. Pairs that were evicted by a memory count by position."""
     if pairs.tokens is None:
@@ -282,7 +282,7 @@ def _counted(position: Int[Tensor, "B S"], pairs: Pairs, tokens: Tokens) -> tupl
     return place, place[:, -tokens.position.shape[1] :]
 
 
-def _carried(faded: Fading | None) -> State:
+def _carry(faded: Fading | None) -> State:
     return {} if faded is None else {"faded": faded.left()}
 
 

@@ -12,7 +12,7 @@ from blocks.fused.arguments import Cache, Chunks, Scores
 from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Bool, Int, Tensor, torch
 from blocks.memories.sparse import Sparse
-from blocks.memories.state import StateMemory, scaled
+from blocks.memories.state import StateMemory, scale_to_one
 from blocks.memories.window import Window
 from blocks.memories.window_above_state import document_starts, to_write_over, weight_over
 from blocks.operation import TRITON, Form, Kind, Setting, State, size_obstacle
@@ -56,7 +56,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
         evicted = mapped.key(extended.each(lambda entries: entries[:, :most]))
         held = mapped.key(cache.pairs_of(sparse.call.state))
         as_they_are = state.call.shape.even or state.call.shape.exponential
-        return (*((mapped.query, None) if as_they_are else scaled(mapped.query)), evicted, held)  # pyright: ignore
+        return (*((mapped.query, None) if as_they_are else scale_to_one(mapped.query)), evicted, held)  # pyright: ignore
 
     features, log_scale, evicted, held = state.compute(map_features)
     logits = inputs["read"]["weight"]
@@ -74,14 +74,14 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
         cache = Cache(before["key"], before["value"], held, before["position"])
         entries = query, extended.key, extended.value, extended.position, features, evicted
         passing = inputs["state"].get("decay"), summed["state"], summed.get("maximum")
-        chunks, scores = Chunks(size, pieces, rows, start), Scores(_called(keep), worth, resolution, length)
+        chunks, scores = Chunks(size, pieces, rows, start), Scores(_score_kind(keep), worth, resolution, length)
         return (*WALKED(*entries, cache, weights, *passing, chunks, scores, row_max=shared.asks_maximum), worth)
 
     output, members, worth = read.compute(run)
     if numbers is not None:
         assert worth is not None
         extended = replace(extended, numbers={**extended.numbers, numbers: worth[:, :, cache.size :].transpose(1, 2)})
-    kept = sparse.compute(lambda _: _kept(members.long().transpose(1, 2), sparse.call.state, extended, ends))
+    kept = sparse.compute(lambda _: _keep(members.long().transpose(1, 2), sparse.call.state, extended, ends))
     carried = window.compute(lambda _: terraced.carried(window.call, extended))
     return [((None, None), carried), ((None, None), kept), ((None,), summed), ((output,), {})]
 
@@ -105,7 +105,7 @@ def _sum_of(window: Bound) -> str | None:
     return next((number.name for number in window.call.shape.numbers if number.error is not None), None)
 
 
-def _called(keep: Score) -> str:
+def _score_kind(keep: Score) -> str:
     """Return the kind of the score for ``blocks.fused.arguments.Scores``."""
     if keep.reads == "pair":
         return "place" if keep.by_position else "pair"
@@ -129,7 +129,7 @@ def _worth(keep: Score, held: State, entries: Pairs, place: tuple[int, int]) -> 
     return score.transpose(1, 2).float().contiguous(), resolution.transpose(1, 2).float().contiguous()
 
 
-def _kept(members: Int[Tensor, "B S H"], held: State, entries: Pairs, ends: Int[Tensor, " B"]) -> State:
+def _keep(members: Int[Tensor, "B S H"], held: State, entries: Pairs, ends: Int[Tensor, " B"]) -> State:
     """Return the pairs at these places, as the new contents of the cache. Places count the old contents of the cache first,
     then the entries. ends: the first entry of the document at the end of each row; 0 if that document continues from an earlier
     call."""

@@ -53,15 +53,15 @@ def by_document(
     states = query, logits, repeat_heads(value.to(query.dtype), query.shape[2])
     segment = tokens.segment
     if segment is None:
-        return _pooled(*states, left=left)
+        return _pool(*states, left=left)
     row = torch.arange(value.shape[0], device=value.device)[:, None] * (segment.max() + 1)
     _, lengths = (row + segment).flatten().unique_consecutive(return_counts=True)
     stretches = zip(*(tensor.flatten(0, 1)[None].split(lengths.tolist(), dim=1) for tensor in states), strict=True)
-    output = torch.cat([_pooled(*stretch, left=left) for stretch in stretches], dim=1)
+    output = torch.cat([_pool(*stretch, left=left) for stretch in stretches], dim=1)
     return output.unflatten(1, value.shape[:2]).squeeze(0)
 
 
-def _pooled(
+def _pool(
     query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T H V"], *, left: bool
 ) -> Float[Tensor, "B T H V"]:
     """softmax_L(Q) softmax_T(K) V, from the left in the reference: T × T weights (eq. 5); from the right otherwise (eq. 7)."""

@@ -30,7 +30,7 @@ def oldest(state: State, place: RingSlot) -> State:
     return {name: entry_at(held, place) for name, held in state.items()}
 
 
-def written(state: State, place: RingSlot, new: State, *, in_place: bool) -> State:
+def write_at(state: State, place: RingSlot, new: State, *, in_place: bool) -> State:
     """Return the entries with those of the only token of a call, B 1 …."""
     return {name: with_entry(held, place, as_dtype(new[name], held.dtype), in_place=in_place) for name, held in state.items()}
 

@@ -13,8 +13,8 @@ from pydantic import Field, NonNegativeInt
 from blocks.flow import Pairs, Partial
 from blocks.legend import Bool, Float, Int, Number, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.below import Below, Held, selected
-from blocks.memories.eligible import by_heads, eviction_bias, joined_by_heads, selected_by_heads
+from blocks.memories.below import Below, Held, select
+from blocks.memories.eligible import by_heads, concatenate_by_heads, eviction_bias, select_by_heads
 from blocks.memories.holding import Holding
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.window import Window
@@ -173,17 +173,17 @@ class Sparse(Holding):
         for index, (asking, at, evictions) in enumerate(
             zip(*(tensor.split(size, dim=1) for tensor in (call.rotate(query, self.rotation), column, arrival)), strict=True)
         ):
-            eligible = {name: joined_by_heads(entries, blocks[name][index]) for name, entries in held.items()}
+            eligible = {name: concatenate_by_heads(entries, blocks[name][index]) for name, entries in held.items()}
             members, left = self._pass(eligible, evictions, max_per_token, call, below)
             if self.size:
                 bias = eviction_bias(eligible, at, evictions, max_per_token, left, tokens)
                 partials.append(attention(asking, eligible["key"], eligible["value"], bias, call.shape.softcap))
             else:
                 partials.append(_nothing(asking))
-            held = selected_by_heads(eligible, members)
+            held = select_by_heads(eligible, members)
         if tokens.segment is not None:
             held["position"] = held["position"].masked_fill(held["segment"] != tokens.last_segment()[..., None], -1)
-        return _joined(partials), {name: held[name].contiguous() for name in call.state}
+        return _concatenate(partials), {name: held[name].contiguous() for name in call.state}
 
     def _pass(
         self, eligible: Held, evictions: Int[Tensor, "B e"], max_per_token: int, call: Call, below: Below | None
@@ -234,7 +234,7 @@ class Sparse(Holding):
             present = eligible["position"] >= 0
             gone = torch.zeros_like(present)
             chosen = pairs_to_evict(*self._worth(eligible, below, call.place), present, gone, present.shape[1] - self.size)
-            held, dropped = selected(eligible, self._stay(gone.scatter(1, chosen, True))), selected(eligible, chosen)
+            held, dropped = select(eligible, self._stay(gone.scatter(1, chosen, True))), select(eligible, chosen)
             evicted, state = self._as_pairs(dropped, call), {name: held[name] for name in state}
             if below is not None:
                 mapped = dropped["mapped"] if "mapped" in dropped else below.map(evicted)
@@ -298,7 +298,7 @@ def _nothing(query: Tensor) -> Partial:
     return Partial(torch.zeros_like(query), empty, maximum=empty)
 
 
-def _joined(partials: list[Partial]) -> Partial:
+def _concatenate(partials: list[Partial]) -> Partial:
     """Concatenate the partials of blocks of tokens."""
     output, lse = (torch.cat(blocks, dim=1) for blocks in zip(*((item.output, item.lse) for item in partials), strict=True))
     largest = [item.maximum for item in partials if item.maximum is not None]

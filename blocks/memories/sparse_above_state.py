@@ -10,7 +10,7 @@ from typing import Any
 
 from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Tensor, torch
-from blocks.memories.eligible import selected_by_heads
+from blocks.memories.eligible import select_by_heads
 from blocks.memories.recurrent import Recurrent, nothing
 from blocks.memories.sparse import BLOCKS, ONE_BY_ONE, STEP, STEPS, Attend, Sparse
 from blocks.operation import EVERY, REFERENCE, Form, Kind, Setting, State
@@ -94,7 +94,7 @@ class StateBelow:
     def _of(self, index: Tensor, present: Tensor, column: Tensor) -> Features:
         pairs = self.pairs
         numbers = {} if pairs.rate is None else {"rate": pairs.rate}
-        held = selected_by_heads({"key": pairs.key, "value": pairs.value} | numbers, index)
+        held = select_by_heads({"key": pairs.key, "value": pairs.value} | numbers, index)
         return Features(held["key"], held["value"], present, column, held.get("rate"), self.max_per_token)
 
     def _last(self) -> Features | None:
@@ -115,7 +115,7 @@ class StateBelow:
     def answer(self) -> tuple[Partial, State]:
         """Return the state's partial for all tokens, and its new state."""
         self._settle()
-        evicted = _joined(self.evicted, self.max_per_token)
+        evicted = _concatenate_evicted(self.evicted, self.max_per_token)
         return self._recall(self.mapped.query, evicted, self.log_decay, self.call.tokens, self.call.state)
 
     def _pass(self, features: Features, log_decay: Tensor | None, segment: Tensor | None) -> None:
@@ -150,7 +150,7 @@ class StateBelow:
         return nothing(self.mapped.query[:, :length], self.call.shape, self.like.dtype)
 
 
-def _joined(evicted: list[Features], max_per_token: int) -> Features:
+def _concatenate_evicted(evicted: list[Features], max_per_token: int) -> Features:
     """Return all evicted pairs, in their order; with one per token, in its own column."""
     key, value = (torch.cat(groups, dim=1) for groups in zip(*((each.key, each.value) for each in evicted), strict=True))
     others = zip(*((each.present, each.arrival, each.rate) for each in evicted), strict=True)
@@ -169,7 +169,7 @@ def _run(
     bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form, attention: Attend
 ) -> list[tuple[Any, State]]:
     """Return the outputs of the cache and of the state."""
-    cache, state, below, query, pairs = _opened(bound, inputs, recurrence)
+    cache, state, below, query, pairs = _prepare(bound, inputs, recurrence)
     exact, held = cache.compute(_sparse(cache).attend, query, pairs, cache.call, below=below, attention=attention)
     rest, summed = state.compute(lambda _: below.answer())
     return [((exact, None), held), ((rest,), summed)]
@@ -179,14 +179,14 @@ def _run_step(
     bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form, attention: Attend
 ) -> list[tuple[Any, State]]:
     """Return the outputs of the cache and of the state for one token."""
-    cache, state, below, query, pairs = _opened(bound, inputs, recurrence)
+    cache, state, below, query, pairs = _prepare(bound, inputs, recurrence)
     results = cache.compute(_sparse(cache).step, query, pairs, cache.call, below=below, attention=attention)
     exact, *arriving, held = results
     rest, summed = state.compute(lambda _: below.answer_step(*arriving))
     return [((exact, None), held), ((rest,), summed)]
 
 
-def _opened(
+def _prepare(
     bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], recurrence: Form
 ) -> tuple[Bound, Bound, StateBelow, Tensor, Any]:
     """Return the cache and the state, the state as the cache reads it, the queries, and the pairs that arrive, if any."""

@@ -189,7 +189,7 @@ class StateMemory(Recurrent):
             query, key, log_decay, log_scale = stable.query, stable.key, stable.log_decay, stable.log_scale
             carried["maximum"] = stable.maximum
         elif self.normalise and not shape.even:
-            query, log_scale = scaled(query)
+            query, log_scale = scale_to_one(query)
         output, carried["state"] = run(recurrence, call, query, key, value, log_decay, segment, matrix)
         return self._normalised(output, log_scale, dtype, query.shape[-1], mass=call.needs_mass), carried
 
@@ -201,7 +201,7 @@ class StateMemory(Recurrent):
             log_scale = log_scale.masked_fill(log_scale.isneginf(), 0.0)
             key = (exponents - log_scale[..., None]).exp()
         elif self.normalise:
-            key, _ = scaled(key)
+            key, _ = scale_to_one(key)
         output = torch.einsum("behf,bhfv->behv", key, matrix)
         return self._normalised(output, log_scale, output.dtype, key.shape[-1], mass=False).output
 
@@ -216,7 +216,7 @@ class StateMemory(Recurrent):
         if "maximum" in state:
             return None
         if self.normalise:
-            return RepeatedReads(state["state"], (lambda key: key) if shape.even else (lambda key: scaled(key)[0]), None)
+            return RepeatedReads(state["state"], (lambda key: key) if shape.even else (lambda key: scale_to_one(key)[0]), None)
         return RepeatedReads(state["state"], lambda key: key, math.sqrt(state["state"].shape[2]) if self.scale == "root" else 1.0)
 
     def problem_both_ways(self) -> str | None:
@@ -271,7 +271,7 @@ def quotient(
     return Partial(output, lse if log_scale is None else lse + log_scale)
 
 
-def scaled(features: Tensor) -> tuple[Tensor, Tensor]:
+def scale_to_one(features: Tensor) -> tuple[Tensor, Tensor]:
     """Return features whose largest is 1, and the logarithm of the factor. A query's own scale cancels in the quotient, and without
     it products of small features remain in range."""
     largest = features.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(features.dtype).tiny)

@@ -14,7 +14,7 @@ from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.errors import error_sums
 from blocks.memories.holding import Holding, only, state_of
-from blocks.memories.ring import by_age, by_place, oldest, place_of, written
+from blocks.memories.ring import by_age, by_place, oldest, place_of, write_at
 from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, row_obstacle
 from blocks.part import Parameters
 from blocks.softmax import dense, fla_forms, native_obstacle, native_step, native_step_obstacle, single, triton_forms, windowed
@@ -114,7 +114,7 @@ class Window(Holding):
         return (
             with_mass,
             *kernels,
-            Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_masked)),
+            Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_attend)),
             Form(TORCH, step + native, partial(self.answer_step, attention=native_step), native_step_obstacle, decode=True),
             Form(TORCH, step, partial(self.answer_step, attention=single), row_obstacle, decode=True),
             Form(
@@ -193,7 +193,7 @@ class Window(Holding):
         tokens, state = call.tokens, call.state
         place = place_of(tokens, self.held)
         evicted = None if self.drops else self.evicted_pairs(call, pairs)
-        carried = written(state, place, state_of(pairs.kept(self.rotation), state), in_place=call.in_place)
+        carried = write_at(state, place, state_of(pairs.kept(self.rotation), state), in_place=call.in_place)
         query, bias = call.rotate(query, self.rotation), None
         if not self.is_sliding:
             bias = tokens.once(("two chunks", self.size, query.dtype), lambda: self._two_chunks_bias(tokens, query.dtype))
@@ -306,7 +306,7 @@ class Window(Holding):
         return replace(evicted, arrival=arrival, max_per_token=size)
 
 
-def _masked(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:
+def _attend(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:
     return dense(query, key, pairs.value, visible(slice(0, query.shape[1]), slice(0, key.shape[1])), softcap)
 
 

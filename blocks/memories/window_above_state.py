@@ -13,8 +13,8 @@ from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.memories.base import Memory
 from blocks.memories.holding import state_of
-from blocks.memories.ring import place_of, written
-from blocks.memories.state import StateMemory, scaled
+from blocks.memories.ring import place_of, write_at
+from blocks.memories.state import StateMemory, scale_to_one
 from blocks.memories.window import Window
 from blocks.operation import TRITON, Call, Form, Kind, Setting, State, row_obstacle, size_obstacle
 from blocks.part import Part
@@ -37,7 +37,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     query = window.call.rotate(inputs["window"]["query"], _window(window).rotation)
     arguments = window, extended, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     state_features, rest = state.compute(_features, state, *arguments)
-    output, summed = read.compute(_attend_jointly, query, extended, state_features, rest, _shared(read).asks_maximum)
+    output, summed = read.compute(_attend_jointly, query, extended, state_features, rest, _shared_arguments(read).asks_maximum)
     carried = window.compute(lambda _: _window(window).carried(window.call, extended))
     return [((None, None), carried), ((None,), {"state": summed}), ((output,), {})]
 
@@ -62,7 +62,7 @@ def _features(
     key = features.key(extended.each(lambda entries: entries[:, :most]))
     query, log_scale = features.query, None
     if not shape.even:
-        query, log_scale = scaled(query)
+        query, log_scale = scale_to_one(query)
     if decay is not None and tokens.valid is not None:
         decay = decay.masked_fill(~tokens.valid.view(*tokens.valid.shape, *[1] * (decay.dim() - 2)), 0.0)
     weight = weight_over(window, state, logits, log_scale, query)
@@ -137,7 +137,7 @@ def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]
     query_features, taken, decay, weight, summed = state.compute(_step_features, state, *arguments)
     held, call = to_write_over(window.call), window.call
     query, ring = call.rotate(inputs["window"]["query"], _window(window).rotation), tuple(held[name] for name in RING)
-    further = {"size": 0 if _window(window).is_sliding else _window(window).size, "row_max": _shared(read).asks_maximum}
+    further = {"size": 0 if _window(window).is_sliding else _window(window).size, "row_max": _shared_arguments(read).asks_maximum}
 
     def run(_: Any) -> Tensor:
         rest = taken, decay, weight, ring, summed["state"]
@@ -146,7 +146,7 @@ def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]
     output = read.compute(run)
     others = {name: entries for name, entries in held.items() if name not in RING}
     if others:
-        held |= written(others, place_of(call.tokens, _window(window).held), state_of(pairs, others), in_place=True)
+        held |= write_at(others, place_of(call.tokens, _window(window).held), state_of(pairs, others), in_place=True)
     return [((None, None), held), ((None,), summed), ((output,), {})]
 
 
@@ -177,7 +177,7 @@ def _step_features(
         assert stable.key is not None
         keys = stable.key
     elif not shape.even:
-        query, log_scale = scaled(query)
+        query, log_scale = scale_to_one(query)
     return query, (keys, values, present), decay, weight_over(window, state, logits, log_scale, query), summed
 
 
@@ -214,7 +214,7 @@ def _state(bound: Bound) -> StateMemory:
     return bound.part
 
 
-def _shared(bound: Bound) -> Shared:
+def _shared_arguments(bound: Bound) -> Shared:
     assert isinstance(bound.part, Shared)
     return bound.part
 

@@ -104,8 +104,8 @@ class Mixer(Part):
         back = {name: parameters[f"{BACKWARD}{name}"] for name in parameters if f"{BACKWARD}{name}" in parameters}
         start, order = self._empty(hidden), reversal(tokens)
         behind, _ = follow(parameters, hidden, tokens, start)
-        ahead, _ = follow(back, _taken(hidden, order), tokens, start)
-        return behind + _taken(ahead, order), {}
+        ahead, _ = follow(back, _gather(hidden, order), tokens, start)
+        return behind + _gather(ahead, order), {}
 
     def _empty(self, hidden: Float[Tensor, "B T C"]) -> State:
         batch, _, width = hidden.shape
@@ -129,5 +129,5 @@ def reversal(tokens: Tokens) -> Int[Tensor, "B T"]:
     return first + behind - 1 - torch.arange(run.shape[1], device=run.device)
 
 
-def _taken(states: Float[Tensor, "B T C"], order: Int[Tensor, "B T"]) -> Float[Tensor, "B T C"]:
+def _gather(states: Float[Tensor, "B T C"], order: Int[Tensor, "B T"]) -> Float[Tensor, "B T C"]:
     return states.gather(1, order[..., None].expand_as(states))

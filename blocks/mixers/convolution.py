@@ -13,7 +13,7 @@ from blocks.legend import Float, Tensor
 from blocks.mixers.base import Mixer
 from blocks.operation import EVERY, FLA, Form, Slot, State, row_obstacle
 from blocks.part import Fresh, Parameters
-from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_step, obstacle
+from blocks.taps import CONVOLUTION, Filtering, filter_by_kernel, filter_inputs, filter_step, obstacle
 
 
 class ConvolutionMixer(Mixer):
@@ -43,13 +43,13 @@ class ConvolutionMixer(Mixer):
             Form(
                 FLA,
                 "causal_conv1d",
-                partial(self.follow, filtering=filtered_by_kernel),
+                partial(self.follow, filtering=filter_by_kernel),
                 partial(obstacle, taps=self.kernel),
                 missing=CONVOLUTION.missing,
                 refuses=True,
             ),
-            Form(EVERY, "all taps at once", partial(self.follow, filtering=filtered_step), row_obstacle, decode=True),
-            Form(EVERY, "as defined", partial(self.follow, filtering=filtered)),
+            Form(EVERY, "all taps at once", partial(self.follow, filtering=filter_step), row_obstacle, decode=True),
+            Form(EVERY, "as defined", partial(self.follow, filtering=filter_inputs)),
         )
 
     def follow(

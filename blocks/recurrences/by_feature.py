@@ -61,7 +61,7 @@ def _in_blocks(
     return Parts(weights, from_start, undone * whole, whole)
 
 
-def _joined(parts: Parts) -> Parts:
+def _join(parts: Parts) -> Parts:
     """Join each two neighbouring blocks. Factors of decay are at most 1, so that no exponent overflows."""
     reads, block = parts.from_start.shape[4:6]
     (weights, later_weights), (from_start, later_from_start), (to_end, later_to_end), (whole, later_whole) = (
@@ -77,7 +77,7 @@ def _joined(parts: Parts) -> Parts:
     )
 
 
-def weighed(
+def weigh(
     queries: Float[Tensor, "B K n R Q m F"],
     keys: Float[Tensor, "B K n R m F"],
     decay: Float[Tensor, "B K n R m F"],
@@ -87,5 +87,5 @@ def weighed(
     """Join blocks, in pairs, until they are chunks."""
     parts = _in_blocks(queries, keys, decay, block)
     while parts.weights.shape[-1] < chunk:
-        parts = _joined(parts)
+        parts = _join(parts)
     return parts

@@ -100,10 +100,10 @@ def _running(alone: _Sums) -> _Sums:
     even = alone.at(slice(1))
     if length > 2:
         even = even.then(odd.at(slice((length - 1) // 2)).joined(alone.at(slice(2, None, 2))))
-    return _Sums(_interleaved(even.maximum, odd.maximum), _interleaved(even.total, odd.total), alone.segment)
+    return _Sums(_interleave(even.maximum, odd.maximum), _interleave(even.total, odd.total), alone.segment)
 
 
-def _interleaved(even: Tensor, odd: Tensor) -> Tensor:
+def _interleave(even: Tensor, odd: Tensor) -> Tensor:
     """even[0], odd[0], even[1], …; there may be one more even."""
     count = odd.shape[1]
     both = torch.stack((even[:, :count], odd), dim=2).flatten(1, 2)

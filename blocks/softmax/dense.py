@@ -23,7 +23,7 @@ def dense(
 ) -> Partial:
     """Softmax over the visible pairs, in blocks of queries. Keys and values are not repeated for the query heads.
 
-    visible: one mask for all heads, or one per key head, or the result of ``mask_bias`` for it. softcap: see ``capped``. faded:
+    visible: one mask for all heads, or one per key head, or the result of ``mask_bias`` for it. softcap: see ``cap``. faded:
     running sums of decay at the queries and at the pairs; a logit decreases by their difference.
     """
     dtype = accumulating(query.dtype)
@@ -35,7 +35,7 @@ def dense(
         rows = grouped[:, :, start : start + ROWS]
         seen = visible[:, :, start : start + ROWS, None]
         logits = (rows.flatten(2, 3) @ keys).unflatten(2, rows.shape[2:4]) / math.sqrt(query.shape[-1])
-        logits = capped(logits, softcap)
+        logits = cap(logits, softcap)
         if faded is not None:
             totals, since = (sums.transpose(1, 2).unflatten(1, (key.shape[2], -1)) for sums in faded)
             decayed = totals[:, :, :, start : start + ROWS, None] - since[:, :, :, None]
@@ -50,7 +50,7 @@ def dense(
     return Partial(output, lse, maximum=largest)
 
 
-def capped(logits: Tensor, softcap: float | None) -> Tensor:
+def cap(logits: Tensor, softcap: float | None) -> Tensor:
     """c·tanh(logit / c), as Gemma 2 keeps them small (arXiv:2408.00118, section 2); as they are for None."""
     return logits if softcap is None else softcap * (logits / softcap).tanh()
 

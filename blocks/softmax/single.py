@@ -6,7 +6,7 @@
     position  B S, or B S K if each key head has its own pairs: -1 where there is none. None: each is a pair
     bias      B 1 1 S, or B K Q S of Q query heads a key head: added to the logits, -inf for pairs that the query does not
               reach. None: it reaches all
-    softcap   see ``capped``
+    softcap   see ``cap``
 
 Where there is no pair, the output is 0 and the lse -inf.
 """
@@ -17,7 +17,7 @@ import math
 
 from blocks.flow import Partial
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.softmax.dense import capped
+from blocks.softmax.dense import cap
 from blocks.tensors import accumulating
 
 
@@ -33,7 +33,7 @@ def single(
     dtype = accumulating(query.dtype)
     batch, _, heads, size = query.shape
     grouped = query.to(dtype).view(batch, key.shape[2], -1, size) / math.sqrt(size)
-    logits = capped(grouped @ key.to(dtype).permute(0, 2, 3, 1), softcap)
+    logits = cap(grouped @ key.to(dtype).permute(0, 2, 3, 1), softcap)
     logits = logits if bias is None else logits + bias
     # Last, so that gradients of hidden logits, which are NaN without any pair, do not reach earlier operations.
     logits = logits if position is None else logits.masked_fill(rows(position) < 0, -math.inf)

@@ -7,7 +7,7 @@ from functools import partial
 
 from blocks.flow import Partial
 from blocks.legend import Bool, Float, Int, Tensor, torch
-from blocks.softmax.dense import capped, mask_bias, raw_weights
+from blocks.softmax.dense import cap, mask_bias, raw_weights
 from blocks.softmax.native import native
 from blocks.tensors import accumulating, derives_by_hand, may_read_numbers
 
@@ -43,14 +43,14 @@ def windowed(
 
     within, before = None, size
     if reach is not None:
-        within = _filled(reach, missing).unflatten(1, (count, block))
+        within = _pad_end(reach, missing).unflatten(1, (count, block))
         if may_read_numbers(within):
             # Of what may be before a block, that which its queries reach: of a window of chunks half, where chunks are blocks.
             before = min(size, max(0, int((within - torch.arange(block)).max())))
 
     def blocks(entries: Tensor) -> Tensor:
         """Return each block's own entries and so many before them."""
-        return _filled(entries[:, size - before :], missing).unfold(1, before + block, block)
+        return _pad_end(entries[:, size - before :], missing).unfold(1, before + block, block)
 
     back = torch.arange(before, before + block, device=query.device)[:, None] - torch.arange(before + block, device=query.device)
     visible = ((back >= 0) & (back < size)).expand(1, count, -1, -1)
@@ -62,7 +62,7 @@ def windowed(
         documents = blocks(segment)
         asking = documents[..., before:]
         if query_segment is not None:
-            asking = _filled(query_segment, missing).unflatten(1, (count, block))
+            asking = _pad_end(query_segment, missing).unflatten(1, (count, block))
         visible = visible & (asking[..., :, None] == documents[..., None, :])
 
     if softcap is None and not by_kernel and derives_by_hand(query):
@@ -72,7 +72,7 @@ def windowed(
         output, lse, maximum = with_gradients(query.to(dtype), keys, values, mask_bias(visible, dtype), before)
         return Partial(output.to(query.dtype), lse, maximum=maximum)
 
-    queries = _filled(query.to(dtype), missing).unflatten(1, (count, block))
+    queries = _pad_end(query.to(dtype), missing).unflatten(1, (count, block))
     keys, values = (blocks(states.to(dtype)).permute(0, 1, 4, 2, 3) for states in (key, value))
     answered = _of_kernel if by_kernel else partial(_of_products, softcap)
     outputs = map(answered, *(tensor.split(max(SPAN // block, 1), dim=1) for tensor in (queries, keys, values, visible)))
@@ -92,7 +92,7 @@ def _of_products(
     keys, values = key.transpose(2, 3), value.transpose(2, 3)
     # Copied row by row here; the product would copy the transposed keys number by number.
     logits = (grouped.flatten(3, 4) @ keys.contiguous().mT).unflatten(3, grouped.shape[3:5])
-    raw, mass, lse, largest = raw_weights(capped(logits, softcap) + mask_bias(visible, logits.dtype)[:, :, None, None])
+    raw, mass, lse, largest = raw_weights(cap(logits, softcap) + mask_bias(visible, logits.dtype)[:, :, None, None])
     # Divided here, the output has V numbers to divide and the weights S.
     output = (raw.flatten(3, 4) @ values).unflatten(3, grouped.shape[3:5]) / mass[..., None]
     lse, largest = (tensor.permute(0, 1, 4, 2, 3).flatten(3, 4) for tensor in (lse, largest))
@@ -114,7 +114,7 @@ def _of_kernel(
     return result.output.unflatten(0, (batch, -1)), result.lse.unflatten(0, (batch, -1))
 
 
-def _filled(entries: Tensor, missing: int) -> Tensor:
+def _pad_end(entries: Tensor, missing: int) -> Tensor:
     """Return ``B T …`` followed by zeros."""
     if missing == 0:
         return entries

@@ -14,7 +14,7 @@ from composer.ablation.plan import MODELS, Chain, Variant, plan, read_variants, 
 from composer.ablation.rendering import draw_all
 from composer.ablation.report import AblationReport, make_report, scores_in
 from composer.ablation.runner import OnStep, StartWorkers, one_process, run_chains
-from composer.ablation.steps import FAILURE, MARK, Figures, finished, model_of
+from composer.ablation.steps import FAILURE, MARK, Figures, model_of, read_finished
 from composer.data.packing import Packing
 from composer.devices import room
 from composer.errors import AblationError, ComposerError, Stopped
@@ -24,11 +24,11 @@ from composer.evaluation.runner import PACKAGES
 from composer.evaluation.subjects import task_facts
 from composer.locks import exclusive_lock, inside, warn_if_unguarded
 from composer.notices import inform
-from composer.options import converted
+from composer.options import convert_options
 from composer.runs.identity import model_identity
 from composer.runs.store import RunStore, key_of
 from composer.spec.explain import Explanation, explain_resolved
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 from composer.spec.loading import SpecLike, resolve_spec
 from composer.spec.overrides import Overrides
 from composer.spec.recipe import Recipe
@@ -104,7 +104,7 @@ def _going_on(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt as error:
         number = error.number if isinstance(error, Stopped) else signal.SIGINT
         raise Stopped(
-            f"Interrupted. Finished steps are kept in {shown(folder)}. Run the same command again to continue.", number
+            f"Interrupted. Finished steps are kept in {short_path(folder)}. Run the same command again to continue.", number
         ) from error
     except OSError as error:
         raise AblationError(
@@ -134,7 +134,7 @@ def check_request(request: Request) -> None:
 
 def check_inputs(chains: Sequence[Chain], request: Request, folder: Path) -> None:
     """Reads the data and makes the tasks' samples, for all steps that are not done yet. Raises ComposerError."""
-    missing = {step.kind for chain in chains for step in chain.steps if finished(step, folder) is None}
+    missing = {step.kind for chain in chains for step in chain.steps if read_finished(step, folder) is None}
     variants = {chain.variant.name: chain.variant for chain in chains}.values()
     trunks = {variant.name: _trunk(variant, request) for variant in variants}
     for variant in variants:
@@ -146,7 +146,7 @@ def check_inputs(chains: Sequence[Chain], request: Request, folder: Path) -> Non
         return
     tokenizer = tokenizer_of(_tokenizer_folder(request))
     if missing & {"transfer", "compare", "finetune", "train"}:
-        options = converted(request, TrainingOptions, seed=request.seeds[0])
+        options = convert_options(request, TrainingOptions, seed=request.seeds[0])
         kinds: set[tuple[int | None, Packing, int, int]] = {
             (variant.recipe.sequence, variant.recipe.rows, trunk.vocabulary_size, trunk.max_positions)
             for variant in variants
@@ -200,7 +200,7 @@ def name_models(chains: Sequence[Chain], results: Mapping[str, Figures], request
         name = chain.variant.name if len(request.seeds) == 1 else f"{chain.variant.name}-seed{chain.seed}"
         (out / VARIANTS).mkdir(exist_ok=True)
         model = model_of(chain.steps[-1], out / "steps")
-        write_renamed(model, out / VARIANTS / name, chain.variant.spec, _resolved(chain.variant, request))
+        write_renamed(model, out / VARIANTS / name, chain.variant.spec, _resolve(chain.variant, request))
         paths.setdefault(chain.variant.name, {})[chain.seed] = f"{VARIANTS}/{name}"
     return paths
 
@@ -212,12 +212,12 @@ def costs_of(variants: Sequence[Variant], request: Request) -> dict[str, Explana
 
     def cost(variant: Variant) -> Explanation:
         length = max(request.lengths, default=variant.recipe.sequence or LENGTH)
-        return explain_resolved(_resolved(variant, request), sequence=length, dtype=dtype, windows=windows)
+        return explain_resolved(_resolve(variant, request), sequence=length, dtype=dtype, windows=windows)
 
     return {variant.name: cost(variant) for variant in variants}
 
 
-def _resolved(variant: Variant, request: Request) -> Resolved:
+def _resolve(variant: Variant, request: Request) -> Resolved:
     return resolve_spec(variant.spec, None if request.source is None else dimensions(describe_model(request.source).trunk))
 
 
@@ -244,7 +244,7 @@ def teacher_scores(request: Request, steps: Path) -> tuple[dict[str, float], str
             "contents": {task.label: task_facts(task).files for task in tasks_of(request)},
         }
         out = steps / f"{TEACHER}-{key_of(decides)}"
-        options = converted(request, EvaluationOptions, out=out)
+        options = convert_options(request, EvaluationOptions, out=out)
         if not (out / RESULTS).is_file():
             inform(f"Scoring the teacher, {reference}")
         with room(lambda: ComposerError(f"out of memory on {request.device}")):

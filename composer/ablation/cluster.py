@@ -95,10 +95,10 @@ class _WithParts:
         self.step = step
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _registered, (named_parts(),), {"step": self.step}
+        return _register, (named_parts(),), {"step": self.step}
 
 
-def _registered(parts: Sequence[str]) -> _WithParts:
+def _register(parts: Sequence[str]) -> _WithParts:
     """Register the parts. Return an object whose step follows."""
     register_parts(parts)
     return _WithParts.__new__(_WithParts)

@@ -17,7 +17,7 @@ from composer.errors import AblationError
 from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
 from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.subjects import task_facts
-from composer.options import converted
+from composer.options import convert_options
 from composer.runs.identity import data_identity, model_identity, tokenizer_identity
 from composer.runs.store import key_of
 from composer.spec.document import Spec
@@ -58,7 +58,7 @@ def tasks_of(request: Request) -> tuple[NamedTask, ...]:
     if not request.tasks:
         return ()
     read_lengths(request.lengths)
-    return read_tasks(request.tasks, converted(request, EvaluationOptions))
+    return read_tasks(request.tasks, convert_options(request, EvaluationOptions))
 
 
 StepKind = Literal["build", "transfer", "compare", "finetune", "train", "evaluate"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
-from composer.plotting import MAP, TEACHER, WIDTH, colour, look, panels, titled, within_shares
+from composer.plotting import MAP, TEACHER, WIDTH, add_title, colour, look, panels, within_shares
 from composer.runs.report import write_pictures
 from composer.spec.writing import format_value as value_in_a_line
 from composer.tables import Table
@@ -110,7 +110,7 @@ def _plot(report: AblationReport, pyplot: Any) -> Any:
     figure, axes = panels(pyplot, len(report.columns), height=0.6 + 0.3 * len(names), margin=0.4)
     for axis, column in zip(axes, report.columns, strict=True):
         _bars(axis, report, column, names)
-    titled(figure, "What the variants reach")
+    add_title(figure, "What the variants reach")
     return figure
 
 
@@ -121,7 +121,7 @@ def _bars(axis: Any, report: AblationReport, column: Column, names: list[str]) -
         names, means, xerr=list(zip(*(_spread(column, figure) for figure in figures), strict=True)), color=colour(0), alpha=0.8
     )
     axis.bar_label(axis.containers[-1], [figure_text(figure) for figure in figures], padding=3, fontsize=8)
-    axis.set_title(_titled(column))
+    axis.set_title(_title(column))
     axis.invert_yaxis()
     axis.margins(x=0.2)
     teacher = teacher_on(report, column)
@@ -194,9 +194,9 @@ def _grid(report: AblationReport, pyplot: Any) -> Any:
         axis.set_yticks(range(len(first)), [_label(value) for value in first])
         axis.set(xlabel=across, ylabel=down)
         teacher = teacher_on(report, column)
-        axis.set_title(_titled(column) + ("" if teacher is None else f" (teacher {number(teacher)})"))
+        axis.set_title(_title(column) + ("" if teacher is None else f" (teacher {number(teacher)})"))
         figure.colorbar(image, ax=axis, label=UNITS[column.kind])
-    titled(figure, f"{_last(down)} and {_last(across)} in every combination")
+    add_title(figure, f"{_last(down)} and {_last(across)} in every combination")
     return figure
 
 
@@ -210,7 +210,7 @@ def _over_state(report: AblationReport, pyplot: Any) -> Any:
     figure, axes = panels(pyplot, len(columns), height=max(3.2, 0.25 * len(report.variants) + 1), margin=0.4)
     for axis, column in zip(axes, columns, strict=True):
         _points(axis, report, column)
-    titled(figure, "Scores of the variants over the bytes of their states")
+    add_title(figure, "Scores of the variants over the bytes of their states")
     return figure
 
 
@@ -235,7 +235,7 @@ def _points(axis: Any, report: AblationReport, column: Column) -> None:
     axis.xaxis.set_major_formatter(lambda size, _: f"{size:g}")
     axis.margins(x=0.2)
     axis.set(xlabel=f"state of one text{length}, KiB", ylabel=UNITS[column.kind])
-    axis.set_title(_titled(column))
+    axis.set_title(_title(column))
 
 
 def _last(path: str) -> str:
@@ -243,7 +243,7 @@ def _last(path: str) -> str:
     return path.removeprefix("head.")
 
 
-def _titled(column: Column) -> str:
+def _title(column: Column) -> str:
     return column.title + (", share right" if column.kind == "score" else "")
 
 

@@ -130,13 +130,13 @@ def make_report(
     return AblationReport(
         request=json.loads(json.dumps({name: getattr(request, name) for name in options_of(Request)}, default=str)),
         columns=tuple(columns),
-        variants=tuple(_placed(report, (models or {}).get(report.name, {}), costs.get(report.name)) for report in reports),
+        variants=tuple(_place(report, (models or {}).get(report.name, {}), costs.get(report.name)) for report in reports),
         versions=dict(versions),
         state_length=lengths.pop() if len(lengths) == 1 else None,
     )
 
 
-def _placed(variant: VariantReport, models: Mapping[int, str], cost: Explanation | None) -> VariantReport:
+def _place(variant: VariantReport, models: Mapping[int, str], cost: Explanation | None) -> VariantReport:
     """Return the variant with the paths of its models and the bytes of their state."""
     held = {} if cost is None else {"state_bytes": cost.state_bytes, "kv_cache_bytes": cost.kv_cache_bytes}
     return variant.model_copy(update={"models": dict(models), **held})

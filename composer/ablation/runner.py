@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from blocks.outside import named_parts, register_parts
 from composer.ablation.plan import AblationStep, Chain
-from composer.ablation.steps import FAILURE, WARNINGS, Figures, finished, run_step
+from composer.ablation.steps import FAILURE, WARNINGS, Figures, read_finished, run_step
 from composer.errors import AblationError
 from composer.locks import suppress_warning
 from composer.notices import warn_user
@@ -68,7 +68,7 @@ def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: On
 
     def reached(step: AblationStep) -> None:
         before = results[step.after.name] if step.after is not None else {}
-        done = {FAILURE: before[FAILURE]} if FAILURE in before else finished(step, folder)
+        done = {FAILURE: before[FAILURE]} if FAILURE in before else read_finished(step, folder)
         if done is None:
             ready.append(step)
         else:

@@ -21,7 +21,7 @@ from composer.errors import AblationError, ComposerError
 from composer.evaluation.report import EvaluationCell
 from composer.files import write_whole
 from composer.locks import beside, exclusive_lock
-from composer.options import converted
+from composer.options import convert_options
 from composer.spec.recipe import Recipe
 from composer.state import Count, Elapsed, Measured, first_problem, read_state
 
@@ -124,7 +124,7 @@ MARK = ".lock"
 """The file that marks a folder of steps."""
 
 
-def finished(step: AblationStep, folder: Path) -> Figures | None:
+def read_finished(step: AblationStep, folder: Path) -> Figures | None:
     """Return the figures of a step; None where it is not done. One that failed is not done: it runs again. Raises AblationError."""
     figures = read_figures(step, folder / f"{step.name}.json")
     if figures is not None and step.kind in MODELS and not (folder / step.name).is_dir():
@@ -139,7 +139,7 @@ def run_step(step: AblationStep, folder: Path) -> Figures:
     """
     results = folder / f"{step.name}.json"
     with exclusive_lock(beside(results), None):
-        done = finished(step, folder)
+        done = read_finished(step, folder)
         if done is not None:
             return done
         began = time.monotonic()
@@ -171,7 +171,7 @@ def _build(step: AblationStep, folder: Path) -> Figures:
     return {"spec_hash": run_build(options).spec_hash}
 
 
-def _trained(step: AblationStep, folder: Path) -> Figures:
+def _train(step: AblationStep, folder: Path) -> Figures:
     """Stage 1, stage 2, or training from nothing."""
     from composer.training.distill import distill, train
     from composer.training.student import read_student
@@ -212,7 +212,7 @@ def _evaluate(step: AblationStep, folder: Path) -> Figures:
     from composer.evaluation.runner import evaluate
 
     request = step.request
-    options = converted(request, EvaluationOptions, out=folder / step.name)
+    options = convert_options(request, EvaluationOptions, out=folder / step.name)
     report = evaluate({"student": model_of(step.after, folder)}, request.tasks, request.lengths, options)
     figures: Figures = {"cells": [cell.model_dump(mode="json") for cell in report.cells]}
     failed = [f"{cell.task} at {cell.length:,} tokens: {cell.failure}" for cell in report.cells if cell.failure is not None]
@@ -223,14 +223,14 @@ def _options(step: AblationStep) -> TrainingOptions:
     from composer.training.run import TrainingOptions
 
     # Variants are compared by all held-out rows, whatever their recipes.
-    return converted(step.request, TrainingOptions, seed=step.seed, held_out_rows=sys.maxsize)
+    return convert_options(step.request, TrainingOptions, seed=step.seed, held_out_rows=sys.maxsize)
 
 
 RUN: dict[StepKind, Callable[[AblationStep, Path], Figures]] = {
     "build": _build,
-    "transfer": _trained,
+    "transfer": _train,
     "compare": _compare,
-    "finetune": _trained,
-    "train": _trained,
+    "finetune": _train,
+    "train": _train,
     "evaluate": _evaluate,
 }

@@ -22,7 +22,7 @@ from composer.progress import silence_transformers
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def allocated(device: str) -> Gauge:
+def gauge_allocations(device: str) -> Gauge:
     """Return the peak of CUDA tensors, by ``torch.cuda.max_memory_allocated``, less all earlier tensors except the cache."""
     import torch
 

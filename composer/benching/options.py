@@ -60,7 +60,7 @@ class BenchOptions(TimingOptions):
     watch: Callable[[BenchProgress], None] | None = option("Called with the progress.", default=None, is_checked=False)
 
 
-def ordered(numbers: Sequence[int], option: str) -> tuple[int, ...]:
+def order(numbers: Sequence[int], option: str) -> tuple[int, ...]:
     """Return the numbers, each once, the smallest first. Raises BenchError."""
     return tuple(sorted(set(numbers_of(numbers, option, BenchError, most=LARGEST))))
 
@@ -73,4 +73,4 @@ def read_workloads(prefill: Sequence[int], decode: Sequence[int], options: Timin
         )
     if not options.batch:
         raise BenchError("--batch is empty. Set a number of rows, or leave it out for one row.")
-    return ordered(prefill, "--prefill"), ordered(decode, "--decode"), ordered(options.batch, "--batch")
+    return order(prefill, "--prefill"), order(decode, "--decode"), order(options.batch, "--batch")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from composer.benching.report import PHASES, BenchCell, BenchReport, Phase
-from composer.plotting import by_powers, doubling_ticks, legend, look, panels, titled
+from composer.plotting import add_title, by_powers, doubling_ticks, legend, look, panels
 from composer.tables import Table
 from composer.words import plural, size
 
@@ -114,7 +114,7 @@ def pictures(report: BenchReport, pyplot: Any) -> Iterator[tuple[str, Any]]:
     for kind, draw, title in (("prefill", _prefill, "Reading a prompt"), ("decode", _decode, "Writing, token by token")):
         if any(cell.kind == kind and cell.median is not None for cell in report.cells):
             figure = draw(report, pyplot)
-            titled(figure, f"{title} ({report.setting.device_name}, {report.setting.device})")
+            add_title(figure, f"{title} ({report.setting.device_name}, {report.setting.device})")
             legend(figure, figure.axes[0], columns=4)
             yield kind, figure
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from blocks.operation import Setting
-from composer.benching.memory import Peaks, allocated, can_tell_resident, peaks_of
+from composer.benching.memory import Peaks, can_tell_resident, gauge_allocations, peaks_of
 from composer.benching.options import BenchOptions, BenchProgress, read_workloads
 from composer.benching.report import PHASES, BenchCell, BenchReport, BenchSetting, TimedModelFacts, Workload, make_cells
-from composer.benching.trial import RECORDED, Contestant, Trial, run_trial, unmeasured, warm
+from composer.benching.trial import RECORDED, Contestant, Trial, run_trial, run_unmeasured, warm
 from composer.devices import check_device, device_name, device_type, room
 from composer.errors import BenchError
-from composer.graph.lowering import AUTO, lowered
+from composer.graph.lowering import AUTO, list_forms
 from composer.model.attention import INTERFACE
 from composer.runs.report import write_pictures
 from composer.runs.store import RunStore
@@ -130,7 +130,7 @@ def _run(
     with room(lambda: BenchError(f"{full} Bench fewer models, or choose a smaller --dtype.")):
         warm(contestants, trial)
     cells: list[BenchCell] = []
-    gauge = allocated(options.device) if cuda else unmeasured
+    gauge = gauge_allocations(options.device) if cuda else run_unmeasured
     for workload, measured in run_trial(contestants, trial, gauge, lambda workload: tell(workload.description)):
         cells += make_cells(workload, measured, {label: own.get(workload) for label, own in peaks.items()})
     setting = BenchSetting(
@@ -157,7 +157,7 @@ def _elsewhere(model: Opened, dtype: Any, options: BenchOptions) -> Iterator[str
     if options.backend == AUTO or model.composed is None:
         return
     setting = Setting(device_type(options.device), dtype_name(dtype))
-    parts = [part for graph in graphs_of(model.composed) for part in lowered(graph, options.backend, setting)]
+    parts = [part for graph in graphs_of(model.composed) for part in list_forms(graph, options.backend, setting)]
     backends_of = {part.part: {part.backend, part.decode_backend} - {None, options.backend} for part in parts}
     others = [name for name, backends in backends_of.items() if backends]
     if others:

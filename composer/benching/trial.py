@@ -76,7 +76,7 @@ Gauge = Callable[[Callable[[], Any], int], tuple[Any, int | None]]
 """Calls a function while a cache of so many bytes is held: what it returns, and the peak bytes of the two together."""
 
 
-def unmeasured(run: Callable[[], Any], held: int) -> tuple[Any, None]:
+def run_unmeasured(run: Callable[[], Any], held: int) -> tuple[Any, None]:
     return run(), None
 
 
@@ -178,7 +178,7 @@ def warm(contestants: Sequence[Contestant], trial: Trial) -> None:
 
 @torch.no_grad()
 def run_workload(
-    contestants: Sequence[Contestant], workload: Workload, trial: Trial, gauge: Gauge = unmeasured
+    contestants: Sequence[Contestant], workload: Workload, trial: Trial, gauge: Gauge = run_unmeasured
 ) -> dict[str, Measurement]:
     """Return the measurements of all models on one workload, by label. The first run of each measures memory, and is not timed."""
     settle = torch.cuda.synchronize if trial.device.startswith("cuda") else lambda: None
@@ -240,7 +240,10 @@ def _free(contestants: Sequence[Contestant], trial: Trial) -> None:
 
 
 def run_trial(
-    contestants: Sequence[Contestant], trial: Trial, gauge: Gauge = unmeasured, tell: Callable[[Workload], object] = lambda _: None
+    contestants: Sequence[Contestant],
+    trial: Trial,
+    gauge: Gauge = run_unmeasured,
+    tell: Callable[[Workload], object] = lambda _: None,
 ) -> Iterator[tuple[Workload, dict[str, Measurement]]]:
     """Yield every workload, with the measurements of all models by label. tell: called with each workload at its start."""
     batch = None

@@ -14,7 +14,7 @@ from composer.cli.bars import at_once
 from composer.cli.derived import Screen, command
 from composer.cli.screen import heading, print_json, print_view, say
 from composer.commands.ablate import AblateOptions, bar_of, outcome_in_words, run_ablate
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 
 if TYPE_CHECKING:
     from composer.ablation.plan import AblationStep
@@ -40,7 +40,7 @@ def _print(report: AblationReport, out: Path, *, as_json: bool) -> None:
     if as_json:
         print_json(report.model_dump(mode="json"))
         return
-    heading(f"Ablation {shown(out)}")
+    heading(f"Ablation {short_path(out)}")
     print_view(report.view(), wrap=False)
 
 

@@ -12,7 +12,7 @@ from composer.cli.bars import at_once
 from composer.cli.derived import Screen, command
 from composer.cli.screen import print_json, print_view, say
 from composer.commands.bench import BenchCommandOptions, bar_of, run_bench
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 
 if TYPE_CHECKING:
     from composer.benching.options import BenchProgress
@@ -28,7 +28,7 @@ def bench(options: BenchCommandOptions, screen: Screen) -> None:
         return
     print_view(report.view(), wrap=False)
     if options.out is not None:
-        say(f"Report, table and plots: {shown(options.out)}")
+        say(f"Report, table and plots: {short_path(options.out)}")
 
 
 def watching(*, quiet: bool) -> AbstractContextManager[Callable[[BenchProgress], None] | None]:

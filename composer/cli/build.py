@@ -7,7 +7,7 @@ from dataclasses import replace
 from composer.building import BuildOptions, run_build
 from composer.cli.derived import Screen, command
 from composer.cli.screen import print_json, print_view
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 
 
 @command(BuildOptions, "quiet", "as_json")
@@ -18,5 +18,5 @@ def build(options: BuildOptions, screen: Screen) -> None:
         return
     view = report.view(options.seed)
     if screen.quiet and not options.dry_run:
-        view = view._replace(title=f"Built {shown(report.out)}", tables=())
+        view = view._replace(title=f"Built {short_path(report.out)}", tables=())
     print_view(view, wrap=False)

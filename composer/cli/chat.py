@@ -21,7 +21,7 @@ def chat(options: ChatOptions, screen: Screen) -> None:
     at_terminal = sys.stdin.isatty()
     if at_terminal:
         say(HELP, err=True)
-    for line in _typed_lines() if at_terminal else _piped_lines():
+    for line in _read_typed_lines() if at_terminal else _read_piped_lines():
         if line == "/exit":
             break
         if line == "/reset":
@@ -40,19 +40,19 @@ def chat(options: ChatOptions, screen: Screen) -> None:
                     raise
 
 
-def _typed_lines() -> Iterator[str]:
+def _read_typed_lines() -> Iterator[str]:
     """Lines as they are typed, up to Ctrl-D."""
     import readline  # noqa: F401  # input() then edits lines, and remembers them
 
     while True:
         try:
-            yield _checked(input("> "))
+            yield _check_line(input("> "))
         except EOFError:
             print_document("")
             return
 
 
-def _piped_lines() -> Iterator[str]:
+def _read_piped_lines() -> Iterator[str]:
     """Yield the lines of stdin. Raises ComposerError if they are no text."""
     stream = typer.get_text_stream("stdin")
     while True:
@@ -62,10 +62,10 @@ def _piped_lines() -> Iterator[str]:
             raise ComposerError(f"stdin is no text in the terminal's encoding ({error.reason}); save it as UTF-8") from error
         if not line:
             return
-        yield _checked(line)
+        yield _check_line(line)
 
 
-def _checked(line: str) -> str:
+def _check_line(line: str) -> str:
     """Return the line without blank space around it. Raises ComposerError if it is no text."""
     try:
         line.encode("utf-8")

@@ -12,7 +12,7 @@ from composer.cli.derived import Screen, command
 from composer.cli.screen import heading, print_json, print_table, report_once, say
 from composer.commands.distill import DistillOptions, MergeOptions, TrainOptions, run_distill, run_merge, run_train
 from composer.devices import processes_started
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 
 if TYPE_CHECKING:
     from composer.training.loop import StepProgress
@@ -38,7 +38,7 @@ def merge(options: MergeOptions, screen: Screen) -> None:
     if screen.as_json:
         print_json(report.model_dump(mode="json"))
     else:
-        heading(f"Merged {shown(report.out)}")
+        heading(f"Merged {short_path(report.out)}")
 
 
 def _train(options: Options, run: Callable[[Options], TrainingReport], doing: str, did: str, screen: Screen) -> None:
@@ -66,7 +66,7 @@ def _print_run(report: TrainingReport, did: str, screen: Screen) -> None:
     if screen.as_json:
         print_json(report.model_dump(mode="json"))
         return
-    heading(f"{did} {shown(report.out)}")
+    heading(f"{did} {short_path(report.out)}")
     table = losses(report)
     if table.rows:
         print_table(table.rows, headers=table.headers, right=table.figures)

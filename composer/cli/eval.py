@@ -12,7 +12,7 @@ from composer.cli.bars import at_once
 from composer.cli.derived import Screen, command
 from composer.cli.screen import print_json, print_view, say
 from composer.commands.eval import EvaluateOptions, bar_of, cell_of, run_evaluate
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 
 if TYPE_CHECKING:
     from composer.evaluation.options import EvaluationProgress
@@ -28,7 +28,7 @@ def evaluate(options: EvaluateOptions, screen: Screen) -> None:
         return
     print_view(report.view(), wrap=False)
     if options.out is not None:
-        say(f"\nResults, tables and plots: {shown(options.out)}")
+        say(f"\nResults, tables and plots: {short_path(options.out)}")
 
 
 def watching(*, quiet: bool) -> AbstractContextManager[Callable[[EvaluationProgress], None] | None]:

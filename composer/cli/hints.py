@@ -23,12 +23,12 @@ def add_hint(error: Any) -> None:
         return
     options = [option for parameter in context.command.params for option in parameter.opts]
     if hasattr(error, "possibilities"):  # an unknown option
-        error.possibilities = list(_meant(error.option_name, context.command.name, options)) or error.possibilities
+        error.possibilities = list(_suggest(error.option_name, context.command.name, options)) or error.possibilities
     elif "unexpected extra argument" in getattr(error, "message", "") and "--from" in options:
         error.message = f"{error.message}. Name a source with --from."
 
 
-def _meant(unknown: str, command: str | None, options: list[str]) -> Iterator[str]:
+def _suggest(unknown: str, command: str | None, options: list[str]) -> Iterator[str]:
     """Yield the options of a command that set what an unknown option was meant to set, with the setting of the recipe."""
     if SYNONYMS.get(unknown) in options:
         yield SYNONYMS[unknown]

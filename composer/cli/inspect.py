@@ -10,7 +10,7 @@ from composer.cli.screen import print_json, print_view, say
 from composer.commands.inspect import InspectCommandOptions, run_inspect
 from composer.errors import InspectionError
 from composer.files import MOST_TEXT, read_text_file
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 
 
 @command(InspectCommandOptions, "quiet", "as_json")
@@ -25,4 +25,4 @@ def inspect(options: InspectCommandOptions, screen: Screen) -> None:
         return
     print_view(findings.view(), wrap=False)
     if options.out is not None:
-        say(f"\nThe page, pictures and numbers: {shown(options.out)}/report.html")
+        say(f"\nThe page, pictures and numbers: {short_path(options.out)}/report.html")

@@ -8,7 +8,7 @@ from composer.cli.bars import at_once
 from composer.cli.derived import Screen, command
 from composer.cli.screen import heading, print_json
 from composer.commands.sample import SampleOptions, run_sample
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 
 
 @command(SampleOptions, "quiet", "as_json")
@@ -18,4 +18,4 @@ def sample(options: SampleOptions, screen: Screen) -> None:
     if screen.as_json:
         print_json(sampled.model_dump(mode="json"))
     else:
-        heading(f"Wrote {shown(sampled.out)}")
+        heading(f"Wrote {short_path(sampled.out)}")

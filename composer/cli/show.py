@@ -14,7 +14,7 @@ from composer.commands.show import CodeOptions, ShownSpec, ShowOptions, run_code
 from composer.errors import ComposerError
 from composer.files import failing_as, write_whole
 from composer.graph.lowering import AUTO
-from composer.options import argument, converted, option, options_class, options_of
+from composer.options import argument, convert_options, option, options_class, options_of
 from composer.shared_options import OUT, SPEC, complete_spec, to_optional_path
 from composer.spec.document import Spec
 from composer.spec.loading import expand
@@ -60,17 +60,17 @@ def show(options: PrintOptions, screen: Screen) -> None:
     if spec is None:
         _list_shipped(as_json=as_json)
     elif options.code:
-        listing = run_code(converted(options, CodeOptions))
+        listing = run_code(convert_options(options, CodeOptions))
         _print([head.model_dump(mode="json") for head in listing.heads], listing.text, as_json=as_json)
     elif not options.expanded:
-        shown_spec = run_show(converted(options, ShowOptions))
+        shown_spec = run_show(convert_options(options, ShowOptions))
         _print(_document(shown_spec), shown_spec.yaml, as_json=as_json)
     elif options.out is not None:
         files = _write(spec, expand(spec, options.overrides), options.out)
         _print(files, "\n".join(files), as_json=as_json)
     else:
         variants = {
-            name: run_show(converted(options, ShowOptions, spec=variant, overrides=()))
+            name: run_show(convert_options(options, ShowOptions, spec=variant, overrides=()))
             for name, variant in expand(spec, options.overrides).items()
         }
         text = "---\n".join(variant.yaml if variant.hash else f"# {variant.name}\n{variant.yaml}" for variant in variants.values())

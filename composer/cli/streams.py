@@ -62,11 +62,11 @@ def guard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stdout = _guarded(sys.stdout, 1, "stdout")
-    sys.stderr = _guarded(sys.stderr, 2, None)
+    sys.stdout = _guard(sys.stdout, 1, "stdout")
+    sys.stderr = _guard(sys.stderr, 2, None)
 
 
-def _guarded(stream: TextIO | None, descriptor: int, name: str | None) -> TextIO:
+def _guard(stream: TextIO | None, descriptor: int, name: str | None) -> TextIO:
     """Return a stream with the same encoding that writes through ``_Output``."""
     raw = _Output(descriptor, name)
     return io.TextIOWrapper(

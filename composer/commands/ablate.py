@@ -11,7 +11,7 @@ from composer.ablation.options import Request
 from composer.data.loading import check_references
 from composer.devices import check_device
 from composer.errors import AblationError, translate_errors
-from composer.options import argument, converted, function_of, option, options_class
+from composer.options import argument, convert_options, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import OUT, PROGRESS, FreshOrNot, Overriding, WithParts, to_path
 from composer.spec.loading import SpecLike, specs_of
@@ -70,7 +70,7 @@ def run_ablate(options: AblateOptions) -> AblationReport:
         from composer.ablation.ablate import ablate as run
 
         lengths, seeds = tuple(dict.fromkeys(options.lengths)), tuple(dict.fromkeys(options.seeds))
-        request = converted(options, Request, lengths=lengths, seeds=seeds)
+        request = convert_options(options, Request, lengths=lengths, seeds=seeds)
         workers = _workers(options.jobs, options.ray, options.device)
         with progress_callback(options.progress, bar_of, "bar", "count", "elapsed", "text") as tell:
             return run(specs_of(options.specs), request, options.out, overrides=options.overrides, workers=workers, tell=tell)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from composer.benching.options import BenchOptions, BenchProgress, TimingOptions, read_workloads
 from composer.building import BuildOptions, run_build
 from composer.errors import BenchError, translate_errors
-from composer.options import argument, converted, function_of, option, options_class
+from composer.options import argument, convert_options, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import PROGRESS, WithParts, to_models, to_numbers
 from composer.spec.loading import load_spec, names_a_spec
@@ -55,14 +55,14 @@ def run_bench(options: BenchCommandOptions) -> BenchReport:
     folders, labels = (tuple(models.values()), list(models)) if isinstance(models, dict) else (models, None)
     with (
         progress_callback(options.progress, bar_of, "text", "bar", "count", "elapsed") as watch,
-        built(folders, options.seed) as (opened, descriptions),
+        build_for_timing(folders, options.seed) as (opened, descriptions),
     ):
         timed = opened if labels is None else dict(zip(labels, opened, strict=True))
         open_models(timed, BenchError, options.dtype)
         with silent_transformers("error"):
             from composer.benching.runner import bench as run
 
-            timing = converted(options, BenchOptions, watch=watch)
+            timing = convert_options(options, BenchOptions, watch=watch)
             return run(timed, options.prefill, options.decode, timing, built=descriptions)
 
 
@@ -75,7 +75,7 @@ def bar_of(progress: BenchProgress) -> BarUpdate:
 
 
 @contextmanager
-def built(named: Sequence[str], seed: int) -> Iterator[tuple[tuple[str, ...], Mapping[str, str]]]:
+def build_for_timing(named: Sequence[str], seed: int) -> Iterator[tuple[tuple[str, ...], Mapping[str, str]]]:
     """The folders and models to time, and a description of each built folder, by its path. Specs are built on the first model among
     ``named`` or, where there is none, on their own trunk, in a temporary folder that is removed after the block.
 

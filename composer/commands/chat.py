@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from blocks.part import Closed
 from composer.commands.writers import drawing_options, load_writer, no_room, settings_refused, tokenizer_of_writer
 from composer.data.chat import Message, ends_of, first_messages, prompt_tokens
-from composer.devices import check_device, room, room_for, seeded
+from composer.devices import check_device, room, room_for, seed_for_block
 from composer.errors import ComposerError, translate_errors
 from composer.notices import warn_user
 from composer.numbers import MOST_SEED
@@ -91,7 +91,7 @@ class Chat:
             seed = self._seed + (answered if self._seed <= MOST_SEED - answered else -answered)
             settings = settings_refused(self._folder / GENERATION_CONFIG)
             try:
-                with room(lambda: no_room(self._model, len(ids) + most)), settings, seeded(seed, device):
+                with room(lambda: no_room(self._model, len(ids) + most)), settings, seed_for_block(seed, device):
                     if hasattr(self._model.config, "resolved"):
                         cache = self._read(tokens, cache, known)
                     answer = self._model.generate(

@@ -133,7 +133,7 @@ def answers_on(
         source = label if variant is None else f"{label}{SEPARATOR}{variant}"
         try:
             target = target_of(spec, variant_spec) if size is None else None
-            resolved = _resolved(variant_spec, target.size if target else size)
+            resolved = _resolve(variant_spec, target.size if target else size)
         except SpecError as error:
             if variant is not None and vary is not None:
                 error = merged_error([(variant, error)], vary, name_variants=True)
@@ -148,7 +148,7 @@ def _wrong(name: str, error: SpecError) -> SpecCheck:
     return SpecCheck(spec=name, ok=False, says="", hash=None, mistakes=error.mistakes)
 
 
-def _resolved(spec: Spec, size: Dimensions | None) -> Resolved | None:
+def _resolve(spec: Spec, size: Dimensions | None) -> Resolved | None:
     """Return the spec on its source or its own trunk, or None where it has neither. Raises SpecError with every mistake."""
     if errors := problems(spec, size):
         raise SpecError(*(mistake for error in errors for mistake in locate(error, spec).mistakes))

@@ -23,7 +23,7 @@ from composer.spec.difference import Difference, differences_of_specs, differenc
 from composer.spec.document import Spec
 from composer.spec.loading import SpecLike, load_spec, locate, resolve_spec
 from composer.spec.overrides import each
-from composer.spec.places import dotted
+from composer.spec.places import join_path
 from composer.spec.problems import without_source
 from composer.spec.sweep import refuse_sweep
 from composer.spec.writing import format_value
@@ -136,4 +136,4 @@ def _check(spec: Spec) -> None:
 
 def _where(row: Difference) -> tuple[str, ...]:
     layers = row.layers or ()
-    return (*((layers_in_words(layers),) if layers else ()), dotted(row.path))
+    return (*((layers_in_words(layers),) if layers else ()), join_path(row.path))

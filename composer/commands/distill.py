@@ -12,10 +12,10 @@ from composer.data.loading import check_references
 from composer.devices import room_for
 from composer.errors import TrainingError, translate_errors
 from composer.notices import inform, warn_user
-from composer.options import converted, function_of, option, options_class
+from composer.options import convert_options, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import OUT, PROGRESS, TELL, OfModel, Overriding, Replacing, to_optional_path
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 from composer.tables import Readable, View
 from composer.training.options import LearningOptions, TeachingOptions, TrainingOptions
 from composer.training.student import Which, read_student, stage_from_nothing, stages_of
@@ -123,7 +123,7 @@ class MergeReport(Readable, Closed):
     spec_hash: str
 
     def view(self) -> View:
-        return View(f"Merged {shown(self.out)}", notes=(f"spec {self.spec_hash}",))
+        return View(f"Merged {short_path(self.out)}", notes=(f"spec {self.spec_hash}",))
 
 
 @translate_errors
@@ -157,7 +157,7 @@ def figures_of(step: StepProgress) -> str:
 
 def _training(options: DistillOptions | TrainOptions, watch: Callable[[StepProgress], None] | None) -> TrainingOptions:
     """Return the options of the run. If the caller has no ``tell``, warnings are logged as warnings."""
-    return converted(options, TrainingOptions, watch=watch, warn=warn_user if options.tell is inform else options.tell)
+    return convert_options(options, TrainingOptions, watch=watch, warn=warn_user if options.tell is inform else options.tell)
 
 
 def _room(out: Path, options: TrainingOptions, *, streams: bool) -> AbstractContextManager[None]:
@@ -171,7 +171,9 @@ def _less_memory(out: Path, options: TrainingOptions, *, streams: bool) -> str:
     ways += [] if options.gradient_checkpointing else ["--gradient-checkpointing, where the whole model learns"]
     ways += ["--stream, for attention transfer on the cpu"] if streams and not options.stream else []
     folder = Path(f"{out.expanduser()}.run")
-    kept = f" The run is kept in {shown(folder)}. --resume continues it with the same recipe; --force starts again with another."
+    kept = (
+        f" The run is kept in {short_path(folder)}. --resume continues it with the same recipe; --force starts again with another."
+    )
     return f"To use less memory: {'; '.join(ways)}.{kept if folder.is_dir() else ''}"
 
 

@@ -96,7 +96,7 @@ def check_file(out: str | os.PathLike[str] | None, *, force: bool) -> None:
         return
     check_name(out)
     if Path(out).exists() and not force:
-        raise ComposerError(_taken(out))
+        raise ComposerError(_exists_message(out))
 
 
 def _write(drawing: Picture, out: Path, *, force: bool) -> None:
@@ -104,8 +104,8 @@ def _write(drawing: Picture, out: Path, *, force: bool) -> None:
         try:
             write_whole(out, drawing.svg, replace=force)
         except FileExistsError:
-            raise ComposerError(_taken(out)) from None
+            raise ComposerError(_exists_message(out)) from None
 
 
-def _taken(out: str | os.PathLike[str]) -> str:
+def _exists_message(out: str | os.PathLike[str]) -> str:
     return f"{out} is there already; --force replaces it, or choose another name"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from composer.errors import EvaluationError, translate_errors
 from composer.evaluation.arguments import read_lengths, read_tasks
 from composer.evaluation.options import SHORTEST, EvaluationOptions, EvaluationProgress, ScoringOptions
-from composer.options import argument, converted, function_of, option, options_class
+from composer.options import argument, convert_options, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import PROGRESS, WithParts, to_models, to_numbers
 from composer.weights.load import open_models
@@ -58,7 +58,7 @@ def run_evaluate(options: EvaluateOptions) -> EvaluationReport:
     tasks = options.tasks
     task_names = list(tasks) if isinstance(tasks, Sequence) and not isinstance(tasks, str) else [tasks]
     with progress_callback(options.progress, bar_of, "text", "bar", "count", "left") as watch:
-        scoring = converted(options, EvaluationOptions, watch=watch)
+        scoring = convert_options(options, EvaluationOptions, watch=watch)
         if read_tasks(task_names, scoring):  # report mistakes before imports that need seconds
             read_lengths(options.lengths)
         open_models(options.models, EvaluationError, options.dtype)

@@ -10,7 +10,7 @@ from composer.errors import ComposerError, ExportError, translate_errors
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
 from composer.shared_options import OUT, OfModel, Replacing, to_optional_path
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 from composer.tables import Readable, View
 from composer.weights.sources import local_folder, open_model, plain_name
 
@@ -63,7 +63,7 @@ class ExportReport(Readable, Closed):
     one_by_one: str | None = None
 
     def view(self) -> View:
-        return View(f"Exported {shown(self.out)}", notes=self.remarks)
+        return View(f"Exported {short_path(self.out)}", notes=self.remarks)
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from blocks.part import Closed
 from composer.commands.read import check_composed, check_state_files, check_tokens, owner_of, save_continued
 from composer.commands.writers import LAST, drawing_options, load_writer, no_room, settings_refused, tokenizer_of_writer
 from composer.data.chat import ends_of, first_messages, prompt_tokens
-from composer.devices import check_device, room, room_for, seeded
+from composer.devices import check_device, room, room_for, seed_for_block
 from composer.errors import ComposerError, translate_errors
 from composer.escape import escape_html
 from composer.notices import inform
@@ -137,7 +137,7 @@ def run_generate(options: GenerateOptions) -> Generated:
         with (
             room(lambda: no_room(loaded, seen + count + most)),
             settings_refused(folder / GENERATION_CONFIG),
-            seeded(options.seed, device),
+            seed_for_block(options.seed, device),
         ):
             generated = loaded.generate(
                 input_ids=tokens["input_ids"],

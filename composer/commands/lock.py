@@ -10,7 +10,7 @@ from blocks.part import Closed
 from composer.building import BuildOptions, check_origin, run_build
 from composer.errors import BuildError, ComposerError, translate_errors
 from composer.files import failing_as, write_whole
-from composer.options import converted, function_of, option, options_class
+from composer.options import convert_options, function_of, option, options_class
 from composer.shared_options import (
     OUT_FILE,
     FreshOrNot,
@@ -24,9 +24,9 @@ from composer.shared_options import (
     TextDecoderAlone,
     to_optional_path,
 )
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, resolve_spec
-from composer.spec.locked import locked
+from composer.spec.locked import lock_document
 from composer.tables import Readable, View
 from composer.weights.lock import SUFFIX, Lock, LockedSource, files_of_build, files_of_source, locked_reference
 from composer.weights.record import read_record, versions
@@ -44,7 +44,7 @@ class LockReport(Readable, Closed):
     files: int
 
     def view(self) -> View:
-        return View(f"Locked {shown(self.out)}", notes=self.remarks)
+        return View(f"Locked {short_path(self.out)}", notes=self.remarks)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ def run_lock(options: LockOptions) -> LockReport:
     of_source = {"revision": options.revision, "text_only": options.text_only}
     target = target_of(None, loaded, options.source, fresh=options.fresh, **of_source)
     assert target is not None, "there is a source, or fresh"
-    document = locked(resolve_spec(loaded, target.size).model_dump(mode="json"))
+    document = lock_document(resolve_spec(loaded, target.size).model_dump(mode="json"))
     opened = None if options.source is None else open_model(options.source, dtype=options.dtype, **of_source)
     with failing_as(BuildError, f"{out.parent} cannot be written to"):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def run_lock(options: LockOptions) -> LockReport:
     with scratch as folder:
         built = Path(folder) / loaded.name
         run_build(
-            converted(
+            convert_options(
                 options, BuildOptions, spec=document, overrides=(), out=built, hash_contents=True, force=False, progress=False
             )
         )

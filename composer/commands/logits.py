@@ -12,7 +12,7 @@ from composer.devices import check_device, room_for
 from composer.errors import ComposerError, TrainingError, translate_errors
 from composer.notices import inform
 from composer.numbers import TokenCount, read_tokens
-from composer.options import argument, converted, function_of, option, options_class
+from composer.options import argument, convert_options, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import OUT, PROGRESS, SOURCE, OfData, OnDevice, Replacing, Seeded, WithParts, reads, to_path, to_text
 from composer.spec.recipe import Recipe
@@ -65,10 +65,10 @@ def run_logits(options: LogitsCommandOptions) -> WrittenLogits:
         from composer.training.options import TrainingOptions
         from composer.training.teacher import open_language_model
 
-        training = converted(options, TrainingOptions, teacher=None, tell=inform)
+        training = convert_options(options, TrainingOptions, teacher=None, tell=inform)
         with progress_callback(options.progress, bar_of, "name", "bar", "count", "left") as watch:
             recipe = Recipe(sequence=options.sequence, rows=options.rows)
-            writing = converted(options, LogitsOptions, recipe=recipe, watch=watch)
+            writing = convert_options(options, LogitsOptions, recipe=recipe, watch=watch)
             return write_logits(open_language_model(options.teacher), options.out.expanduser(), training, writing)
 
 

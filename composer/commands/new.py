@@ -15,7 +15,7 @@ from composer.files import failing_as, write_whole
 from composer.options import argument, function_of, option, options_class
 from composer.shared_options import WithParts, to_optional_text, to_text
 from composer.spec.document import Name
-from composer.spec.inherit import find_spec, not_found, shown
+from composer.spec.inherit import find_spec, not_found, short_path
 from composer.spec.loading import load_spec
 from composer.spec.reading import MOST_BYTES
 from composer.spec.schema import json_schema
@@ -137,13 +137,13 @@ def _like(like: str, path: Path) -> str:
     text = read_text(origin, MOST_BYTES).removeprefix("\ufeff")
     lines = [line for line in text.splitlines() if not line.startswith((EDITORS, HINT))]
     if not any(re.match(NAMED, line) for line in lines):
-        raise ComposerError(f"{shown(origin)} does not have its name on a separate line; write `extends: {like}` by hand")
+        raise ComposerError(f"{short_path(origin)} does not have its name on a separate line; write `extends: {like}` by hand")
     renamed = [re.sub(NAMED, f"name: {path.stem}", line) for line in lines]
     renamed = [f"{line}  # a description: compose distill reads --data" if re.match(DATA, line) else line for line in renamed]
-    return "\n".join([f"# Begun as a copy of {like}.", *(_moved(line, origin, path) for line in renamed)]) + "\n"
+    return "\n".join([f"# Begun as a copy of {like}.", *(_rewrite_extends(line, origin, path) for line in renamed)]) + "\n"
 
 
-def _moved(line: str, origin: Path, path: Path) -> str:
+def _rewrite_extends(line: str, origin: Path, path: Path) -> str:
     """Return a line that extends a file beside the other spec, as seen from the new one."""
     match = re.match(r"^extends:\s*([^\s#]+)", line)
     if match is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from composer.errors import ComposerError
 from composer.files import failing_as, whole
 from composer.locks import beside, exclusive_lock
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 
 
 @contextmanager
@@ -18,8 +18,8 @@ def output_file(out: Path, refusal: type[ComposerError], *, force: bool) -> Iter
 
     Raises ``refusal`` if it cannot be written, where another process writes it, and if it exists without ``force``.
     """
-    busy = refusal(f"Another run writes {shown(out)}. Wait until it has ended, or name another file.")
-    with failing_as(refusal, f"{shown(out)} cannot be written"):
+    busy = refusal(f"Another run writes {short_path(out)}. Wait until it has ended, or name another file.")
+    with failing_as(refusal, f"{short_path(out)} cannot be written"):
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             with exclusive_lock(beside(out), busy):
@@ -35,10 +35,10 @@ def output_file(out: Path, refusal: type[ComposerError], *, force: bool) -> Iter
 def check_output_file(out: Path, refusal: type[ComposerError], *, force: bool, example: str = "") -> None:
     """Raise ``refusal`` if the file exists without ``force``, or is a folder. example: a name for a file in that folder."""
     if out.is_dir():
-        raise refusal(f"{shown(out)} is a folder; name a file" + (f", such as {shown(out / example)}" if example else ""))
+        raise refusal(f"{short_path(out)} is a folder; name a file" + (f", such as {short_path(out / example)}" if example else ""))
     if out.exists() and not force:
         raise _exists(out, refusal)
 
 
 def _exists(out: Path, refusal: type[ComposerError]) -> ComposerError:
-    return refusal(f"{shown(out)} exists; name another file, or replace it with --force")
+    return refusal(f"{short_path(out)} exists; name another file, or replace it with --force")

@@ -56,13 +56,13 @@ class PartsOptions(WithParts):
 
 
 def run_parts(options: PartsOptions) -> PartsReport:
-    return PartsReport(parts=tuple(map(described, _chosen(options.name))))
+    return PartsReport(parts=tuple(map(describe_part, _choose(options.name))))
 
 
 parts = function_of(PartsOptions, run_parts)
 
 
-def described(part: type[Part]) -> PartFacts:
+def describe_part(part: type[Part]) -> PartFacts:
     """Return the catalogue's entry of a part."""
     return PartFacts(
         role=part.role,
@@ -78,7 +78,7 @@ def described(part: type[Part]) -> PartFacts:
     )
 
 
-def _chosen(name: str | None) -> list[type[Part]]:
+def _choose(name: str | None) -> list[type[Part]]:
     every = [part for kinds in CATALOGUE.values() for part in kinds.values()]
     if name is None:
         return every

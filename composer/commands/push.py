@@ -8,7 +8,7 @@ from typing import ClassVar
 from composer.errors import ComposerError, PushError, translate_errors
 from composer.options import argument, function_of, option, options_class
 from composer.publishing.contents import contents_of
-from composer.publishing.push import MAIN, PushReport, check_repo_id, planned, progress_bars, push_contents
+from composer.publishing.push import MAIN, PushReport, check_repo_id, plan_push, progress_bars, push_contents
 from composer.shared_options import Replacing, WithParts, complete_spec, to_optional_path, to_text
 from composer.spec.loading import SpecLike
 from converters.hub import HUB
@@ -65,7 +65,7 @@ def run_push(options: PushOptions) -> PushReport:
         results = results_of(options.metrics, Path(pushed).expanduser())
     contents = contents_of(pushed, repo_id, results)
     if options.dry_run:
-        return planned(contents, repo_id, options.branch, private=not options.public)
+        return plan_push(contents, repo_id, options.branch, private=not options.public)
     with progress_bars(visible=options.progress):
         return push_contents(contents, repo_id, options.branch, private=not options.public, force=options.force)
 

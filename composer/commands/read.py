@@ -17,7 +17,7 @@ from composer.notices import warn_user
 from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import OUT_FILE, PROGRESS, OnDevice, Replacing, WithBackend, WithParts, to_path, to_text
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 from composer.tables import Readable, View
 from composer.weights.config import check_positions
 from composer.weights.load import open_models
@@ -45,7 +45,7 @@ class ReadText(Readable, Closed):
     seconds: float
 
     def view(self) -> View:
-        return View(f"Read {plural(self.tokens, 'token')}. State: {shown(self.out)}", notes=self.remarks)
+        return View(f"Read {plural(self.tokens, 'token')}. State: {short_path(self.out)}", notes=self.remarks)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def check_composed(model: str, *, is_composed: bool) -> None:
 def check_state_files(state: Path | None, state_out: Path | None, *, force: bool) -> None:
     """Raise ComposerError for a state that cannot be read, and for an output file that exists already."""
     if state is not None:
-        with failing_as(ComposerError, f"{shown(state)} cannot be read", "Name a file that `compose read` wrote."):
+        with failing_as(ComposerError, f"{short_path(state)} cannot be read", "Name a file that `compose read` wrote."):
             check_file(state)
     if state_out is not None:
         check_output_file(state_out, ComposerError, force=force, example=EXAMPLE)

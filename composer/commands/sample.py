@@ -15,7 +15,7 @@ from composer.errors import ComposerError, DataError, translate_errors
 from composer.options import function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import OUT_FILE, PROGRESS, TOP_P, OfAnyModel, OnDevice, Replacing, Seeded, to_path, to_tokens
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 from composer.tables import Readable, View
 from composer.weights.config import check_positions
 from composer.weights.sources import describe_model
@@ -36,7 +36,7 @@ class Sampled(Readable, Closed):
 
     def view(self) -> View:
         cut = [text if len(text) <= LONGEST else f"{text[:LONGEST]} …" for text in self.first]
-        return View(f"Wrote {plural(self.texts, 'text')} to {shown(self.out)}", verbatim="\n\n".join(cut))
+        return View(f"Wrote {plural(self.texts, 'text')} to {short_path(self.out)}", verbatim="\n\n".join(cut))
 
 
 @options_class

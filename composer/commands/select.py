@@ -14,7 +14,7 @@ from composer.data.loading import check_references
 from composer.devices import room_for
 from composer.errors import ComposerError, SelectionError, translate_errors
 from composer.notices import inform, warn_user
-from composer.options import converted, function_of, option, options_class
+from composer.options import convert_options, function_of, option, options_class
 from composer.progress import progress_callback, silent_transformers
 from composer.selection.choice import another_source, candidates, count_within, state_bytes
 from composer.selection.report import By
@@ -33,7 +33,7 @@ from composer.shared_options import (
     to_path,
 )
 from composer.spec.document import Spec
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.resolve import Resolved
 from composer.training.student import read_student, stages_of
@@ -103,7 +103,7 @@ def run_select(options: SelectOptions) -> Selection:
     from composer.selection.runner import STORE, SelectionOptions, SelectionSettings, select_layers
     from composer.training.options import TrainingOptions
 
-    training = converted(
+    training = convert_options(
         options,
         TrainingOptions,
         teacher=source,
@@ -112,7 +112,7 @@ def run_select(options: SelectOptions) -> Selection:
         again="run the same command without --force" if options.force else "run the same command again",
     )
     fewer = (
-        f"On a machine with more memory, the same command continues from {shown(folder)}. Shorter rows (recipe.sequence) need "
+        f"On a machine with more memory, the same command continues from {short_path(folder)}. Shorter rows (recipe.sequence) need "
         "less memory, and need --force to start again."
     )
     room = room_for(f"on {options.device}", fewer, SelectionError)
@@ -123,16 +123,16 @@ def run_select(options: SelectOptions) -> Selection:
         silent_transformers(),
     ):
         if student is None:
-            student = _learned(loaded, source, folder, replace(training, watch=watch), force=options.force)
+            student = _learn(loaded, source, folder, replace(training, watch=watch), force=options.force)
         else:
             STORE.begin(folder, SelectionSettings(student=str(student)), force=options.force)
-        return select_layers(loaded, student, folder, training, converted(options, SelectionOptions))
+        return select_layers(loaded, student, folder, training, convert_options(options, SelectionOptions))
 
 
 select = function_of(SelectOptions, run_select)
 
 
-def _learned(spec: Spec, source: Reference, folder: Path, training: TrainingOptions, *, force: bool) -> Path:
+def _learn(spec: Spec, source: Reference, folder: Path, training: TrainingOptions, *, force: bool) -> Path:
     """Train the student of all layers in the folder of a selection, resume its training, or reuse a finished one.
 
     Raises SelectionError, TrainingError, DataError and BuildError.
@@ -150,7 +150,7 @@ def _learned(spec: Spec, source: Reference, folder: Path, training: TrainingOpti
     STORE.begin(folder, settings_of(described, training), force=force)
     is_stopped = run.is_dir()
     if student.is_dir() and not is_stopped:
-        training.tell(f"{shown(student)} has learned already.")
+        training.tell(f"{short_path(student)} has learned already.")
     else:
         # The student's record names its teacher, the source. A student beside a stopped run may be replaced.
         distill(described, student, replace(training, teacher=None, resume=is_stopped, force=True), which="transfer")

@@ -78,7 +78,7 @@ def run_serve(options: ServeOptions) -> Server:
             AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if source.is_composed:
             _lend(AutoConfig.from_pretrained(folder))
-        return _started(folder, name, port, options)
+        return _start(folder, name, port, options)
 
 
 serve = function_of(ServeOptions, run_serve)
@@ -91,7 +91,7 @@ def _lend(config: Any) -> None:
     setattr(sys.modules["transformers"], config.architectures[0], class_of(config))
 
 
-def _started(folder: str, name: str, port: int, options: ServeOptions) -> Server:
+def _start(folder: str, name: str, port: int, options: ServeOptions) -> Server:
     from transformers.cli.serve import Serve
 
     running = Serve(

@@ -11,7 +11,7 @@ from composer.options import function_of, options_class
 from composer.shared_options import FreshOrNot, InDtype, OfSource, OfSpec, OnDevice, Overriding, TextDecoderAlone, WithBackend
 from composer.spec.code import Listing, code_of
 from composer.spec.loading import load_spec, resolve_spec
-from composer.spec.locked import locked
+from composer.spec.locked import lock_document
 from composer.spec.writing import to_yaml
 from composer.tables import Readable, View
 from composer.weights.target import target_of
@@ -29,7 +29,7 @@ class ShownSpec(Readable, Closed):
     def yaml(self) -> str:
         """The document as YAML that reads back as itself, below a comment with its hash."""
         heading = f"# {self.name} on {self.on}, resolved. Hash of what it means: {self.hash}\n" if self.hash else ""
-        return heading + to_yaml(locked(self.document) if self.hash else self.document)
+        return heading + to_yaml(lock_document(self.document) if self.hash else self.document)
 
     def view(self) -> View:
         return View("", verbatim=self.yaml)

@@ -52,13 +52,13 @@ class TasksOptions:
 def run_known_tasks(options: TasksOptions) -> TasksReport:
     if options.name is not None and options.name not in KINDS:
         raise ComposerError(no_task(options.name))
-    return TasksReport(tasks=tuple(map(_described, KINDS if options.name is None else [options.name])))
+    return TasksReport(tasks=tuple(map(_describe, KINDS if options.name is None else [options.name])))
 
 
 known_tasks = function_of(TasksOptions, run_known_tasks)
 
 
-def _described(name: str) -> TaskFacts:
+def _describe(name: str) -> TaskFacts:
     kind = KINDS[name]
     own = [key for key in kind.model_fields if key not in ("kind", "learn", *SHARED_OPTIONS)]
     return TaskFacts(

@@ -10,7 +10,7 @@ from composer.errors import SpecError, translate_errors
 from composer.files import failing_as
 from composer.options import argument, function_of, option, options_class
 from composer.shared_options import OfSource, WithParts, to_optional_text
-from composer.spec.inherit import find_spec, not_found, shown
+from composer.spec.inherit import find_spec, not_found, short_path
 from composer.spec.shipped import shipped_specs
 from composer.viewing.page import launch, page
 from composer.viewing.reading import MOST_TEXT, EditorContext
@@ -63,7 +63,7 @@ class ViewOptions(OfSource, OfShownSpec):
 
 @translate_errors
 def run_view(options: ViewOptions) -> Served:
-    text, place = _opened(options.spec)
+    text, place = _open(options.spec)
     if options.source is not None:
         size = dimensions(describe_model(options.source, options.revision).trunk)
         place = EditorContext(place.called, place.folder, size)
@@ -74,7 +74,7 @@ def run_view(options: ViewOptions) -> Served:
 view = function_of(ViewOptions, run_view)
 
 
-def _opened(spec: str | None) -> tuple[str | None, EditorContext]:
+def _open(spec: str | None) -> tuple[str | None, EditorContext]:
     """Return the text, and its place: files that it extends are looked for beside it. Raises SpecError."""
     if spec is None:
         return None, EditorContext()
@@ -83,8 +83,8 @@ def _opened(spec: str | None) -> tuple[str | None, EditorContext]:
         raise SpecError(not_found(spec, Path()))
     own = path not in shipped_specs().values()
     try:
-        with failing_as(SpecError, f"{shown(path)}: cannot be read"):
+        with failing_as(SpecError, f"{short_path(path)}: cannot be read"):
             text = read_bytes(path, 4 * MOST_TEXT).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise SpecError(f"{shown(path)}: not UTF-8: save the file in that encoding") from None
+        raise SpecError(f"{short_path(path)}: not UTF-8: save the file in that encoding") from None
     return text, EditorContext(path.name, path.parent if own else None)

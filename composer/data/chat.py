@@ -156,7 +156,7 @@ def render_answers(conversation: Conversation, tokenizer: PreTrainedTokenizerBas
         return _begin(text, messages, number, by_start[number, True].text, tokenizer, options) if number else 0
 
     if has_markers:
-        return [_marked(whole, begin_of(conversation.prompt, whole.text))]
+        return [_mark(whole, begin_of(conversation.prompt, whole.text))]
     texts = []
     for number in numbers:
         text = by_start[number + 1, False].text
@@ -168,7 +168,7 @@ def render_answers(conversation: Conversation, tokenizer: PreTrainedTokenizerBas
     return texts
 
 
-def _marked(whole: Rendered, begin: int) -> Rendered:
+def _mark(whole: Rendered, begin: int) -> Rendered:
     """Return the conversation with the template's own marks, without those in the prompt, which ends at the character ``begin``."""
     spans = tuple((max(start, begin), end) for start, end in whole.answers if end > begin)
     if not spans:
@@ -195,16 +195,16 @@ def _begin(
     if text.startswith(prompt):
         return len(prompt)
     before = render(tokenizer, messages[:number], **options).text
-    begin = _shared(before, text)
-    if begin + _shared(before[::-1], text[::-1]) < len(before):
+    begin = _count_shared(before, text)
+    if begin + _count_shared(before[::-1], text[::-1]) < len(before):
         raise DataError(
             f"the chat template changes earlier messages as soon as the assistant has written message {number + 1}, so that "
             "message cannot be found. Mark it in the template with {% generation %} and {% endgeneration %}, or use columns "
             "prompt+completion of text"
         )
-    return max(begin, _shared(prompt, text))
+    return max(begin, _count_shared(prompt, text))
 
 
-def _shared(first: str, second: str) -> int:
+def _count_shared(first: str, second: str) -> int:
     """Return the number of characters at the start that two texts share."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

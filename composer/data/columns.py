@@ -40,7 +40,7 @@ def check_characters(place: str, column: str, text: str) -> None:
         raise DataError(f"{place}: {column} is {brief(text)}, with half of a character; expected text")
 
 
-def parsed(place: str, column: str, value: Any) -> Any:
+def parse_column(place: str, column: str, value: Any) -> Any:
     """Return the value of a column that may store JSON as text, as many data sets of the Hub do. A blank text is None.
 
     Raises DataError.

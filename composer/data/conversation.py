@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer.data.columns import Empty, check_characters, parsed, text_of
+from composer.data.columns import Empty, check_characters, parse_column, text_of
 from composer.data.reading import DataRecord
 from composer.errors import DataError
 from composer.spec.places import brief, nearest
@@ -101,7 +101,7 @@ def is_messages(value: Any) -> bool:
 def _messages(place: str, fields: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
     value = fields[column]
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        value = parsed(place, column, value)
+        value = parse_column(place, column, value)
     if isinstance(value, Mapping) and value and all(isinstance(items, list) for items in value.values()):
         # A `Sequence` of structs, as older data sets of the Hub have it, is stored as one list a key.
         value = [dict(zip(value, items, strict=True)) for items in zip(*value.values(), strict=False)]
@@ -118,10 +118,10 @@ def _message(place: str, number: int, value: Any) -> dict[str, Any]:
     message = message if "role" in value else _from_sharegpt(here, message)
     role = text_of(here, {"role": None, **message}, "role")
     if "tool_calls" in message:
-        message["tool_calls"] = parsed(here, "tool_calls", message["tool_calls"])
+        message["tool_calls"] = parse_column(here, "tool_calls", message["tool_calls"])
     content = message.get("content")
     if isinstance(content, list):
-        message["content"] = content = _joined(here, content, from_tool=role == "tool")
+        message["content"] = content = _join_parts(here, content, from_tool=role == "tool")
     if isinstance(content, str):
         check_characters(here, "content", content)
     elif content is not None and role != "tool":  # a tool may return an object, which templates write as JSON
@@ -132,7 +132,7 @@ def _message(place: str, number: int, value: Any) -> dict[str, Any]:
     return message
 
 
-def _joined(here: str, parts: list[Any], *, from_tool: bool) -> Any:
+def _join_parts(here: str, parts: list[Any], *, from_tool: bool) -> Any:
     """Return the text of a message that is a list of parts. Other parts than text are an error, except in the result of a tool."""
     texts = []
     for part in parts:
@@ -168,7 +168,7 @@ def _calls(text: str) -> list[dict[str, Any]] | None:
     """Return the tool calls that a text holds as JSON: an object with name and arguments, or a list of them. None for other
     texts."""
     try:
-        value = parsed("", CALL, text)
+        value = parse_column("", CALL, text)
     except DataError:
         return None
     calls = value if isinstance(value, list) else [value]
@@ -179,10 +179,10 @@ def _calls(text: str) -> list[dict[str, Any]] | None:
 
 def _objects(place: str, fields: Mapping[str, Any], column: str) -> list[Any] | None:
     """Return the objects of a column, each of which may be JSON in a text."""
-    value = parsed(place, column, fields.get(column))
+    value = parse_column(place, column, fields.get(column))
     if value is None:
         return None
-    objects = [parsed(place, column, item) for item in value] if isinstance(value, list) else None
+    objects = [parse_column(place, column, item) for item in value] if isinstance(value, list) else None
     if objects is None or not all(isinstance(item, Mapping) for item in objects):
         raise DataError(f"{place}: {column} is {brief(value)}; expected a list of objects, or such a list as JSON")
     return objects
@@ -192,7 +192,7 @@ def _documents(value: Any) -> list[Any] | None:
     """Return the documents that a template may quote. None where the column is something else, which is not part of the
     conversation."""
     try:
-        documents = parsed("", "documents", value)
+        documents = parse_column("", "documents", value)
     except DataError:
         return None
     is_list = isinstance(documents, list) and documents and all(isinstance(item, Mapping) for item in documents)
@@ -201,7 +201,7 @@ def _documents(value: Any) -> list[Any] | None:
 
 def _settings(place: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record's own arguments for the chat template."""
-    value = parsed(place, "chat_template_kwargs", fields.get("chat_template_kwargs"))
+    value = parse_column(place, "chat_template_kwargs", fields.get("chat_template_kwargs"))
     if value is None:
         return {}
     if not isinstance(value, Mapping):

@@ -17,7 +17,7 @@ from composer.data.references import RecordOptions, RowFormat
 from composer.errors import DataError
 from composer.spec.places import nearest
 from composer.templates import Rendered
-from converters.bounded import listed
+from converters.bounded import list_first
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -104,7 +104,7 @@ def form_of(record: DataRecord, options: RecordOptions) -> RowFormat:
 
 
 def _columns(record: DataRecord, wanted: Iterable[str], what: str) -> str:
-    columns = listed(record.fields) or "none"
+    columns = list_first(record.fields) or "none"
     names = (name for name in islice(record.fields, MOST_NAMED) if len(name) < MOST_NAMED)
     guess = next((hint for name in names if (hint := nearest(name, wanted))), ".")
     understood = " | ".join("+".join(names) for _, names in COLUMNS)
@@ -174,7 +174,7 @@ def encode(written: TextDraft, tokenizer: PreTrainedTokenizerBase) -> Document:
         text += piece.text
         encoded = _tokens(text, tokenizer)
         follows = np.array_equal(encoded[: len(before)], before)
-        ids.append(encoded[len(before) :] if follows else _continued(piece.text, tokenizer))
+        ids.append(encoded[len(before) :] if follows else _tokenize_continuation(piece.text, tokenizer))
         learned.append(np.full(len(ids[-1]), piece.learned))
         before = encoded
     if not written.bare:
@@ -203,7 +203,7 @@ def _encode_whole(pieces: tuple[TextPiece, ...], tokenizer: PreTrainedTokenizerB
     return Document(np.array(encoding["input_ids"], np.int32), learned[first])
 
 
-def _continued(text: str, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+def _tokenize_continuation(text: str, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """Return the tokens of a text that continues a word or follows a space, without the space that many tokenizers add at the start
     of a text. If a tokenizer has no such tokens, such as one of whole words, return those of the text alone.
     """

@@ -17,7 +17,7 @@ from typing import Any
 from composer.data.parquet import ROWS, records_of
 from composer.data.references import HUB, HubData
 from composer.errors import DataError
-from converters.bounded import MOST_CONFIG, brief, read_text, shortened
+from converters.bounded import MOST_CONFIG, brief, read_text, shorten
 
 KINDS = ("arrow", "csv", "json", "parquet", "text")
 """The readers of ``datasets`` that open only the files passed to them."""
@@ -55,7 +55,7 @@ def is_offline() -> bool:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, without control characters."""
-    return shortened((str(error).strip() or type(error).__name__).splitlines()[0].rstrip("."), 500)
+    return shorten((str(error).strip() or type(error).__name__).splitlines()[0].rstrip("."), 500)
 
 
 def _checked_revision(data: HubData, datasets: Any) -> str | None:
@@ -81,7 +81,7 @@ def _checked_revision(data: HubData, datasets: Any) -> str | None:
 def _check_name(data: HubData, readers: Path) -> None:
     """Raise DataError for a name that ``datasets`` would read as a folder, or as one of its readers."""
     if not NAME.fullmatch(data.name) or ".." in data.name or (readers / data.name).exists():
-        raise DataError(f"{HUB}{shortened(data.name)}: no name of a data set; expected {HUB}owner/name")
+        raise DataError(f"{HUB}{shorten(data.name)}: no name of a data set; expected {HUB}owner/name")
     if os.path.exists(data.name):
         raise DataError(
             f"{data.title}: a file or folder {data.name} is here, too, and would be read instead; name it without {HUB}"
@@ -112,7 +112,7 @@ def check_builder(builder: Any, data: HubData) -> None:
     """Raise DataError if the data set is of a kind that is not read, or has files of another place."""
     kind = type(builder).__module__.split(".")[-1]
     if not type(builder).__module__.startswith("datasets.packaged_modules.") or kind not in KINDS:
-        raise DataError(f"{data.title}: a data set of the kind {shortened(kind)}; expected one of {', '.join(KINDS)}")
+        raise DataError(f"{data.title}: a data set of the kind {shorten(kind)}; expected one of {', '.join(KINDS)}")
     files = (path for paths in (builder.config.data_files or {}).values() for path in paths)
     other = next((path for path in files if not str(path).startswith(f"hf://datasets/{data.name}@")), None)
     if other is not None:

@@ -193,7 +193,7 @@ def pack(documents: Iterable[Document], sequence: int, *, how: Packing) -> Packe
     count = -(-int(starts[-1] + lengths[-1]) // sequence)
     begins = np.zeros(count * sequence, np.bool_)
     begins[slice(0, None, sequence) if how == "joined" else np.append(starts, np.arange(0, len(begins), sequence))] = True
-    rows = _filled(kept, starts, lengths, begins.reshape(count, sequence))
+    rows = _fill(kept, starts, lengths, begins.reshape(count, sequence))
     teaching = (rows.labels != IGNORED).any(axis=1)
     if teaching.all():
         return PackedRows(*rows._arrays(), dropped=left_out)
@@ -212,7 +212,7 @@ def _starts(lengths: np.ndarray, sequence: int, how: Packing) -> Iterator[int]:
         free += length
 
 
-def _filled(documents: list[Document], starts: np.ndarray, lengths: np.ndarray, begins: np.ndarray) -> PackedRows:
+def _fill(documents: list[Document], starts: np.ndarray, lengths: np.ndarray, begins: np.ndarray) -> PackedRows:
     """Return all rows, with the documents at their places. begins: ``N T``, the starts of positions."""
     count, sequence = begins.shape
     ids = np.full(count * sequence, PADDING, np.int32)

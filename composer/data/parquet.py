@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from composer.data.bounds import MOST_RATIO, RECORD, VALUE, Unpacked, too_long
 from composer.errors import DataError
 from composer.files import MOST_TEXT
-from converters.bounded import DEEPEST, shortened
+from converters.bounded import DEEPEST, shorten
 
 if TYPE_CHECKING:
     from pyarrow import DataType, RecordBatch
@@ -45,14 +45,14 @@ def read_parquet(stream: BinaryIO, file: Path) -> Iterator[dict[str, Any]]:
         schema, unpacked = opened.schema_arrow, Unpacked(file)
         readable = [field.name for field in schema if is_readable(field.type)]
         if not readable:
-            kinds = ", ".join(f"{shortened(field.name)}: {shortened(str(field.type))}" for field in list(schema)[:5])
+            kinds = ", ".join(f"{shorten(field.name)}: {shorten(str(field.type))}" for field in list(schema)[:5])
             raise DataError(f"{file} has no column of text (its columns: {kinds or 'none'}); expected text, or lists of messages")
         _check_sizes(opened, readable, file)
         done = 0
         for batch in opened.iter_batches(batch_size=ROWS, columns=readable, use_threads=False):
             unpacked.add(batch.nbytes + batch.num_rows * (RECORD + VALUE * len(schema)))
             names = {field.name for field in batch.schema if is_readable(field.type)}
-            others = {field.name: Unread(shortened(str(field.type))) for field in schema if field.name not in names}
+            others = {field.name: Unread(shorten(str(field.type))) for field in schema if field.name not in names}
             yield from records_of(batch, f"{file}, record", done, others)
             done += batch.num_rows
 
@@ -63,7 +63,7 @@ def records_of(batch: RecordBatch, place: str, done: int, others: dict[str, Any]
     place: what messages write before a record's number. done: the number of records before the batch. others: the values of
     columns that the batch lacks; each type that is not read is among them already, or else is added.
     """
-    unread = {field.name: Unread(shortened(str(field.type))) for field in batch.schema if not is_readable(field.type)}
+    unread = {field.name: Unread(shorten(str(field.type))) for field in batch.schema if not is_readable(field.type)}
     chosen = batch.select([field.name for field in batch.schema if field.name not in unread])
     if chosen.nbytes > MOST_TEXT:
         for index in range(chosen.num_rows):
@@ -106,7 +106,7 @@ def _check_sizes(opened: ParquetFile, columns: list[str], file: Path) -> None:
     """Raise DataError if a column's metadata states many times more than what is stored, or its name is there twice."""
     name, count = Counter(opened.schema_arrow.names).most_common(1)[0]
     if count > 1:
-        raise DataError(f"{file} has {count} columns of the name {shortened(name)}; expected one")
+        raise DataError(f"{file} has {count} columns of the name {shorten(name)}; expected one")
     wanted = set(columns)
     for number in range(opened.metadata.num_row_groups):
         group = opened.metadata.row_group(number)
@@ -116,6 +116,6 @@ def _check_sizes(opened: ParquetFile, columns: list[str], file: Path) -> None:
             size = max(chunk.total_uncompressed_size, chunk.num_values)
             if size > max(MOST_CHUNK, MOST_RATIO * chunk.total_compressed_size):
                 raise DataError(
-                    f"{file}: {chunk.total_compressed_size:,} bytes of the column {shortened(chunk.path_in_schema)} unpack to "
+                    f"{file}: {chunk.total_compressed_size:,} bytes of the column {shorten(chunk.path_in_schema)} unpack to "
                     f"{size:,}, more than {MOST_RATIO} times as many; expected less, or less than {MOST_CHUNK:,}"
                 )

@@ -14,10 +14,10 @@ from composer.data.hub import first_line, read_hub
 from composer.data.parquet import read_parquet
 from composer.data.plain import read_plain
 from composer.data.references import HUB, FileData, HubData, tasks
-from composer.data.streams import GZIP, opened, read_table, suffix_of
+from composer.data.streams import GZIP, open_unpacked, read_table, suffix_of
 from composer.errors import DataError
 from composer.spec.places import brief, near_and_all
-from converters.bounded import parse_json, reason, shortened, within
+from converters.bounded import parse_json, reason, shorten, within
 
 KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".csv": "csv", ".tsv": "csv"}
 """Suffixes of the files that are read, and their kinds."""
@@ -40,7 +40,7 @@ def read_records(data: FileData | HubData) -> Iterator[DataRecord]:
     """Return all records of the slice, in order. Nothing is written beside the data. Raises DataError, at the first record or
     later."""
     if isinstance(data, HubData):
-        source = _numbered(f"{data.title} ({data.split})", map(without_filling, read_hub(data)))
+        source = _number(f"{data.title} ({data.split})", map(without_filling, read_hub(data)))
     else:
         source = _file_records(data)
     return islice(source, data.skip, None if data.limit is None else data.skip + data.limit)
@@ -86,7 +86,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
     """Everything in a folder that is no folder, links and pipes included. Raises DataError if a folder cannot be listed."""
 
     def refuse(error: OSError) -> None:
-        raise DataError(f"{shortened(str(error.filename), 500)} cannot be listed: {reason(error)}") from error
+        raise DataError(f"{shorten(str(error.filename), 500)} cannot be listed: {reason(error)}") from error
 
     for parent, _, names in os.walk(folder, onerror=refuse):
         yield from (Path(parent, name) for name in names)
@@ -98,7 +98,7 @@ def _check_links(folder: Path, files: list[Path]) -> None:
         try:
             within(folder, str(file.relative_to(folder)))
         except OSError as error:
-            raise DataError(f"{shortened(str(file), 500)} cannot be read: {reason(error)}") from error
+            raise DataError(f"{shorten(str(file), 500)} cannot be read: {reason(error)}") from error
 
 
 def _missing(reference: str, path: Path) -> str:
@@ -112,7 +112,7 @@ def _missing(reference: str, path: Path) -> str:
 
 def _file_records(data: FileData) -> Iterator[DataRecord]:
     for file in files_of(data):
-        records = _numbered(str(file), _read_file(file, data.by or "document"))
+        records = _number(str(file), _read_file(file, data.by or "document"))
         first = next(records, None)
         if first is None:
             raise DataError(f"{file} has no record in it, only blank space; expected texts, or leave the file out")
@@ -120,7 +120,7 @@ def _file_records(data: FileData) -> Iterator[DataRecord]:
         yield from records
 
 
-def _numbered(place: str, records: Iterator[dict[str, Any]]) -> Iterator[DataRecord]:
+def _number(place: str, records: Iterator[dict[str, Any]]) -> Iterator[DataRecord]:
     for number, fields in enumerate(records, 1):
         yield DataRecord(f"{place}, record {number}", fields)
 
@@ -129,7 +129,7 @@ def _read_file(file: Path, by: str) -> Iterator[dict[str, Any]]:
     """Records of one file. Blank lines and paragraphs of plain text are no records."""
     kind = kind_of(file)
     try:
-        with opened(file) as stream:
+        with open_unpacked(file) as stream:
             if not stream.peek(1):
                 raise DataError(f"{file} is empty: it has 0 bytes; expected texts, or leave the file out")
             if kind == "json":

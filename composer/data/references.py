@@ -114,23 +114,23 @@ def parse_reference(text: str) -> DataReference:
 
     Nothing is opened. Raises DataError on an option that REF does not have.
     """
-    name, options = (text, {}) if os.path.exists(text) else _parted(text)
+    name, options = (text, {}) if os.path.exists(text) else _split(text)
     if not name:
         raise DataError(f"{brief(text)}: expected a file, {HUB}owner/name or a task, and options such as limit=1000 after commas")
     if name.startswith(HUB):
-        return _checked(HubData, {"name": name.removeprefix(HUB)}, options, text)
+        return _validate(HubData, {"name": name.removeprefix(HUB)}, options, text)
     if name in tasks():
         common = {key: value for key, value in options.items() if key in Slice.model_fields}
         own = {key: value for key, value in options.items() if key not in common}
-        _checked(tasks()[name], {}, own, text, also=tuple(Slice.model_fields))
-        return _checked(TaskData, {"name": name, "options": own}, common, text)
+        _validate(tasks()[name], {}, own, text, also=tuple(Slice.model_fields))
+        return _validate(TaskData, {"name": name, "options": own}, common, text)
     if nearest(name, tasks()) and not os.path.exists(name) and not options.keys() <= FileData.model_fields.keys():
         meant = near_and_all(name, tasks(), "tasks", "the tasks")  # whose options they are
         raise DataError(f"{text}: no file, folder or task {brief(name)}{meant}")
-    return _checked(FileData, {"path": name}, options, text)
+    return _validate(FileData, {"path": name}, options, text)
 
 
-def _parted(text: str) -> tuple[str, dict[str, str]]:
+def _split(text: str) -> tuple[str, dict[str, str]]:
     name, *settings = text.split(",")
     options: dict[str, str] = {}
     for option in settings:
@@ -143,7 +143,7 @@ def _parted(text: str) -> tuple[str, dict[str, str]]:
     return name.strip(), options
 
 
-def _checked(
+def _validate(
     model: type[Validated], fields: dict[str, Any], options: dict[str, str], text: str, also: tuple[str, ...] = ()
 ) -> Validated:
     """Return the model with the options. also: further options for the message to list. Raises DataError."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from composer.devices import seeded
+from composer.devices import seed_for_block
 from composer.errors import DataError
 from composer.model.generation import keep_tokens_alone
 from composer.tasks.unknown import without_embedding
@@ -44,7 +44,7 @@ def sample_texts(
     written, draw = 0, 0
     while written < texts:
         bits = random.Random(f"{seed} {draw}").getrandbits(32)  # its generator accepts no more
-        with seeded(bits, str(model.device)):
+        with seed_for_block(bits, str(model.device)):
             rows = model.generate(
                 input_ids=torch.full((batch, 1), begin, device=model.device),
                 attention_mask=torch.ones(batch, 1, dtype=torch.long, device=model.device),

@@ -60,9 +60,9 @@ class _Gunzipped(io.RawIOBase):
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[io.BufferedReader]:
+def open_unpacked(file: Path) -> Iterator[io.BufferedReader]:
     """Open the bytes of a regular file for the block, unpacked where it is packed. Raises DataError."""
-    with failing_as(DataError, f"{file} cannot be read"), bounded.opened(file) as stream:
+    with failing_as(DataError, f"{file} cannot be read"), bounded.open_regular(file) as stream:
         yield io.BufferedReader(_Gunzipped(file, stream)) if file.suffix.lower() == GZIP else stream
 
 
@@ -85,8 +85,8 @@ def read_table(stream: BinaryIO, file: Path) -> Iterator[dict[str, str | None]]:
                 continue
             if len(row) != len(columns):
                 raise DataError(
-                    f"{file}:{rows.line_num}  has {len(row):,} cells, expected {len(columns):,}: {bounded.listed(columns)}. Put "
-                    "quotes around a cell that contains a separator, a quote or a line break"
+                    f"{file}:{rows.line_num}  has {len(row):,} cells, expected {len(columns):,}: {bounded.list_first(columns)}. "
+                    "Put quotes around a cell that contains a separator, a quote or a line break"
                 )
             yield {column: cell or None for column, cell in zip(columns, row, strict=True)}
     except csv.Error as error:

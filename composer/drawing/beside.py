@@ -27,10 +27,10 @@ def beside(first: Resolved, second: Resolved, *, on: str | None = None, sequence
 
 def _marks(first: Resolved, second: Resolved) -> tuple[dict[HeadKey, frozenset[str]], dict[HeadKey, frozenset[str]]]:
     graphs = tuple({kind: build_graph(head, shape) for kind, (head, shape, _) in spec.kinds().items()} for spec in (first, second))
-    return _marked(*graphs), _marked(*reversed(graphs))
+    return _find_changed(*graphs), _find_changed(*reversed(graphs))
 
 
-def _marked(graphs: dict[HeadKey, HeadGraph], others: dict[HeadKey, HeadGraph]) -> dict[HeadKey, frozenset[str]]:
+def _find_changed(graphs: dict[HeadKey, HeadGraph], others: dict[HeadKey, HeadGraph]) -> dict[HeadKey, frozenset[str]]:
     """Nodes that the other spec's graphs lack, by head and number of its heads; all nodes of a head without a counterpart."""
     marked = {}
     for kind, graph in graphs.items():

@@ -10,7 +10,7 @@ from blocks.memories.base import Memory
 from blocks.operation import EVICTED, Kind, Slot
 from blocks.part import Part
 from composer.drawing.layered import LABEL_SIZE, Link, Size
-from composer.drawing.text import fitted, lines_of, width
+from composer.drawing.text import fit_text, lines_of, width
 from composer.graph.graph import Edge, HeadGraph, Node
 from composer.spec.explain import state_bytes, state_size
 from composer.words import plural, size
@@ -109,7 +109,7 @@ def _link(edge: Edge, count: int) -> Link:
     elif edge.kind in (Kind.KEY, Kind.QUERY, Kind.VALUE) and edge.input != edge.kind:
         word = f"{edge.input} {word}"
     kind = edge.output if evicts else str(edge.kind)
-    label = fitted(word, WIDEST, LABEL_SIZE)
+    label = fit_text(word, WIDEST, LABEL_SIZE)
     sizes = " × ".join(f"{count:,}" for count in (edge.heads, edge.dim) if count)
     title = f"{word}, from {edge.start} to {edge.end}" + (f": {sizes} a token" if sizes and edge.kind is not Kind.WEIGHT else "")
     return Link(edge.start, edge.output, edge.end, kind, label, width(label, LABEL_SIZE), title)
@@ -126,8 +126,8 @@ def _state_bytes(graph: HeadGraph, tokens: int, dtype: str) -> dict[str, int]:
 
 def _box(node: Node, graph: HeadGraph, held: int, tokens: int) -> Box:
     caption, title, details = _words(node)
-    lines = [Text(fitted(caption, WIDEST, DETAIL), DETAIL, "caption")] if caption else []
-    lines.append(Text(fitted(title, WIDEST, TITLE, bold=True), TITLE, "title"))
+    lines = [Text(fit_text(caption, WIDEST, DETAIL), DETAIL, "caption")] if caption else []
+    lines.append(Text(fit_text(title, WIDEST, TITLE, bold=True), TITLE, "title"))
     shown = {id(other.part) for other in graph.parts if other is not node}
     if node.part is not None and node.main:
         details = [*details, *_fields_in_words(node.part, shown)]

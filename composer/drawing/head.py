@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from composer.drawing.contents import LEADING, PADDING, Box, boxes_and_links
-from composer.drawing.layered import BEFORE_LABEL, LABEL_SIZE, Route, Size, placed, widened
-from composer.drawing.svg import element, escaped, number
+from composer.drawing.layered import BEFORE_LABEL, LABEL_SIZE, Route, Size, place, widen
+from composer.drawing.svg import element, escape_svg, number
 from composer.graph.graph import HeadGraph
 
 ARROW, HALF = 7.0, 3.5
@@ -14,12 +14,12 @@ CUT = 8.0
 """The size of cut corners."""
 
 
-def drawn(graph: HeadGraph, tokens: int, dtype: str, marked: frozenset[str] = frozenset()) -> tuple[list[str], float, float]:
+def draw_head(graph: HeadGraph, tokens: int, dtype: str, marked: frozenset[str] = frozenset()) -> tuple[list[str], float, float]:
     """Elements, width, height. marked: nodes that another spec lacks or changes."""
     boxes, links = boxes_and_links(graph, tokens, dtype)
     top = frozenset(node.name for node in graph.order if node.part is None and node.operation.gives)
-    layout = placed({name: box.size for name, box in boxes.items()}, links, top)
-    sizes = {name: widened(box.size, [link for link in links if link.end == name]) for name, box in boxes.items()}
+    layout = place({name: box.size for name, box in boxes.items()}, links, top)
+    sizes = {name: widen(box.size, [link for link in links if link.end == name]) for name, box in boxes.items()}
     elements = [piece for line in layout.lines for piece in _line(line)]
     for name, box in boxes.items():
         elements += _box(box, sizes[name], *layout.boxes[name], marked=name in marked)
@@ -33,13 +33,13 @@ def _line(line: Route) -> Iterator[str]:
     bend = f"C{number(x)} {number(middle)} {number(ends_at)} {number(middle)} {number(ends_at)} {number(straight)}"
     path = f"M{number(x)} {number(y)}V{number(bends)}{bend}V{number(stop)}"
     kind = line.link.kind
-    yield element("path", [element("title", escaped(line.link.title))], class_=f"cd-flow cd-{kind}", d=path)
+    yield element("path", [element("title", escape_svg(line.link.title))], class_=f"cd-flow cd-{kind}", d=path)
     if line.arrives:
         tip = f"M{number(ends_at)} {number(end)}l{number(-HALF)} {number(-ARROW)}h{number(2 * HALF)}z"
         yield element("path", class_=f"cd-tip cd-{kind}", d=tip)
         yield element(
             "text",
-            escaped(line.link.label),
+            escape_svg(line.link.label),
             class_=f"cd-label cd-{kind}",
             x=ends_at + BEFORE_LABEL,
             y=end - 10,
@@ -49,7 +49,7 @@ def _line(line: Route) -> Iterator[str]:
 
 def _box(box: Box, size: Size, x: float, y: float, *, marked: bool) -> Iterator[str]:
     shape = element("path", class_="cd-shape", d=_shape(box.look, x, y, size.width, size.height))
-    inside = [element("title", escaped(box.title)), shape]
+    inside = [element("title", escape_svg(box.title)), shape]
     if box.look == "memory":
         inside.append(element("path", class_="cd-lid", d=f"M{number(x + 4)} {number(y + 4)}h{number(size.width - 8)}"))
     if marked:
@@ -60,7 +60,7 @@ def _box(box: Box, size: Size, x: float, y: float, *, marked: bool) -> Iterator[
         inside.append(
             element(
                 "text",
-                escaped(line.text),
+                escape_svg(line.text),
                 class_=f"cd-{line.style}",
                 x=x + size.width / 2,
                 y=at - 4,

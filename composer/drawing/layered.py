@@ -68,13 +68,13 @@ class Placed:
     lines: list[Route] = field(default_factory=list)
 
 
-def widened(size: Size, links: Sequence[Link]) -> Size:
+def widen(size: Size, links: Sequence[Link]) -> Size:
     """Return the box, at least as wide as the labels above it."""
     needed = sum(BEFORE_LABEL + link.label_width + AFTER_LABEL for link in links) + 2 * size.inset
     return Size(max(size.width, needed), size.height, size.inset)
 
 
-def placed(sizes: Mapping[str, Size], links: Sequence[Link], top: frozenset[str]) -> Placed:
+def place(sizes: Mapping[str, Size], links: Sequence[Link], top: frozenset[str]) -> Placed:
     """Return the layout. sizes: of every box, in the order of the flow. top: boxes of the first layer, if nothing feeds them."""
     return _Layout(sizes, links, top).done()
 
@@ -85,7 +85,7 @@ class _Layout:
         for link in links:
             into[link.end].append(link)
         self.into = into
-        self.sizes = {name: widened(size, into[name]) for name, size in sizes.items()}
+        self.sizes = {name: widen(size, into[name]) for name, size in sizes.items()}
         self.links = links
         self.layer = _layers(sizes, links, top)
         self.rows: list[list[Key]] = [[] for _ in range(max(self.layer.values(), default=-1) + 1)]

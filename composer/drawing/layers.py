@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 
 from composer.drawing.style import HEADS
-from composer.drawing.svg import element, escaped
+from composer.drawing.svg import element, escape_svg
 from composer.drawing.text import width
 from composer.spec.resolve import Group, Resolved
 
@@ -90,7 +90,7 @@ def _column(
         elements.append(
             element(
                 "rect",
-                [element("title", escaped(title))] if len(layer) > 1 else (),
+                [element("title", escape_svg(title))] if len(layer) > 1 else (),
                 class_=f"cd-cell cd-head{places.index(kind) % len(HEADS)}",
                 x=x,
                 y=top,

@@ -9,11 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from blocks.legend import Shape
-from composer.drawing.head import drawn
+from composer.drawing.head import draw_head
 from composer.drawing.layers import letters, map_of_layers
 from composer.drawing.style import style
-from composer.drawing.svg import element, escaped
-from composer.drawing.text import fitted, lines_of, width
+from composer.drawing.svg import element, escape_svg
+from composer.drawing.text import fit_text, lines_of, width
 from composer.errors import ComposerError
 from composer.files import write_whole
 from composer.graph.composition import HeadSpec
@@ -78,7 +78,7 @@ def picture(
     kinds = resolved.kinds()
     graphs = {kind: build_graph(head, shape) for kind, (head, shape, _) in kinds.items()}
     sheet = _Sheet([], NARROWEST, MARGIN)
-    panels = {kind: drawn(graph, sequence, dtype, (marked or {}).get(kind, frozenset())) for kind, graph in graphs.items()}
+    panels = {kind: draw_head(graph, sequence, dtype, (marked or {}).get(kind, frozenset())) for kind, graph in graphs.items()}
     widest = max([NARROWEST, *(wide for _, wide, _ in panels.values())])
     _heading(sheet, resolved, on, widest)
     _figures(sheet, resolved, kinds, graphs, sequence, dtype, widest)
@@ -91,7 +91,7 @@ def picture(
 
 
 def _heading(sheet: _Sheet, resolved: Resolved, on: str | None, most: float) -> None:
-    _text(sheet, fitted(resolved.name, most, 18, bold=True), 18, "name", 22)
+    _text(sheet, fit_text(resolved.name, most, 18, bold=True), 18, "name", 22)
     size_ = resolved.dimensions
     heads = f"{size_.heads:,} query and {size_.key_heads:,} key heads of {size_.head_dim:,} numbers"
     heads += "" if size_.value_dim is None else f", values of {size_.value_dim:,}"
@@ -133,7 +133,7 @@ def _lines(sheet: _Sheet, pieces: list[str], most: float) -> None:
 
 def _text(sheet: _Sheet, text: str, font: int, name: str, leading: float) -> None:
     sheet.y += leading
-    sheet.elements.append(element("text", escaped(text), class_=f"cd-{name}", x=MARGIN, y=sheet.y - 5, font_size=font))
+    sheet.elements.append(element("text", escape_svg(text), class_=f"cd-{name}", x=MARGIN, y=sheet.y - 5, font_size=font))
     sheet.width = max(sheet.width, width(text, font, bold=name in ("name", "state")))
 
 
@@ -157,12 +157,12 @@ def _panels(
     """Place the heads' graphs side by side, in as many rows as they need."""
     x, lowest = 0.0, sheet.y
     for kind, (elements, wide, high) in panels.items():
-        title = fitted(says[kind], max(wide, NARROWEST), 13, bold=True)
+        title = fit_text(says[kind], max(wide, NARROWEST), 13, bold=True)
         across = max(wide, width(title, 13, bold=True))
         if x and x + across > WIDEST - 2 * MARGIN:
             x, sheet.y = 0.0, lowest + BETWEEN
         left = MARGIN + x
-        sheet.elements.append(element("text", escaped(title), class_="cd-state cd-panel", x=left, y=sheet.y + 13, font_size=13))
+        sheet.elements.append(element("text", escape_svg(title), class_="cd-state cd-panel", x=left, y=sheet.y + 13, font_size=13))
         moved = f"translate({left + (across - wide) / 2:.1f} {sheet.y + 28:.1f})"
         sheet.elements.append(element("g", elements, transform=moved))
         lowest = max(lowest, sheet.y + 28 + high)
@@ -174,7 +174,7 @@ def _panels(
 def _whole(sheet: _Sheet, name: str) -> Picture:
     wide, high = sheet.width + 2 * MARGIN, sheet.y + MARGIN
     ground = element("rect", class_="cd-ground", x=0.5, y=0.5, width=wide - 1, height=high - 1, rx=8)
-    title = element("title", escaped(f"{name}: its heads and layers"))
+    title = element("title", escape_svg(f"{name}: its heads and layers"))
     elements = "\n".join([ground, *sheet.elements])
     inside = f"{title}\n{element('style', style(elements))}\n{elements}"
     return Picture(svg(inside + "\n", wide, high), wide, high)

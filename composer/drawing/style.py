@@ -54,10 +54,10 @@ def style(used: str) -> str:
             f".cd-flow.cd-{kind}{{stroke-dasharray:{dash}}}" for kind, (_, _, dash) in _FLOWS.items() if dash and kind in used
         )
     )
-    return f"{always}{_coloured(used, dark=False)}@media (prefers-color-scheme:dark){{{_coloured(used, dark=True)}}}"
+    return f"{always}{_colour(used, dark=False)}@media (prefers-color-scheme:dark){{{_colour(used, dark=True)}}}"
 
 
-def _coloured(used: str, *, dark: bool) -> str:
+def _colour(used: str, *, dark: bool) -> str:
     ground, rim, text, faint = _GROUND[dark]
     rules = [
         f".cd-ground{{fill:{ground};stroke:{rim}}}",

@@ -12,16 +12,16 @@ _FORBIDDEN = re.compile("[\ufffe\uffff]")
 """What XML forbids beside control characters and surrogates, which ``mask`` replaces."""
 
 
-def escaped(text: str) -> str:
+def escape_svg(text: str) -> str:
     """Escape text for use between tags and in attributes."""
     return escape(_FORBIDDEN.sub("\ufffd", mask(text)), quote=False).replace('"', "&quot;")
 
 
 def element(tag: str, children: Iterable[str] | str = (), **attributes: object) -> str:
-    """Return one element. children: elements; of text, use ``escaped``. An attribute's trailing and inner underscores are hyphens
-    or nothing: ``class_`` is class, ``stroke_width`` is stroke-width."""
+    """Return one element. children: elements; of text, use ``escape_svg``. An attribute's trailing and inner underscores are
+    hyphens or nothing: ``class_`` is class, ``stroke_width`` is stroke-width."""
     attribute_text = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{escaped(number(value) if isinstance(value, float) else str(value))}"'
+        f' {name.rstrip("_").replace("_", "-")}="{escape_svg(number(value) if isinstance(value, float) else str(value))}"'
         for name, value in attributes.items()
         if value is not None
     )

@@ -44,7 +44,7 @@ def _of(character: str, table: dict[str, int]) -> int:
     return _WIDE if unicodedata.east_asian_width(character) in "WF" else _OTHER
 
 
-def fitted(text: str, most: float, size: float, *, bold: bool = False) -> str:
+def fit_text(text: str, most: float, size: float, *, bold: bool = False) -> str:
     """Return the text, or as much of its beginning as leaves room for ``…``."""
     if width(text, size, bold=bold) <= most:
         return text
@@ -57,7 +57,7 @@ def fitted(text: str, most: float, size: float, *, bold: bool = False) -> str:
 def lines_of(pieces: list[str], most: float, size: float, between: str = " · ") -> list[str]:
     """Return pieces one after another, in as many lines as they need. A piece that is too long for a line is cut."""
     lines: list[str] = []
-    for piece in (fitted(text, most, size) for text in pieces):
+    for piece in (fit_text(text, most, size) for text in pieces):
         longer = f"{lines[-1]}{between}{piece}" if lines else piece
         if lines and width(longer, size) <= most:
             lines[-1] = longer

@@ -47,9 +47,9 @@ def read_tasks(tasks: Sequence[str | Task | Perplexity], options: EvaluationOpti
             raise EvaluationError(f"tasks: expected {kinds}; got a value of type {type(task).__name__}.")
         for name, own in _tasks_with_options(task):
             label = ",".join([name, *(f"{key}={value}" for key, value in own.items())])
-            shared = _shared(name, own, options)
+            shared = _shared_options(name, own, options)
             taken |= shared.keys()
-            named.append(NamedTask(label, _validated(label, name, own, shared)))
+            named.append(NamedTask(label, _validate(label, name, own, shared)))
     twice = [task.label for place, task in enumerate(named) if task.label in [before.label for before in named[:place]]]
     if twice:
         raise EvaluationError(f"The task {twice[0]} is named twice; name it once, or with other options.")
@@ -90,14 +90,14 @@ def _tasks_with_options(text: str) -> list[tuple[str, dict[str, str]]]:
     return parted
 
 
-def _shared(name: str, own: Mapping[str, str], options: EvaluationOptions) -> dict[str, Any]:
+def _shared_options(name: str, own: Mapping[str, str], options: EvaluationOptions) -> dict[str, Any]:
     """Return the shared options that this task has and does not set itself."""
     known = KINDS[name].model_fields
     every = {"samples": options.samples or SAMPLES, "seed": options.seed} | {key: getattr(options, key) for key in FILES}
     return {key: value for key, value in every.items() if key in known and key not in own and value is not None}
 
 
-def _validated(label: str, name: str, own: Mapping[str, str], shared: Mapping[str, Any]) -> Task | Perplexity:
+def _validate(label: str, name: str, own: Mapping[str, str], shared: Mapping[str, Any]) -> Task | Perplexity:
     kind = KINDS[name]
     known = [key for key in kind.model_fields if key not in ("kind", "learn", *SHARED_OPTIONS)]
     for key in own:

@@ -21,7 +21,7 @@ from composer.evaluation.report import (
 from composer.runs.report import TABLE
 from composer.runs.store import RunStore
 from composer.state import cut_interrupted_line, read_log, read_state
-from converters.bounded import MOST_LOG, appending, brief, listed
+from converters.bounded import MOST_LOG, appending, brief, list_first
 
 PICTURES = ("accuracy", "loss", "depth", "position")
 """The prefixes of the names of pictures."""
@@ -112,17 +112,17 @@ def _check_sample(line: LoggedSample, setting: EvaluationSetting, where: str) ->
     _check_known(line.length, setting.lengths, "length", where)
     task = tasks[line.task]
     if line.index >= setting.samples_of(task):
-        raise _damaged(where, f"index: expected less than {setting.samples_of(task):,}, got {line.index:,}")
+        raise _damage_error(where, f"index: expected less than {setting.samples_of(task):,}, got {line.index:,}")
     if task.scored != "loss" and not 0 <= line.score <= 1:
-        raise _damaged(where, f"score: expected a share from 0 to 1, got {line.score:g}")
+        raise _damage_error(where, f"score: expected a share from 0 to 1, got {line.score:g}")
 
 
 def _check_known(value: object, known: Iterable[object], field: str, where: str) -> None:
     if value not in known:
-        raise _damaged(where, f"{field}: expected one of {listed(map(str, known))}, got {brief(value)}")
+        raise _damage_error(where, f"{field}: expected one of {list_first(map(str, known))}, got {brief(value)}")
 
 
-def _damaged(where: str, problem: str) -> EvaluationError:
+def _damage_error(where: str, problem: str) -> EvaluationError:
     return EvaluationError(f"{where} is damaged: {problem}. {SAMPLES_AGAIN}")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from composer.errors import EvaluationError, TaskError
 from composer.evaluation.arguments import NamedTask
 from composer.evaluation.report import CellKey
-from composer.evaluation.scoring import MORE, check_tokens, drawn
+from composer.evaluation.scoring import MORE, check_tokens, draw_samples
 from composer.evaluation.subjects import Subject
 from composer.notices import warn_user
 from composer.tasks.base import Sample
@@ -82,7 +82,7 @@ def _impossible(
         try:
             if trunk is not None:
                 _check_room(named, length, trunk, reference)
-            samples = drawn(named.task, writer, length)
+            samples = draw_samples(named.task, writer, length)
             texts, count = [], 1 if seen else samples.count
             for index in range(count):
                 texts.append(samples.draw(index))

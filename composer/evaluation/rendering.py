@@ -15,7 +15,7 @@ from typing import Any
 
 from composer.evaluation.folder import PLOTS, STORE
 from composer.evaluation.report import DEPTHS, CellKey, CutRequests, EvaluationCell, EvaluationReport, TaskIdentity, interval_of
-from composer.plotting import MAP, doubling_ticks, legend, look, panels, plain, titled, whole_ticks
+from composer.plotting import MAP, add_title, doubling_ticks, legend, look, panels, plain, whole_ticks
 from composer.runs.report import write_pictures
 from composer.tables import Table
 from composer.tasks.base import Scored
@@ -155,7 +155,7 @@ def _over_length(pyplot: Any, task: TaskIdentity, cells: dict[str, list[Evaluati
     doubling_ticks(axis, sorted({cell.length for every in cells.values() for cell in every}))
     what = "nats per token" if task.scored == "loss" else "share answered right"
     axis.set(xlabel="tokens of the text", ylabel=what)
-    titled(figure, f"{task.label}: {what}, with 95 % intervals")
+    add_title(figure, f"{task.label}: {what}, with 95 % intervals")
     if task.scored != "loss":
         axis.set_ylim(-0.03, 1.03)
     legend(figure, axis, columns=4)
@@ -193,7 +193,7 @@ def _over_depth(pyplot: Any, task: TaskIdentity, cells: dict[str, list[Evaluatio
         if place % across == 0:
             axis.set_ylabel("depth of the needle, from")
     figure.colorbar(image, ax=axes, label="share answered right")
-    titled(figure, f"{task.label}: share answered right, by the depth of the needle (white: not tested)")
+    add_title(figure, f"{task.label}: share answered right, by the depth of the needle (white: not tested)")
     return figure
 
 
@@ -207,6 +207,6 @@ def _over_position(pyplot: Any, task: TaskIdentity, cells: dict[str, list[Evalua
             axis.plot(places, [part.nats for part in cell.by_position], **style)
     axis.set(xlabel="position in the text (tokens)", ylabel="nats per token")
     whole_ticks(axis)
-    titled(figure, f"{task.label}: nats per token, by its position")
+    add_title(figure, f"{task.label}: nats per token, by its position")
     legend(figure, axis, columns=3)
     return figure

@@ -26,9 +26,9 @@ from composer.evaluation.report import (
     ModelCutRequests,
     make_cell,
 )
-from composer.evaluation.scoring import CellFailed, drawn, score_cell
+from composer.evaluation.scoring import CellFailed, draw_samples, score_cell
 from composer.evaluation.subjects import Subject, open_subjects, task_facts
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 from composer.tasks.base import Task
 from composer.tasks.writer import Writer
 from composer.versions import versions_of
@@ -67,10 +67,10 @@ def evaluate(
     if options.lm_eval:
         check_harness(options, subjects)
     folder = None if options.out is None else options.out.expanduser()
-    with _interrupted(folder):
+    with _explain_interrupt(folder):
         impossible, made = impossible_cells(subjects, named, lengths, _making(options))
         setting = _setting(subjects, named, lengths, options)
-    with open_score_log(folder, setting, force=options.force) as log, _interrupted(folder, log):
+    with open_score_log(folder, setting, force=options.force) as log, _explain_interrupt(folder, log):
         run = _Evaluation(subjects, named, lengths, options, log, manager, impossible, made)
         cells = [cell for subject in subjects for cell in run.subject(subject)]
         labels = [model.label for model in log.setting.models]
@@ -115,7 +115,7 @@ class _Evaluation:
         self.options, self.log, self.manager = options, log, manager
         self._cells = [(task, length) for task in tasks for length in lengths]
         self._counts = {
-            key: drawn(task.task, Writer(subject.tokenizer), length).count
+            key: draw_samples(task.task, Writer(subject.tokenizer), length).count
             for subject in subjects
             for task, length in self._cells
             if (key := CellKey(subject.label, task.label, length)) not in impossible
@@ -188,7 +188,7 @@ def _making(options: EvaluationOptions) -> OnMade | None:
 
 
 @contextmanager
-def _interrupted(folder: Path | None, log: ScoreLog | None = None) -> Iterator[None]:
+def _explain_interrupt(folder: Path | None, log: ScoreLog | None = None) -> Iterator[None]:
     """For the block, Ctrl-C prints what is kept, and how to continue."""
     try:
         yield
@@ -200,13 +200,12 @@ def _interrupted(folder: Path | None, log: ScoreLog | None = None) -> Iterator[N
         elif log is None:
             message = "Interrupted while samples were made: nothing was scored yet. Run the same command again to start over."
             if (folder / RUN).is_file():
-                message = (
-                    f"Interrupted while samples were made: {shown(folder)} is unchanged. Run the same command again to continue."
-                )
+                unchanged = f"{short_path(folder)} is unchanged"
+                message = f"Interrupted while samples were made: {unchanged}. Run the same command again to continue."
         else:
             count = sum(map(len, log.logged.values()))
             message = (
-                f"Interrupted: {shown(folder)} keeps {plural(count, 'scored sample')}. Run the same command again to continue."
+                f"Interrupted: {short_path(folder)} keeps {plural(count, 'scored sample')}. Run the same command again to continue."
             )
         raise Stopped(message, signal.SIGINT) from error
 

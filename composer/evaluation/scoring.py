@@ -46,7 +46,7 @@ class SampleScore(NamedTuple):
     nats: tuple[float | None, ...] | None = None
 
 
-def drawn(task: Task | Perplexity, writer: Writer, length: int) -> LazySamples:
+def draw_samples(task: Task | Perplexity, writer: Writer, length: int) -> LazySamples:
     """Return the samples of a cell. Raises TaskError, some tasks only as a sample is drawn."""
     if isinstance(task, Perplexity):
         return task.windows(writer, length)
@@ -76,7 +76,7 @@ def score_cell(
     - tell: called with each result, after its batch.
     """
     writer = Writer(tokenizer)
-    samples, ready = drawn(task, writer, length), made or {}
+    samples, ready = draw_samples(task, writer, length), made or {}
     size = max(1, batch_tokens // length)
     results: list[SampleResult] = []
     for start in range(0, samples.count, size):

@@ -22,7 +22,7 @@ from blocks.part import Closed
 from composer.drawing.picture import picture
 from composer.errors import ExportError
 from composer.escape import escape_markdown, markdown_block, markdown_code
-from composer.exporting.modeling import Exported, written
+from composer.exporting.modeling import Exported, write_file
 from composer.exporting.native import Native, native_of, write_weights
 from composer.files import sha256
 from composer.model.classes import Composed
@@ -98,7 +98,7 @@ def export_folder(
 
 def text_of(model: Composed, *, step: bool = False) -> Exported:
     """Return the Python file of a loaded model. Raises ExportError if the model cannot be exported."""
-    return written(causal(model), step=step)
+    return write_file(causal(model), step=step)
 
 
 def causal(model: Composed) -> ComposedForCausalLM:

@@ -49,18 +49,18 @@ def is_written_out(fact: ArgumentFact | None) -> bool:
     return isinstance(fact.value, bool | str | None) or (type(fact.value) is int and fact.value == 1)
 
 
-def joined(facts: Iterable[ArgumentFact | None]) -> ArgumentFact | None:
+def join_facts(facts: Iterable[ArgumentFact | None]) -> ArgumentFact | None:
     """Return the fact that holds for an argument in all of these calls; None if there is none."""
     facts = list(facts)
     first = facts[0]
     if any(fact is None or fact == Known(None) for fact in facts):
         return first if all(fact == first for fact in facts) else None
-    if all(fact == first and _typed(fact) == _typed(first) for fact in facts):
+    if all(fact == first and _with_type(fact) == _with_type(first) for fact in facts):
         return first
     return NotNone()
 
 
-def _typed(fact: ArgumentFact | None) -> Any:
+def _with_type(fact: ArgumentFact | None) -> Any:
     """Return the type of a known value: True and 1 are equal, and different constants."""
     return type(fact.value) if isinstance(fact, Known) else None
 
@@ -89,7 +89,7 @@ def _fact_of_call(method: ast.expr, facts: Mapping[str, ArgumentFact]) -> Argume
     return NotNone() if tensor or ast.unparse(method.value) == "torch" else None
 
 
-def folded(function: ast.FunctionDef, facts: Mapping[str, ArgumentFact]) -> tuple[ast.FunctionDef, dict[str, ArgumentFact]]:
+def fold(function: ast.FunctionDef, facts: Mapping[str, ArgumentFact]) -> tuple[ast.FunctionDef, dict[str, ArgumentFact]]:
     """Return the function with these facts about its parameters, and the facts about its parameters and variables.
 
     A fact about ``name()`` is one about the result of the function of that name.
@@ -234,7 +234,7 @@ class _Fold(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For) -> ast.For:
         node.iter = self.visit(node.iter)
-        for target, run in _zipped(node):
+        for target, run in _unzip(node):
             if isinstance(target, ast.Name) and ast.unparse(run) == NOTHING and target.id in self.once:
                 self.facts[target.id] = Known(None)
             elif isinstance(target, ast.Name) and target.id in self.once:
@@ -266,7 +266,7 @@ class _Fold(ast.NodeTransformer):
                 for left, right in zip(target.elts, node.value.elts, strict=True)
                 if not (isinstance(left, ast.Name) and self._is_constant(left, right))
             ]
-            return _assigned(both, node)
+            return _assign(both, node)
         return node
 
     def _is_constant(self, target: ast.Name, value: ast.expr) -> bool:
@@ -290,7 +290,7 @@ def _is_same(item: ast.expr, other: ast.expr) -> bool:
     return isinstance(item, ast.Name) and isinstance(other, ast.Name) and item.id == other.id
 
 
-def _assigned(both: list[tuple[ast.expr, ast.expr]], like: ast.Assign) -> ast.Assign | None:
+def _assign(both: list[tuple[ast.expr, ast.expr]], like: ast.Assign) -> ast.Assign | None:
     """The assignment of some values to some targets."""
     if not both:
         return None
@@ -324,12 +324,12 @@ class _Unused(ast.NodeTransformer):
         if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple) and len(target.elts) == len(node.value.elts):
             pairs = zip(target.elts, node.value.elts, strict=True)
             kept = [(left, right) for left, right in pairs if self._is_read(left)]
-            return node if len(kept) == len(target.elts) else _assigned(kept, node)
+            return node if len(kept) == len(target.elts) else _assign(kept, node)
         return node if self._is_read(target) else None
 
     def visit_For(self, node: ast.For) -> ast.For:
         self.generic_visit(node)
-        both = _zipped(node)
+        both = _unzip(node)
         kept = [(target, run) for target, run in both if self._is_read(target)]
         if kept and len(kept) < len(both):
             assert isinstance(node.iter, ast.Call)
@@ -359,7 +359,7 @@ def _without_dead_stores(body: list[ast.stmt]) -> list[ast.stmt]:
         ]
         if len(live) == len(pairs):
             kept.append(statement)
-        elif (assigned := _assigned(live, statement)) is not None:
+        elif (assigned := _assign(live, statement)) is not None:
             kept.append(assigned)
     return kept
 
@@ -376,7 +376,7 @@ def _is_dead(target: ast.expr, following: list[ast.stmt]) -> bool:
     return False
 
 
-def _zipped(node: ast.For) -> list[tuple[ast.expr, ast.expr]]:
+def _unzip(node: ast.For) -> list[tuple[ast.expr, ast.expr]]:
     """Return the targets of a loop over a zip, each with its iterable; nothing for another loop."""
     run, target = node.iter, node.target
     if not (isinstance(run, ast.Call) and ast.unparse(run.func) == "zip" and isinstance(target, ast.Tuple)):

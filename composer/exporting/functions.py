@@ -14,7 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from composer.errors import ExportError
-from composer.exporting.folding import NO_NUMBERS, REWRITTEN, ArgumentFact, NotNone, fact_of, folded, is_written_out, joined
+from composer.exporting.folding import NO_NUMBERS, REWRITTEN, ArgumentFact, NotNone, fact_of, fold, is_written_out, join_facts
 from composer.exporting.source import definition
 
 Facts = Mapping[str, ArgumentFact]
@@ -132,7 +132,7 @@ class Functions:
         # A parameter that the function assigns anew is not what its calls have in common.
         assigned = {item.id for item in ast.walk(self.trees[key]) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)}
         names = [item.arg for item in self.function(key).parameters if item.arg not in assigned]
-        facts = {name: joined(bound.get(name) for bound in bounds if bound is not None) for name in names}
+        facts = {name: join_facts(bound.get(name) for bound in bounds if bound is not None) for name in names}
         return {name: fact for name, fact in facts.items() if fact is not None}
 
     def _used(
@@ -222,7 +222,7 @@ _FOLDED: dict[tuple[str, str, frozenset[str]], tuple[ast.FunctionDef, dict[str, 
 def _folded_once(function: Function, facts: Facts, unread: frozenset[str]) -> tuple[ast.FunctionDef, dict[str, ArgumentFact]]:
     key = function.key, repr(sorted((name, repr(fact)) for name, fact in facts.items())), unread
     if key not in _FOLDED:
-        _FOLDED[key] = folded(_without_fields(function, unread), {**facts, **dict(_facts_of_results(function))})
+        _FOLDED[key] = fold(_without_fields(function, unread), {**facts, **dict(_facts_of_results(function))})
     return _FOLDED[key]
 
 

@@ -14,14 +14,14 @@ from composer.errors import ExportError
 from composer.exporting.folding import ArgumentFact, Known, NotNone
 from composer.exporting.functions import Functions
 from composer.exporting.heads import ONE_TOKEN, PIECE, PIECES, SIZES, Method, parameters_of, program_of, record
-from composer.exporting.lines import lines_of, needed, plain
+from composer.exporting.lines import find_needed, lines_of, plain
 from composer.exporting.named_sizes import sizes_of, with_named_sizes
 from composer.exporting.recording import Recorded
 from composer.exporting.template import IN_PIECES, ONE_BY_ONE
-from composer.exporting.wrapping import WIDTH, wrapped
+from composer.exporting.wrapping import WIDTH, wrap
 from composer.graph.composition import HeadSpec
 from composer.graph.listing import rotations
-from composer.graph.lowering import compiled
+from composer.graph.lowering import compile_head
 
 INPUTS = ("hidden", "query", "key", "value", "sinks", "position", "valid", "state", "rotation", "cosine", "sine", "dtype", "device")
 SHAPES = {
@@ -47,7 +47,7 @@ class HeadClass:
         """step: write methods for one token, which are faster than those for any number."""
         self.name, self.head, self.shape, self.place, self.model_rotates = name, head, shape, place, model_rotates
         self.recorded = with_named_sizes(head, shape)
-        self.graph = compiled(self.recorded, shape).graph
+        self.graph = compile_head(self.recorded, shape).graph
         self.mixes = bool(self.graph.before_projections())
         for part in self.parameters:
             if iskeyword(part) or part in OWN_NAMES:
@@ -75,7 +75,7 @@ class HeadClass:
         Loops and sizes of tensors are numbers there, in which the sizes of memories cannot be told apart, so these have no names.
         """
         self.recorded = self.head
-        self.graph = compiled(self.head, self.shape).graph
+        self.graph = compile_head(self.head, self.shape).graph
         try:
             piece = self._recorded(False, PIECES)
         except ExportError as error:
@@ -112,19 +112,19 @@ class HeadClass:
     def calls(self) -> Iterator[tuple[str, Mapping[str, ArgumentFact]]]:
         """Yield the calls of functions of ``blocks`` in all methods."""
         for method in self.methods.values():
-            for call in needed(method):
+            for call in find_needed(method):
                 if call.kind == "own":
                     yield call.name, {name: _fact(value) for name, value in call.options.items()}
 
     def kernels(self) -> Iterator[str]:
         """Yield the operations of fla that the methods call, as ``module:name``."""
         for method in self.methods.values():
-            yield from (call.name for call in needed(method) if call.kind == "kernel")
+            yield from (call.name for call in find_needed(method) if call.kind == "kernel")
 
     def fields(self) -> Iterator[str]:
         """Yield the fields of results that the methods read."""
         for method in self.methods.values():
-            yield from (call.name.removeprefix(".") for call in needed(method) if call.kind == "field")
+            yield from (call.name.removeprefix(".") for call in find_needed(method) if call.kind == "field")
 
     @cached_property
     def parameters(self) -> dict[str, dict[str, Fresh]]:
@@ -144,12 +144,12 @@ class HeadClass:
     @property
     def rotates(self) -> bool:
         """Whether it rotates queries or keys as the model does."""
-        return any(call.name == "rotated" for method in self.methods.values() for call in needed(method))
+        return any(call.name == "rotated" for method in self.methods.values() for call in find_needed(method))
 
     @property
     def asks_rotary(self) -> bool:
         """Whether keys are rotated at other positions than those of the call's tokens."""
-        return any(call.name == "self.rotary" for method in self.methods.values() for call in needed(method))
+        return any(call.name == "self.rotary" for method in self.methods.values() for call in find_needed(method))
 
     def text(self, functions: Functions, config: str, rotary: str | None, *, is_one_of_several: bool = False) -> str:
         """Return the class as text.
@@ -178,7 +178,7 @@ class HeadClass:
         for part, parameters in self.parameters.items():
             sizes = {name: ", ".join(plain(str(size)) for size in fresh.shape) for name, fresh in parameters.items()}
             inside = ", ".join(f'"{name}": torch.empty({size})' for name, size in sizes.items())
-            *rows, last = wrapped(f"        self.{part} = nn.ParameterDict({{{inside}}})")
+            *rows, last = wrap(f"        self.{part} = nn.ParameterDict({{{inside}}})")
             comment = f"# initially {_starts(parameters)}"
             is_short = len(f"{last}  {comment}") <= WIDTH
             lines += [*rows, f"{last}  {comment}"] if is_short else [f"        {comment}", *rows, last]
@@ -204,7 +204,7 @@ class HeadClass:
         left_out |= {"valid"} if one_token else set()
         inputs = [f"{name}: Tensor" for name in SHAPES if name not in left_out]
         inputs += ["state: State", *([] if mixing else ["rotation: Rotation"])]
-        return wrapped(f"    def {name}(self, {', '.join(inputs)}) -> tuple[Tensor, State]:")
+        return wrap(f"    def {name}(self, {', '.join(inputs)}) -> tuple[Tensor, State]:")
 
     def _method(self, functions: Functions, mixing: bool, one_token: bool) -> Iterator[str]:
         loops = (mixing, one_token) not in self.methods
@@ -233,7 +233,7 @@ class HeadClass:
             if step != last and step < len(method.titles):
                 rows.append(f"        # {method.titles[step]}"[:120])
                 last = step
-            rows += wrapped(f"        {line}")
+            rows += wrap(f"        {line}")
         return rows
 
     def _empty_state(self) -> Iterator[str]:
@@ -271,4 +271,4 @@ def _starts(parameters: Mapping[str, Fresh]) -> str:
 
 def _rotations(head: HeadSpec, shape: Shape) -> str:
     """Return how queries and keys are rotated, in words."""
-    return " ".join(line.lstrip("# ") for line in rotations(program_of(compiled(head, shape), one_token=False)))
+    return " ".join(line.lstrip("# ") for line in rotations(program_of(compile_head(head, shape), one_token=False)))

@@ -19,7 +19,7 @@ from composer.exporting.recording import NARROW, WIDE, ProgramRecording, Recorde
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, Node
 from composer.graph.listing import names_of, rows_of
-from composer.graph.lowering import Compiled, compiled
+from composer.graph.lowering import Compiled, compile_head
 from composer.graph.program import Program, Step
 from composer.model.heads import rotated_by
 
@@ -104,7 +104,7 @@ def record(
     """
     recording = ProgramRecording(is_fixed=is_fixed)
     rotation = ModelRotation(recording) if model_rotates else None
-    code = compiled(rotated_by(head, rotation), shape)
+    code = compile_head(rotated_by(head, rotation), shape)
     program = program_of(code, one_token=one_token)
     batch, length = sizes[0], 1 if one_token else sizes[1]
 

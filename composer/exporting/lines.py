@@ -52,7 +52,7 @@ def _calls_in(value: Any) -> Iterator[Recorded]:
         yield from _calls_in((value.start, value.stop, value.step))
 
 
-def needed(method: Method) -> list[Recorded]:
+def find_needed(method: Method) -> list[Recorded]:
     """Return the calls that the outputs follow from, in order."""
     result: dict[int, Recorded] = {}
     waiting = [*method.outputs.values(), *(call for call in method.calls if call.kind == "store" or call.writes)]
@@ -67,7 +67,7 @@ def needed(method: Method) -> list[Recorded]:
 class _Lines:
     def __init__(self, method: Method, own_call: OwnCall, taken: frozenset[str]) -> None:
         self.method, self.own_call = method, own_call
-        self.calls = needed(method)
+        self.calls = find_needed(method)
         self.users: dict[int, list[Recorded]] = defaultdict(list)
         for call in self.calls:
             for item in arguments_of(call):
@@ -258,7 +258,7 @@ class _Lines:
             "field": lambda: f"{value(first)}{name}" if name.startswith(".") else f"{value(first)}[{name}]",
             "index": lambda: f"{value(first)}[{self._index(others[0])}]",
             "method": lambda: f"{value(first)}.{name}({self._arguments(call.args[1:], call.options)})",
-            "function": lambda: f"{name}({self._arguments(call.args, _chosen(call))})",
+            "function": lambda: f"{name}({self._arguments(call.args, _changed_options(call))})",
             "host": lambda: f"{name}({self._arguments(call.args, call.options)})",
             "kernel": lambda: f"{_last_part(call)}({self._arguments(call.args, call.options)})",
             "own": lambda: self.own_call(name, call.options, value),
@@ -285,7 +285,7 @@ def _defaults(name: str) -> Mapping[str, Any]:
     return {option: parameter.default for option, parameter in inspect.signature(function).parameters.items()}
 
 
-def _chosen(call: Recorded) -> dict[str, Any]:
+def _changed_options(call: Recorded) -> dict[str, Any]:
     """Return the options of a call that differ from their defaults."""
     defaults = _defaults(call.name)
     return {

@@ -80,7 +80,7 @@ class _Host:
     """The class of its rotation, where all layers rotate alike."""
 
 
-def written(model: Any, *, step: bool = False) -> Exported:
+def write_file(model: Any, *, step: bool = False) -> Exported:
     """Return the file for a composed model. step: write a method for one token, too.
 
     Raises ExportError if a part of the model cannot be written.
@@ -148,7 +148,7 @@ def written(model: Any, *, step: bool = False) -> Exported:
     parts = [
         *(f"\n\n{text}\n" for text in heads),
         MODEL.substitute(fields),
-        _rotated(host.attention) if any(item.rotates for item in classes) else "",
+        _rotation_lines(host.attention) if any(item.rotates for item in classes) else "",
         f"\n\n# The functions that heads call.\n\n{numbers}" if functions.trees else "",
         *(f"\n\n{text}\n" for text in (*class_texts(functions), *function_texts(functions))),
     ]
@@ -240,7 +240,7 @@ def with_model_rotation(head: HeadSpec, rope: Rope | None) -> HeadSpec:
     return head.model_copy(update={"memory": tuple(memories)})
 
 
-def _rotated(host: type) -> str:
+def _rotation_lines(host: type) -> str:
     function = sys.modules[host.__module__].apply_rotary_pos_emb  # type: ignore[attr-defined]
     both = next(iter(signature(function).parameters)) == "q"
     call = "apply_rotary_pos_emb(states, states[:, :1], cosine, sine)[0]" if both else "apply_rotary_pos_emb(states, cosine, sine)"

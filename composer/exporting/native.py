@@ -24,7 +24,7 @@ from blocks.memories.window import Window
 from blocks.positions import NoPosition, Rope
 from composer.errors import ExportError
 from composer.exporting.modeling import model_rotation, with_model_rotation
-from composer.exporting.qwen3_next import converted, delta_head, weight_differences
+from composer.exporting.qwen3_next import convert, delta_head, weight_differences
 from composer.graph.composition import HeadSpec
 from composer.model.head import anatomy
 from composer.model.heads import groups_of
@@ -153,7 +153,7 @@ def _qwen3_next(model: Any, heads: list[LayerHead]) -> Native:
     differences += weight_differences(model, heads)
     if differences:
         raise _refusal("Qwen3NextForCausalLM", differences)
-    config, weights = converted(model, heads)
+    config, weights = convert(model, heads)
     return Native("Qwen3NextForCausalLM", _config_of(model, "qwen3_next", config), weights)
 
 

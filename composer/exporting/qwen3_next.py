@@ -65,15 +65,15 @@ def weight_differences(model: Any, heads: Sequence[LayerHead]) -> Iterator[str]:
     parameters = dict(model.named_parameters())
     biases = [name for path, head in _delta_layers(model, heads) for name in _zero_biases(path, head)]
     if learned := [name for name in biases if name in parameters and bool((parameters[name] != 0).any())]:
-        yield f"{_listed(learned)}: learned biases of the rate and of the output gate; the class has none, so they have to be 0"
+        yield f"{_list_first(learned)}: learned biases of the rate and of the output gate; the class has none, so they have to be 0"
     if inexact := [name for name in parameters if _is_norm(name) and not _survives_shift(parameters[name])]:
-        yield f"{_listed(inexact)}: the class stores w - 1 for a norm's weight w, which {model.dtype} rounds for these weights"
+        yield f"{_list_first(inexact)}: the class stores w - 1 for a norm's weight w, which {model.dtype} rounds for these weights"
     narrowed = [name for name, tensor in parameters.items() if not torch.equal(tensor.to(model.dtype).to(tensor.dtype), tensor)]
     if narrowed:
-        yield f"{_listed(narrowed)}: kept in float32 here; the class loads all weights in {model.dtype}"
+        yield f"{_list_first(narrowed)}: kept in float32 here; the class loads all weights in {model.dtype}"
 
 
-def converted(model: Any, heads: Sequence[LayerHead]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def convert(model: Any, heads: Sequence[LayerHead]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the fields of the class's config that Llama's lacks, and all weights by the class's names."""
     config, parameters = model.config, {name: parameter.detach() for name, parameter in model.named_parameters()}
     weights = {name: tensor for name, tensor in parameters.items() if ".self_attn." not in name}
@@ -187,6 +187,6 @@ def _survives_shift(weight: Tensor) -> bool:
     return bool((((weight - 1).double() + 1) - weight.double()).abs().max() <= NORM_ROUNDING)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_first(names: Sequence[str]) -> str:
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -7,7 +7,7 @@ import ast
 WIDTH = 120
 
 
-def wrapped(line: str) -> list[str]:
+def wrap(line: str) -> list[str]:
     """Return a logical line, broken after commas of its longest bracket if it is longer than ``WIDTH``."""
     if len(line) <= WIDTH:
         return [line]
@@ -23,10 +23,10 @@ def wrapped(line: str) -> list[str]:
     if inner is None:
         middle = _filled_rows(inside, space)
     elif len(joined) <= WIDTH or len(inner) == 1:
-        middle = wrapped(joined)
+        middle = wrap(joined)
     else:
-        middle = [row for part in inner for row in wrapped(f"{space}{part},")]
-    return [line[: start + 1], *middle, *wrapped(f"{' ' * indent}{line[end:]}")]
+        middle = [row for part in inner for row in wrap(f"{space}{part},")]
+    return [line[: start + 1], *middle, *wrap(f"{' ' * indent}{line[end:]}")]
 
 
 def _longest_bracket(line: str) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from composer.errors import ExportError
 from composer.exporting.folding import REWRITTEN, NotNone
 from composer.exporting.functions import Function, Functions, is_written_out, key_of, meant_by, own_names, with_arguments
 from composer.exporting.source import definition, syntax
-from composer.exporting.wrapping import WIDTH, wrapped
+from composer.exporting.wrapping import WIDTH, wrap
 
 SHAPED = re.compile(r"(?:Float|Int|Bool|Shaped)\[Tensor, *['\"]([^'\"]*)['\"]\]")
 
@@ -162,12 +162,12 @@ def _statement(node: ast.stmt, originals: Mapping[str, ast.stmt], lines: list[st
     if isinstance(node, ast.For | ast.While | ast.If | ast.With | ast.FunctionDef):
         inner = [line for item in node.body for line in _statement(item, originals, lines, indent + 4)]
         bare = ast.unparse(ast.fix_missing_locations(_without_body(node)))
-        head = wrapped(space + bare.splitlines()[-2 if isinstance(node, ast.FunctionDef) else 0])
+        head = wrap(space + bare.splitlines()[-2 if isinstance(node, ast.FunctionDef) else 0])
         if isinstance(node, ast.FunctionDef):
             head = [space + SHAPED.sub("Tensor", bare.splitlines()[0])]
         below = [line for item in getattr(node, "orelse", []) for line in _statement(item, originals, lines, indent + 4)]
         return [*head, *inner, *([f"{space}else:", *below] if below else [])]
-    return wrapped(space + _bare_tuples(ast.unparse(ast.fix_missing_locations(node))))
+    return wrap(space + _bare_tuples(ast.unparse(ast.fix_missing_locations(node))))
 
 
 def _without_body(node: Any) -> Any:

@@ -22,7 +22,7 @@ from composer.errors import BuildError, GraphError
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import OUTPUT, HeadGraph, Node, evicts_together, once, pairs_of, takers_of
 from composer.graph.matching import matches
-from composer.graph.program import Program, Step, covered, tell
+from composer.graph.program import Program, Step, cover, tell
 from composer.graph.wiring import build_graph
 from converters.trunk import dtype_name
 
@@ -103,10 +103,10 @@ class Compiled:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
         """Copy a compiled head: if a model rotates its queries itself, the copy of the model does."""
-        return compiled(copy.deepcopy(self.head, memo), self.shape)
+        return compile_head(copy.deepcopy(self.head, memo), self.shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return compiled, (self.head, self.shape)
+        return compile_head, (self.head, self.shape)
 
 
 def _backend_is_unused(program: Program, backend: str) -> bool:
@@ -115,7 +115,7 @@ def _backend_is_unused(program: Program, backend: str) -> bool:
 
 
 @once
-def compiled(head: HeadSpec, shape: Shape) -> Compiled:
+def compile_head(head: HeadSpec, shape: Shape) -> Compiled:
     """Return the compiled head, which all layers with this head share."""
     return Compiled(head, shape)
 
@@ -170,18 +170,18 @@ def lower(
     )
 
 
-def lowered(graph: HeadGraph, backend: str, setting: Setting) -> tuple[Lowered, ...]:
+def list_forms(graph: HeadGraph, backend: str, setting: Setting) -> tuple[Lowered, ...]:
     """Return the forms of all parts that the spec names, in the order of the program."""
     whole = _by_node(lower(graph, backend, setting))
     decode = _by_node(lower(graph, backend, replace(setting, one_token=True)))
     return tuple(
-        _lowered(graph.nodes[name], step, decode[name], backend)
+        _lower_node(graph.nodes[name], step, decode[name], backend)
         for name, step in whole.items()
         if graph.nodes[name].path is not None
     )
 
 
-def _lowered(node: Node, step: Step, decode: Step, backend: str) -> Lowered:
+def _lower_node(node: Node, step: Step, decode: Step, backend: str) -> Lowered:
     """decode: the step for calls with one token."""
 
     def backend_of(form: Form) -> str:
@@ -218,7 +218,7 @@ def _step(
 ) -> Step:
     """alone: the steps that run where the last form refuses."""
     step = frozenset(node.name for node in nodes)
-    covers = (covered(node, graph.into(node.name), step, needs_mass=_needs_mass(graph, node)) for node in nodes)
+    covers = (cover(node, graph.into(node.name), step, needs_mass=_needs_mass(graph, node)) for node in nodes)
     first, *others = choices
     instead = (_step(graph, nodes, names, others, alone),) if others else alone
     return Step(tuple(covers), names, first.form, first.why, first.missing, instead)

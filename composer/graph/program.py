@@ -221,9 +221,7 @@ class Program:
         return values[self.output], carried
 
 
-def covered(
-    node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozenset(), *, needs_mass: bool = True
-) -> CoveredOperation:
+def cover(node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozenset(), *, needs_mass: bool = True) -> CoveredOperation:
     """Return an operation with these edges into it. A port for several edges gets ``{}`` if it has none.
 
     step: the names of the operations in the same step. needs_mass: whether a read needs a memory's lse.

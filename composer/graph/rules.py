@@ -122,7 +122,7 @@ def _no_pairs(graph: HeadGraph, edge: Edge) -> str:
     return "no pairs; " + ("leave this edge out" if sum(bool(other.path) for other in graph.edges) > 1 else "remove `graph`")
 
 
-def _reached(graph: HeadGraph) -> Iterator[Problem]:
+def _check_reached(graph: HeadGraph) -> Iterator[Problem]:
     """The text, and every part that the spec names, has an effect: a path leads from it to the head's output."""
     ahead = _ahead_of_output(graph)
     if "value" not in ahead:
@@ -181,7 +181,7 @@ def _into_nothing(graph: HeadGraph) -> Iterator[Problem]:
             continue
         held = memory.pairs_held(node.shape, 0)
         beyond = f"this memory holds {held:.0f} pairs and evicts the rest" if held else "this memory evicts every pair"
-        add = f"an edge `{node.name} -> NAME` to a memory below it" if _drawn(graph) else "a memory below it, such as `state`"
+        add = f"an edge `{node.name} -> NAME` to a memory below it" if _lists_edges(graph) else "a memory below it, such as `state`"
         drop = ", or set `evict: drop`" if memory.answers_from_pairs else ""
         yield f"{beyond}, and no memory receives them; add {add}{drop}", _path(node)
 
@@ -195,7 +195,7 @@ def _neighbours(graph: HeadGraph) -> Iterator[Problem]:
         while sources and sources[0].start in memories:
             above.append(memories[sources[0].start])
             sources = graph.into(sources[0].start, "pairs")
-        for message, where in memory.problem_between(above, {name: memories[name] for name in below}, edges=_drawn(graph)):
+        for message, where in memory.problem_between(above, {name: memories[name] for name in below}, edges=_lists_edges(graph)):
             if isinstance(where, str):
                 yield message, below[where].path or _path(node)
             else:
@@ -251,7 +251,7 @@ def _masses(graph: HeadGraph) -> Iterator[Problem]:
 
 
 RULES: tuple[Rule, ...] = (
-    _parts, _both_ways, _ports, _reached, _projections, _below, _into_nothing, _neighbours, _read, _masses,
+    _parts, _both_ways, _ports, _check_reached, _projections, _below, _into_nothing, _neighbours, _read, _masses,
 )  # fmt: skip
 """The rules that hold for every head, whatever its sizes."""
 SIZES: tuple[Rule, ...] = (_sizes,)
@@ -276,7 +276,7 @@ def _pairs(edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
     return tuple(edge for edge in edges if edge.kind is Kind.PAIRS)
 
 
-def _drawn(graph: HeadGraph) -> bool:
+def _lists_edges(graph: HeadGraph) -> bool:
     """Whether the spec lists the edges of pairs."""
     return any(edge.path for edge in graph.edges)
 

@@ -17,7 +17,7 @@ from composer import files
 from composer.errors import InspectionError
 from composer.escape import escape_html
 from composer.inspection.findings import Answered, Findings, plain
-from composer.inspection.pictures import drawn
+from composer.inspection.pictures import draw_all
 from composer.runs.store import RunStore
 from composer.state import read_state, write_state
 from composer.versions import versions_of
@@ -163,7 +163,7 @@ def write(findings: Findings, folder: Path, *, force: bool) -> list[Path]:
 def _write(findings: Findings, folder: Path) -> list[Path]:
     shots: list[Shot] = []
     contents: dict[Path, bytes] = {}
-    for picture in drawn(findings):
+    for picture in draw_all(findings):
         image = io.BytesIO()
         picture.figure.savefig(image, dpi=RESOLUTION, format="png", metadata={"Software": None})
         shots.append(Shot(picture.name, picture.title, picture.says, image.getvalue()))

@@ -15,7 +15,7 @@ from composer.graph.flow_of_pairs import ALL
 from composer.graph.graph import Node
 from composer.graph.program import HeadInputs
 from composer.inspection.findings import HeadFindings, PlainArray, Recalled, ShownNumbers, Spectrum, Vectors, Weighed
-from composer.inspection.measures import Moment, Recalls, binned, entropy, half_lives, norm, recalled, spectrum, stretches
+from composer.inspection.measures import Moment, Recalls, entropy, half_lives, measure_recall, norm, spectrum, stretches, sum_bins
 from composer.model.head import Head, anatomy
 from composer.model.implicit_attention import ImplicitAttention, implicit_attention
 from composer.model.stepwise import Piece, pieces
@@ -67,7 +67,7 @@ class Store:
 
     def recalled(self) -> Recalled | None:
         """Return the recall at all moments; None where no pair has ever been in the memory."""
-        return recalled(self._moments) if self._moments else None
+        return measure_recall(self._moments) if self._moments else None
 
 
 MOMENTS = 12
@@ -97,14 +97,14 @@ def head_findings(
         heads=inputs.query.shape[2],
         memories=tuple(weights),
         kinds=tuple(kinds[memory] for memory in weights),
-        weights={memory: binned(parts.float(), size).numpy() for memory, parts in weights.items()},
+        weights={memory: sum_bins(parts.float(), size).numpy() for memory, parts in weights.items()},
         shares={memory: parts[0].mT.float().numpy() for memory, parts in implied.shares().items()},
         stands={memory: tuple(tuple(stretches(row != 0) for row in rows) for rows in parts) for memory, parts in weights.items()},
         error=implied.error(),
         found=on_answers(implied, found_at),
     )
     with torch.no_grad():
-        return _traced(head, inputs.detached(), implied, weighed, size, backend)
+        return _trace(head, inputs.detached(), implied, weighed, size, backend)
 
 
 def on_answers(implied: ImplicitAttention, found_at: Mapping[int, Sequence[int]]) -> PlainArray:
@@ -115,7 +115,7 @@ def on_answers(implied: ImplicitAttention, found_at: Mapping[int, Sequence[int]]
     return torch.stack(columns, dim=1).numpy() if columns else np.zeros((total.shape[1], 0))
 
 
-def _traced(head: Head, inputs: HeadInputs, implied: ImplicitAttention, weighed: Weighed, size: int, backend: str) -> HeadFindings:
+def _trace(head: Head, inputs: HeadInputs, implied: ImplicitAttention, weighed: Weighed, size: int, backend: str) -> HeadFindings:
     """Return the weights, with findings on the values that flow and on the states, from a run piece by piece."""
     every = -(-len(implied.queries) // MOMENTS)
     bounds = tuple(query + 1 for query in reversed(implied.queries[::-1][::every]))
@@ -184,8 +184,8 @@ class Flow:
 def _numbers(whole: Tensor, axes: tuple[str, ...], says: str, size: int) -> ShownNumbers:
     if axes[0] != "token":
         return ShownNumbers(axes=axes, says=says, numbers=whole.float().numpy())
-    spread = binned(entropy(whole.double()).movedim(0, -1), size, mean=True).movedim(-1, 0)
-    means = binned(whole.float().movedim(0, -1), size, mean=True).movedim(-1, 0)
+    spread = sum_bins(entropy(whole.double()).movedim(0, -1), size, mean=True).movedim(-1, 0)
+    means = sum_bins(whole.float().movedim(0, -1), size, mean=True).movedim(-1, 0)
     return ShownNumbers(axes=axes, says=says, numbers=means.numpy(), entropy=spread.float().numpy())
 
 

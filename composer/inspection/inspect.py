@@ -183,10 +183,10 @@ def _teacher(folder: Path | None, options: InspectOptions) -> tuple[Any, str | N
             return None, None
     except (TrainingError, SourceError) as error:
         raise InspectionError(f"{error} To look at the student alone: --alone") from error
-    return teacher.load(options.device, options.backend), _named(teacher.reference)
+    return teacher.load(options.device, options.backend), _name_of(teacher.reference)
 
 
-def _named(reference: str) -> str:
+def _name_of(reference: str) -> str:
     """Return the name of a folder without its path, which means nothing to a reader of the report elsewhere."""
     return Path(reference).expanduser().resolve().name if Path(reference).expanduser().is_dir() else reference
 

@@ -46,7 +46,7 @@ class Moment:
         return error, torch.nn.functional.cosine_similarity(self.value, self.back, dim=-1)
 
 
-def recalled(moments: Sequence[Moment]) -> Recalled:
+def measure_recall(moments: Sequence[Moment]) -> Recalled:
     """Return the recall of stored values, over the number of stored pairs and over their age."""
     last = moments[-1]
     ages = last.age[last.is_stored.any(1)] + 1
@@ -110,7 +110,7 @@ def stretches(truths: Tensor) -> tuple[tuple[int, int], ...]:
     return tuple(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
-def binned(numbers: Tensor, size: int, *, mean: bool = False) -> Tensor:
+def sum_bins(numbers: Tensor, size: int, *, mean: bool = False) -> Tensor:
     """Sums (means) over bins of the last dimension, of so many columns each; the last bin may have fewer."""
     missing = -numbers.shape[-1] % size
     sums = torch.nn.functional.pad(numbers, (0, missing)).unflatten(-1, (-1, size)).sum(-1)

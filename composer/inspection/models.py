@@ -13,7 +13,7 @@ from torch import Tensor
 from composer.graph.program import HeadInputs
 from composer.inspection.findings import Answered, HeadFindings, HeadLikeness, PlainArray, Stream
 from composer.inspection.heads import head_findings, on_answers
-from composer.inspection.measures import binned
+from composer.inspection.measures import sum_bins
 from composer.inspection.texts import LookedText
 from composer.model.attention import ComposedAttention, LayerCall
 from composer.model.head import Head, anatomy
@@ -108,7 +108,7 @@ class TextRun:
                 divergence=_divergence(rows[place].double(), weights[findings.name].double()),
             )
             beside = {
-                "teacher": binned(rows[place].float(), self.size).numpy(),
+                "teacher": sum_bins(rows[place].float(), self.size).numpy(),
                 "teacher_found": on_answers_of_teacher[place],
                 "likeness": likeness,
             }

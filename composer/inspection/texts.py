@@ -43,7 +43,7 @@ def looked_text(tokenizer: Any, options: InspectOptions) -> LookedText:
         if len(ids) < 2:
             raise InspectionError(f"The text has {len(ids)} tokens; expected at least 2. Use a longer text.")
         _check_written("the text", ids, tokenizer)
-        return LookedText("text", tuple(ids), _shown(writer, ids), (), ())
+        return LookedText("text", tuple(ids), _show(writer, ids), (), ())
     label, task = options.task()
     sample = task.sample(rng_of(options.seed, "evaluation", 0), writer, options.length, "evaluation")
     _check_written(f"the text of {label}", sample.ids, tokenizer)
@@ -51,7 +51,7 @@ def looked_text(tokenizer: Any, options: InspectOptions) -> LookedText:
     for run in _runs(sample.answer):
         answers += run
         found_at += _earlier(sample.ids, run)
-    return LookedText(label, sample.ids, _shown(writer, sample.ids), tuple(answers), tuple(found_at))
+    return LookedText(label, sample.ids, _show(writer, sample.ids), tuple(answers), tuple(found_at))
 
 
 def _check_written(what: str, ids: Sequence[int], tokenizer: Any) -> None:
@@ -59,7 +59,7 @@ def _check_written(what: str, ids: Sequence[int], tokenizer: Any) -> None:
         warn_user(warning)
 
 
-def _shown(writer: Writer, ids: Sequence[int]) -> tuple[str, ...]:
+def _show(writer: Writer, ids: Sequence[int]) -> tuple[str, ...]:
     return tuple(writer.tokenizer.decode([token]) for token in ids)
 
 

@@ -11,7 +11,7 @@ import torch
 from blocks.flow import Tokens
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
-from composer.laws.cases import Inputs, built, inputs, once, pieces, run
+from composer.laws.cases import Inputs, build_head, inputs, once, pieces, run
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, where: str = "here") -> None:
@@ -19,7 +19,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, where: str = "here") -> 
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11 * scale, msg=lambda message: f"{where}: {message}")
 
 
-def packed(shape: Shape, length: int, bounds: tuple[int, ...]) -> tuple[Inputs, list[slice]]:
+def pack_documents(shape: Shape, length: int, bounds: tuple[int, ...]) -> tuple[Inputs, list[slice]]:
     """Return one row of several documents."""
     data, documents = inputs(shape, 1, length), pieces(length, bounds)
     position = torch.cat([torch.arange(document.stop - document.start) for document in documents])[None]
@@ -32,8 +32,8 @@ def assert_documents_apart(
     spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...], splits: tuple[tuple[int, ...], ...]
 ) -> None:
     """The law holds for any split of the row into calls; and the next call continues the last document only."""
-    head = built(spec, shape)
-    row, documents = packed(shape, length, bounds)
+    head = build_head(spec, shape)
+    row, documents = pack_documents(shape, length, bounds)
     following = inputs(shape, 1, 3, seed=9)
     following = replace(following, tokens=Tokens(following.tokens.position + documents[-1].stop - documents[-1].start))
     alone, last = [], None
@@ -56,7 +56,7 @@ def assert_documents_apart(
 @once
 def assert_padding_unseen(spec: HeadSpec, shape: Shape, lengths: tuple[int, ...], backend: str) -> None:
     """Ragged rows, real tokens first, then a second call: each row is as if it had been alone."""
-    head, longest = built(spec, shape), max(lengths)
+    head, longest = build_head(spec, shape), max(lengths)
     data, more = inputs(shape, len(lengths), longest), inputs(shape, len(lengths), 4, seed=2)
     count = torch.tensor(lengths)[:, None]
     ragged = replace(data, tokens=Tokens(data.tokens.position, valid=torch.arange(longest) < count))
@@ -73,7 +73,7 @@ def assert_padding_unseen(spec: HeadSpec, shape: Shape, lengths: tuple[int, ...]
 
 
 def assert_rows_apart(spec: HeadSpec, shape: Shape) -> None:
-    head, data = built(spec, shape), inputs(shape, 3, 40)
+    head, data = build_head(spec, shape), inputs(shape, 3, 40)
     order = torch.tensor([2, 0, 1])
     shuffled = Inputs(*(tensor[order] for tensor in data.tensors), data.tokens)
     close(run(head, shuffled)[0], run(head, data)[0][order])

@@ -11,7 +11,7 @@ import torch
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
 from composer.graph.wiring import build_graph
-from composer.laws.cases import SHAPES, SMALL, Inputs, built, inputs, once, run
+from composer.laws.cases import SHAPES, SMALL, Inputs, build_head, inputs, once, run
 from composer.model.head import Head
 from composer.spec.explain import state_bytes, state_size
 
@@ -33,7 +33,7 @@ def endless_inputs() -> tuple[Inputs, Inputs]:
     return data, data.to(torch.float32)
 
 
-def measured(head: Head, shape: Shape, length: int, dtype: torch.dtype) -> int:
+def measure_state(head: Head, shape: Shape, length: int, dtype: torch.dtype) -> int:
     """Bytes of what one row hands on."""
     _, state = run(head, inputs(shape, 2, length).to(dtype))
     return sum(tensor.nbytes for tensor in state.values()) // 2
@@ -41,10 +41,10 @@ def measured(head: Head, shape: Shape, length: int, dtype: torch.dtype) -> int:
 
 @once
 def assert_size(spec: HeadSpec, shape: Shape, calls: tuple[tuple[int, str], ...]) -> None:
-    graph, head = build_graph(spec, shape), built(spec, shape)
+    graph, head = build_graph(spec, shape), build_head(spec, shape)
     for length, name in calls:
         dtype = getattr(torch, name)
-        assert measured(head.to(dtype), shape, length, dtype) == state_bytes(state_size(graph, length), name), (length, name)
+        assert measure_state(head.to(dtype), shape, length, dtype) == state_bytes(state_size(graph, length), name), (length, name)
     if not any(memory.grows for memory in spec.memory):
         assert state_size(graph, 90) == state_size(graph, 10**9)
 
@@ -52,7 +52,7 @@ def assert_size(spec: HeadSpec, shape: Shape, calls: tuple[tuple[int, str], ...]
 @once
 def assert_in_range(spec: HeadSpec) -> None:
     shape = SMALL.shape(4)
-    head, data = built(spec, shape, noise=0.0), inputs(shape, 2, 70)
+    head, data = build_head(spec, shape, noise=0.0), inputs(shape, 2, 70)
     query, key = (tensor * (50 / tensor.abs().max()) for tensor in (data.query, data.key))
     exact = Inputs(data.hidden, query / 2, key / 2, data.value, data.tokens)
     for call in (Inputs(data.hidden, query, key, data.value, data.tokens), exact):
@@ -67,7 +67,7 @@ def assert_in_range(spec: HeadSpec) -> None:
 @once
 def assert_close_in_bfloat16(spec: HeadSpec) -> None:
     shape = SMALL.shape(4)
-    head = built(spec, shape).bfloat16()
+    head = build_head(spec, shape).bfloat16()
     data = inputs(shape, 2, 70).to(torch.bfloat16)
     actual, _ = run(head, data)
     expected, _ = run(head.double(), data.to(torch.float64), backend="reference")
@@ -77,7 +77,7 @@ def assert_close_in_bfloat16(spec: HeadSpec) -> None:
 
 def assert_long(spec: HeadSpec) -> None:
     """float32 is close to float64 at the end of 131,072 tokens, and in some steps of decode after them."""
-    head, (data, rounded) = built(spec, TINY), endless_inputs()
+    head, (data, rounded) = build_head(spec, TINY), endless_inputs()
     with torch.no_grad():
         expected, wide = run(head, data.cut(slice(0, LONG)))
         decoded = []

@@ -185,7 +185,7 @@ def inputs(shape: Shape, batch: int, length: int, *, seed: int = 0, scale: float
     )
 
 
-def built(spec: HeadSpec, shape: Shape, *, seed: int = 1, noise: float = 0.3) -> Head:
+def build_head(spec: HeadSpec, shape: Shape, *, seed: int = 1, noise: float = 0.3) -> Head:
     """Return the head in float64, its parameters near their start but not at it; frozen, as most laws need no gradients."""
     head = Head(spec, shape).double()
     generator = torch.Generator().manual_seed(seed)
@@ -208,12 +208,12 @@ def run(
     mixed, before = head.mix(data.hidden, data.tokens, state, backend)
     query, key = data.query, data.key
     if head._mixes:
-        query, key = (_moved(states, mixed - data.hidden) for states in (query, key))
+        query, key = (_move(states, mixed - data.hidden) for states in (query, key))
     output, after = head(replace(data.of_head(), query=query, key=key, sinks=sinks), state, backend)
     return output, before | after
 
 
-def _moved(states: torch.Tensor, difference: torch.Tensor) -> torch.Tensor:
+def _move(states: torch.Tensor, difference: torch.Tensor) -> torch.Tensor:
     """Queries or keys, as if their projection had seen another hidden state."""
     wide = states.shape[2] * states.shape[3]
     generator = torch.Generator().manual_seed(wide)

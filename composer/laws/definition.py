@@ -8,7 +8,7 @@ import torch
 
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
-from composer.laws.cases import SHAPES, SMALL, Inputs, built, inputs, once, run
+from composer.laws.cases import SHAPES, SMALL, Inputs, build_head, inputs, once, run
 
 LENGTH = 70
 """More than a chunk, and many windows."""
@@ -16,7 +16,7 @@ LENGTH = 70
 
 def gradients(spec: HeadSpec, shape: Shape, call: Inputs, backend: str) -> list[torch.Tensor]:
     """Of a random functional of the output, by every input and parameter."""
-    head = built(spec, shape).requires_grad_()
+    head = build_head(spec, shape).requires_grad_()
     leaves = [tensor.clone().requires_grad_() for tensor in call.tensors]
     output, _ = run(head, Inputs(*leaves, call.tokens), backend=backend)
     weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -28,7 +28,7 @@ def gradients(spec: HeadSpec, shape: Shape, call: Inputs, backend: str) -> list[
 @once
 def assert_same(spec: HeadSpec, shape_name: str, length: int) -> None:
     shape = SHAPES[shape_name]
-    head, data = built(spec, shape), inputs(shape, 2, length)
+    head, data = build_head(spec, shape), inputs(shape, 2, length)
     expected, state = run(head, data, backend="reference")
     actual, fast_state = run(head, data)
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
@@ -47,7 +47,7 @@ def assert_same_gradients(spec: HeadSpec, shape_name: str = "grouped") -> None:
 @once
 def assert_close_in_float32(spec: HeadSpec) -> None:
     shape = SMALL.shape(4)
-    head, data = built(spec, shape), inputs(shape, 2, LENGTH)
+    head, data = build_head(spec, shape), inputs(shape, 2, LENGTH)
     expected, _ = run(head, data, backend="reference")
     actual, _ = run(head.float(), data.to(torch.float32))
     torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())

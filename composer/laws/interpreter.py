@@ -11,8 +11,8 @@ To be faster, the module does slow work once: the language is installed for the 
 combines whole rows, not single numbers; the shape of a type and its NumPy dtype are cached; operands that need no cast are not cast
 (``composer/laws/operands.py``).
 
-``nothing_refused`` makes refusals errors, as otherwise the next form would be tested in place of one that refuses. ``launched``
-lists the kernels that ran.
+``nothing_refused`` makes refusals errors, as otherwise the next form would be tested in place of one that refuses.
+``count_launches`` lists the kernels that ran.
 """
 # pyright: basic, reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false, reportArgumentType=false
 
@@ -216,7 +216,7 @@ def nothing_refused() -> Iterator[None]:
 
 
 @contextmanager
-def launched() -> Iterator[Counter[str]]:
+def count_launches() -> Iterator[Counter[str]]:
     """How often each kernel has answered within."""
     counts, call = Counter[str](), Kernel.__call__
 

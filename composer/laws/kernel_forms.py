@@ -15,7 +15,7 @@ from composer.graph.lowering import lower
 from composer.graph.matching import matches
 from composer.graph.wiring import build_graph
 from composer.laws.cases import SMALL, steady
-from composer.laws.kernels import CANCELLED, assert_on_kernels, packed, padded, plain
+from composer.laws.kernels import CANCELLED, assert_on_kernels, packed_tokens, padded_tokens, plain
 
 SHAPE = SMALL.shape(2)
 KERNELS = (FLA, TRITON)
@@ -52,10 +52,10 @@ def runs_of(heads: Iterable[HeadSpec]) -> dict[KernelForm, dict[CallPlace, HeadS
 
 def registered_in(heads: Iterable[HeadSpec]) -> set[KernelForm]:
     """Return the forms that the parts and patterns of the heads have."""
-    return {form for spec in heads for form in _registered(spec)}
+    return {form for spec in heads for form in _registered_forms(spec)}
 
 
-def _registered(spec: HeadSpec) -> Iterator[KernelForm]:
+def _registered_forms(spec: HeadSpec) -> Iterator[KernelForm]:
     graph = build_graph(spec, SHAPE)
     for node in graph.parts:
         yield from (_form(form.backend, form.description, (node.kind,)) for form in node.operation.forms if form.backend in KERNELS)
@@ -82,7 +82,7 @@ def cases_of(runs: Mapping[KernelForm, Mapping[CallPlace, HeadSpec]]) -> dict[st
     return cases
 
 
-TOKENS: Mapping[str, Callable[[], Tokens]] = {"calls": plain, "documents": packed, "padding": padded}
+TOKENS: Mapping[str, Callable[[], Tokens]] = {"calls": plain, "documents": packed_tokens, "padding": padded_tokens}
 """A text in several calls, the second of which begins with a state; several documents a row; a row that ends early, in one call."""
 
 

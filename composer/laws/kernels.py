@@ -10,7 +10,7 @@ import torch
 from blocks.flow import Tokens
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
-from composer.laws.cases import Inputs, built, inputs, pieces, run
+from composer.laws.cases import Inputs, build_head, inputs, pieces, run
 from composer.laws.interpreter import nothing_refused
 from composer.model.head import Head
 
@@ -29,7 +29,7 @@ for steep decays, whose gate has a small gradient: about 3e-5 of it in mamba2 an
 """
 
 
-def packed() -> Tokens:
+def packed_tokens() -> Tokens:
     """Two rows of documents."""
     position, segment = torch.zeros(2, LENGTH, dtype=torch.int64), torch.zeros(2, LENGTH, dtype=torch.int64)
     for row, starts in enumerate(DOCUMENTS):
@@ -40,7 +40,7 @@ def packed() -> Tokens:
     return Tokens(position, segment)
 
 
-def padded() -> Tokens:
+def padded_tokens() -> Tokens:
     """Two rows, the second shorter."""
     return Tokens(torch.arange(LENGTH).repeat(2, 1), None, torch.arange(LENGTH) < torch.tensor(REAL)[:, None])
 
@@ -73,10 +73,10 @@ def assert_on_kernels(
     cancelled: the part of the head's largest gradient that smaller gradients are measured by.
     """
     batch, length = tokens.position.shape
-    head, data = built(spec, shape), replace(inputs(shape, batch, length), tokens=tokens)
-    wanted = _computed(head, data, "reference", (), gradients)
+    head, data = build_head(spec, shape), replace(inputs(shape, batch, length), tokens=tokens)
+    wanted = _compute(head, data, "reference", (), gradients)
     with nothing_refused():
-        actual = _computed(copy.deepcopy(head).float(), data.to(torch.float32), backend, split, gradients)
+        actual = _compute(copy.deepcopy(head).float(), data.to(torch.float32), backend, split, gradients)
     assert wanted[0].abs().max() > 1e-3
     least = max((cancelled * gradient.abs().max().item() for gradient in wanted[1:]), default=0.0)
     for place, (result, reference) in enumerate(zip(actual, wanted, strict=True)):
@@ -84,7 +84,7 @@ def assert_on_kernels(
         torch.testing.assert_close(result.double(), reference, rtol=0, atol=1e-5 * largest)
 
 
-def _computed(head: Head, data: Inputs, backend: str, split: tuple[int, ...], gradients: bool) -> list[torch.Tensor]:
+def _compute(head: Head, data: Inputs, backend: str, split: tuple[int, ...], gradients: bool) -> list[torch.Tensor]:
     leaves = [tensor.clone().requires_grad_(gradients) for tensor in data.tensors]
     hidden, query, key, value = leaves
     data_on_leaves, state, outputs = Inputs(hidden, query, key, value, data.tokens), None, []

@@ -38,7 +38,7 @@ def alike(
         left_type, right_type = lhs.dtype, rhs.dtype
         moved = left_type.is_ptr() and right_type.name in STEPS and further == (True, True)
         if moved or (left_type.name == right_type.name and left_type.name in BESIDE):
-            return _widened(lhs, rhs)
+            return _widen(lhs, rhs)
     elif left or right:
         tensor, number = (lhs, rhs) if left else (rhs, lhs)
         if type(number) in BESIDE.get(tensor.dtype.name, ()):
@@ -58,7 +58,7 @@ def as_wide(
     return (lhs, rhs) if _sides(lhs) == _sides(rhs) else known(self, lhs, rhs)
 
 
-def unwatched(self: TritonSemantic, *_: Any) -> None:
+def ignore_overflow(self: TritonSemantic, *_: Any) -> None:
     """Whether a sum of integers overflows: Triton checks it only in kernels that are debugged."""
     assert not self.builder.options.debug
 
@@ -67,7 +67,7 @@ def _sides(tensor: tl.tensor) -> list[int]:
     return tensor.type.shape.values if tensor.type.is_block() else []
 
 
-def _widened(lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+def _widen(lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     if not (lhs.type.is_block() or rhs.type.is_block()):
         return lhs, rhs
     named = lhs.type.name, rhs.type.name
@@ -84,4 +84,4 @@ def _widened(lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
 def put_in_place() -> None:
     TritonSemantic.binary_op_type_checking_impl = alike
     TritonSemantic.broadcast_impl_value = as_wide
-    TritonSemantic.binary_op_sanitize_overflow_impl = unwatched
+    TritonSemantic.binary_op_sanitize_overflow_impl = ignore_overflow

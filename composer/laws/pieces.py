@@ -9,7 +9,7 @@ import torch
 from blocks.operation import Call
 from composer.graph.composition import HeadSpec
 from composer.graph.pieces import run_in_pieces
-from composer.laws.cases import SMALL, built, inputs, once, run
+from composer.laws.cases import SMALL, build_head, inputs, once, run
 from composer.model.head import anatomy
 
 SHAPE = SMALL.shape(4)
@@ -25,7 +25,7 @@ def assert_same(
     in_place: the pieces may overwrite the state. sinks: the layer has attention sinks.
     """
     shape = replace(SHAPE, sinks=sinks)
-    head, data, before = built(spec, shape), inputs(shape, 2, LENGTH), inputs(shape, 2, 6, seed=1)
+    head, data, before = build_head(spec, shape), inputs(shape, 2, LENGTH), inputs(shape, 2, 6, seed=1)
     if documents:
         position = torch.cat((torch.arange(9), torch.arange(12))).repeat(2, 1)
         valid = torch.arange(LENGTH) < torch.tensor([[LENGTH], [7]])

@@ -8,7 +8,7 @@ import torch
 
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
-from composer.laws.cases import built, inputs, once, run
+from composer.laws.cases import build_head, inputs, once, run
 from composer.model.head import Head
 
 LENGTH, EARLY = 4096, slice(0, 64)
@@ -28,6 +28,6 @@ def errors(head: Head, narrow: Head, shape: Shape) -> tuple[float, float]:
 
 @once
 def assert_errors_do_not_grow(spec: HeadSpec, shape: Shape) -> None:
-    head = built(spec, shape)
+    head = build_head(spec, shape)
     early, late = errors(head, copy.deepcopy(head).bfloat16(), shape)
     assert late <= 2 * early + 0.005

@@ -10,7 +10,7 @@ import torch
 from blocks.legend import Shape
 from blocks.operation import State
 from composer.graph.composition import HeadSpec
-from composer.laws.cases import Inputs, built, inputs, once, pieces, run
+from composer.laws.cases import Inputs, build_head, inputs, once, pieces, run
 from composer.model.head import Head
 
 LENGTH = 70
@@ -22,7 +22,7 @@ ONE_BY_ONE = (*range(28), *range(60, LENGTH))
 def run_whole(spec: HeadSpec, shape: Shape, length: int, jumps: tuple[int, ...]) -> tuple[Head, Inputs, torch.Tensor, State]:
     """Return a head, its inputs, and its outputs and state for one call with all of them. jumps: tokens before which positions are
     left out."""
-    head, data = built(spec, shape), inputs(shape, 2, length)
+    head, data = build_head(spec, shape), inputs(shape, 2, length)
     if jumps:
         index = data.tokens.position
         data.tokens = replace(data.tokens, position=index + 101 * sum((index >= at).long() for at in jumps), index=index)
@@ -51,7 +51,7 @@ def follows_positions(spec: HeadSpec) -> bool:
 
 def gradients(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...]) -> list[torch.Tensor]:
     """By inputs and parameters, through the states between the calls."""
-    head, call = built(spec, shape).requires_grad_(), inputs(shape, 2, length)
+    head, call = build_head(spec, shape).requires_grad_(), inputs(shape, 2, length)
     leaves = [tensor.requires_grad_() for tensor in call.tensors]
     outputs, state = [], None
     for piece in pieces(length, bounds):

@@ -8,7 +8,7 @@ import torch
 from blocks.legend import Shape
 from blocks.tensors import repeat_heads
 from composer.graph.composition import HeadSpec
-from composer.laws.cases import Inputs, built, inputs, once, run
+from composer.laws.cases import Inputs, build_head, inputs, once, run
 from composer.model.head import Head
 from composer.model.implicit_attention import ImplicitAttention, implicit_attention
 
@@ -19,7 +19,7 @@ SAID_APART = {"value_position", "output"}
 
 @once
 def assert_implied(spec: HeadSpec, shape: Shape, length: int, queries: tuple[int, ...]) -> None:
-    head, data = built(spec, shape), inputs(shape, 2, length)
+    head, data = build_head(spec, shape), inputs(shape, 2, length)
     implied = implicit_attention(head, data.of_head(), queries, "auto")
     total = implied.total()
     if not shape.both_ways:

@@ -251,7 +251,7 @@ class ComposedAttention(nn.Module):
             handle.remove()
         self._hooked = projections
         hooks = (
-            (projection.register_forward_pre_hook(_mixed), projection.register_forward_hook(self._projected))
+            (projection.register_forward_pre_hook(_use_mixed), projection.register_forward_hook(self._projected))
             for projection in projections
         )
         self._handles = tuple(handle for both in hooks for handle in both)
@@ -270,7 +270,7 @@ class ComposedAttention(nn.Module):
         return None if cache is None else cache.state(self.layer)
 
 
-def _mixed(_: nn.Module, __: Any) -> tuple[Tensor] | None:
+def _use_mixed(_: nn.Module, __: Any) -> tuple[Tensor] | None:
     """The hook before a projection. Replaces the input by the mixed states; those of several groups are stacked along the batch."""
     mixed = MIXED.inputs
     if mixed is None:

@@ -44,16 +44,16 @@ def class_of(config: Any) -> Any:
     """Return the class of the models that have this configuration: a language model, or a classifier where its trunk has labels."""
     if config.model_type == OWN:
         return OwnForCausalLM if config.labels is None else ComposedForSequenceClassification
-    return hosted(config.model_type.removeprefix(PREFIX))[1]
+    return host_classes(config.model_type.removeprefix(PREFIX))[1]
 
 
 def configuration_for(model_type: str) -> Any:
     """Return the configuration of this model type, with its classes among transformers' Auto classes."""
-    return ComposedConfig if model_type == OWN else hosted(model_type.removeprefix(PREFIX))[0]
+    return ComposedConfig if model_type == OWN else host_classes(model_type.removeprefix(PREFIX))[0]
 
 
 @cache
-def hosted(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
+def host_classes(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
     """Return the configuration and the language model of composed models whose host has this model type."""
     configuration = configuration_of(host)
     plain = host_configuration(host)

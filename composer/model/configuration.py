@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 from transformers.models.llama.configuration_llama import LlamaConfig
 
 from composer.errors import BuildError
-from composer.model.made import made
+from composer.model.made import make_class
 from composer.spec.outside import needed_part, recorded_parts, unregistered_kind
 from composer.spec.resolve import Resolved
 from composer.versions import version_of
@@ -99,6 +99,6 @@ def configuration_of(host: str) -> type[Any]:
         "model_type": PREFIX + host,
         **dict.fromkeys(fields),
     }
-    configuration = made(configuration_of, host, Composition, plain, **fields)
+    configuration = make_class(configuration_of, host, Composition, plain, **fields)
     AutoConfig.register(PREFIX + host, configuration, exist_ok=True)
     return configuration

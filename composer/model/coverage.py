@@ -12,7 +12,7 @@ from composer.model.classes import class_of
 from composer.model.configuration import configuration_of
 from composer.progress import silent_transformers
 from composer.trust import refused_by_transformers
-from converters.bounded import shortened
+from converters.bounded import shorten
 from converters.config import decode_floats
 from converters.model_types import PREFIX
 
@@ -33,7 +33,7 @@ def uncovered_by_host(config: Mapping[str, Any], tensors: Mapping[str, tuple[tup
             _, report = class_of(made).from_pretrained(None, config=made, state_dict=empty, **options)
         except RuntimeError as error:
             joined = "tensors that transformers joins as it loads them, such as those of experts, are missing or of several shapes"
-            return [f"{joined}, or a size of config.json cannot be: {shortened(str(error))}"]
+            return [f"{joined}, or a size of config.json cannot be: {shorten(str(error))}"]
     problems = [f"the model needs {name}, and no file has it" for name in sorted(report["missing_keys"])]
     problems += [f"the model has no place for {name}" for name in sorted(report["unexpected_keys"])]
     problems += [f"{name} has another shape than the model's: {shapes}" for name, *shapes in sorted(report["mismatched_keys"])]

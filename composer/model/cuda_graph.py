@@ -28,7 +28,7 @@ FOLLOWING = frozenset({"attention_mask", "position_ids"})
 """Arguments of generation that a replay leaves out, as they follow from the cache."""
 
 
-def captured(step: Computation) -> Computation:
+def capture(step: Computation) -> Computation:
     """Return the step as a CUDA graph."""
     graph = torch.cuda.CUDAGraph()
     # Other threads may continue to use the device.
@@ -50,7 +50,7 @@ class Recorder:
     """
 
     def __init__(self, model: nn.Module, cache: ComposedCache, record: Recording | None = None) -> None:
-        self._model, self._cache, self._record = model, ref(cache), record or captured
+        self._model, self._cache, self._record = model, ref(cache), record or capture
         self._ids: Tensor | None = None
         self._replay: Computation | None = None
         self._warm = self._off = False

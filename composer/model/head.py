@@ -14,11 +14,11 @@ from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.operation import Call, Setting, State
 from blocks.part import Fresh, Part
-from blocks.tensors import accumulating, as_dtype, may_read_numbers, settled
+from blocks.tensors import accumulating, as_bool, as_dtype, may_read_numbers
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph
 from composer.graph.listing import DECODE, IN_PIECES, heading, listing, otherwise, rotations
-from composer.graph.lowering import AUTO, Compiled, compiled
+from composer.graph.lowering import AUTO, Compiled, compile_head
 from composer.graph.pieces import SHORTEST, piece_length, run_in_pieces, takes_pieces
 from composer.graph.program import HeadInputs, Program
 from converters.trunk import dtype_name
@@ -117,7 +117,7 @@ class Head(nn.Module):
 
     def __init__(self, head: HeadSpec, shape: Shape, place: tuple[int, int] = (0, 0)) -> None:
         super().__init__()
-        self._compiled, self._place = compiled(head, shape), place
+        self._compiled, self._place = compile_head(head, shape), place
         self._printed: str = AUTO
         """The backend whose program ``print`` shows."""
         self._slots = self._compiled.graph.slots
@@ -130,7 +130,7 @@ class Head(nn.Module):
 
     def _program(self, value: Tensor, tokens: Tokens, backend: str) -> Program:
         """Return the program for a call with such values and tokens."""
-        plain = settled(value.shape[1] == 1), tokens.segment is not None, tokens.valid is not None, torch.is_grad_enabled()
+        plain = as_bool(value.shape[1] == 1), tokens.segment is not None, tokens.valid is not None, torch.is_grad_enabled()
         call = backend, value.device.type, value.dtype, *plain
         if torch.compiler.is_compiling():
             _lower(self._compiled, *call)

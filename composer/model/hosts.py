@@ -20,7 +20,7 @@ from composer.errors import BuildError
 from composer.graph.composition import HeadSpec
 from composer.model.attention import INTERFACE, ComposedAttention, Unrotated
 from composer.model.heads import AttentionFacts, ComposedHeads
-from composer.model.made import made
+from composer.model.made import make_class
 from composer.model.mixers import hybrids_run, keep_mixers
 from composer.spec.resolve import Resolved
 from converters.hosts import ATTENTIONS
@@ -213,7 +213,7 @@ def _host(base: nn.Module) -> str:
     return type(base).__name__.removeprefix("Composed")
 
 
-def _probed(
+def _probe(
     module: Any,
     query: Any,
     key: Any,
@@ -230,7 +230,7 @@ def _probed(
     return query.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]), None
 
 
-AttentionInterface.register(PROBE, _probed)
+AttentionInterface.register(PROBE, _probe)
 
 
 def _with_interface(config: Any, interface: str) -> Any:
@@ -293,4 +293,4 @@ class HostRotary:
 @cache
 def composed_class(host: type[nn.Module]) -> type[ComposedAttention]:
     """Return a host's class of attention with composed heads in it."""
-    return made(composed_class, host, ComposedAttention, host)
+    return make_class(composed_class, host, ComposedAttention, host)

@@ -105,12 +105,12 @@ def _at_rest(head: Head) -> Iterator[None]:
         for name, parameter in module._parameters.items()
         if parameter is not None
     }
-    with _replaced(replacements):
+    with _replace(replacements):
         yield
 
 
 @contextmanager
-def _replaced(parameters: Mapping[tuple[torch.nn.Module, str], Tensor]) -> Iterator[None]:
+def _replace(parameters: Mapping[tuple[torch.nn.Module, str], Tensor]) -> Iterator[None]:
     """For the block, modules have these tensors in their parameters' places."""
     before = {(module, name): module._parameters[name] for module, name in parameters}
     for (module, name), tensor in parameters.items():
@@ -160,7 +160,7 @@ def _brought(head: Head, inputs: HeadInputs, queries: tuple[int, ...], backend: 
     if not queries or not parameters:
         return None
     derivatives = []
-    with forward.dual_level(), _replaced({(module, name): _along_itself(module._parameters[name]) for module, name in parameters}):
+    with forward.dual_level(), _replace({(module, name): _along_itself(module._parameters[name]) for module, name in parameters}):
         for piece in pieces(head, inputs, REFERENCE if backend == REFERENCE else TORCH, gradients=False):
             local = [query - piece.columns.start for query in queries if piece.columns.start <= query < piece.columns.stop]
             output, derivative = forward.unpack_dual(piece.values[READ_NODE, OUTPUT][:, local])

@@ -13,7 +13,7 @@ from composer.model.hosts import layers_of
 from composer.progress import silent_transformers
 
 
-def joined(config: Any, index: int, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+def join_tensors(config: Any, index: int, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Return a layer's tensors by their names in it, in float32, and the names of missing ones. tensors: by their names in
     files."""
     model = class_of(config)

@@ -14,16 +14,16 @@ class MadeClass(type):
     made_by: tuple[Callable[..., type], tuple[Any, ...]]
 
 
-def made(by: Callable[..., type], host: Any, front: type, *behind: type, **attributes: Any) -> Any:
+def make_class(by: Callable[..., type], host: Any, front: type, *behind: type, **attributes: Any) -> Any:
     """Return the class ``Composed…`` with the bases ``front`` and a host's class. by: the function that returns it again for
     ``host``."""
     bases = (front, *behind)
     return MadeClass(f"Composed{behind[0].__name__}", bases, {"__module__": by.__module__, "made_by": (by, (host,)), **attributes})
 
 
-def _pickled(cls: MadeClass) -> str | tuple[Any, ...]:
+def _pickle(cls: MadeClass) -> str | tuple[Any, ...]:
     # A user's class that inherits from one of these is in its module by its name.
     return vars(cls).get("made_by", cls.__qualname__)
 
 
-copyreg.pickle(MadeClass, _pickled)
+copyreg.pickle(MadeClass, _pickle)

@@ -24,7 +24,7 @@ from blocks.flow import Tokens
 from blocks.operation import State
 from composer.model.attention import CACHES, RUNNING, ComposedAttention, ModelCall, attended_in, model_call_among
 from composer.model.cache import ComposedCache, StateLayer, writable
-from composer.model.made import made
+from composer.model.made import make_class
 
 MIXER_CACHES = (*CACHES, "cache_params")
 """Names of the cache argument in hosts' mixers."""
@@ -254,7 +254,7 @@ def keep_mixers(layer: nn.Module, index: int, count: int, *, beside_heads: bool)
 @cache
 def kept_class(host: type[nn.Module]) -> type[KeptMixer]:
     """Return a host's class of layers with states, kept beside composed heads."""
-    return made(kept_class, host, KeptMixer, host)
+    return make_class(kept_class, host, KeptMixer, host)
 
 
 def serve_cpu(module: ModuleType) -> None:

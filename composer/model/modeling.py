@@ -29,7 +29,7 @@ from composer.model.cuda_graph import Recorder
 from composer.model.generation import check_continuation, prepare_cache
 from composer.model.head import Head, PartModule, precise_parameters
 from composer.model.hosts import SECTIONS, compose
-from composer.model.made import made
+from composer.model.made import make_class
 from composer.model.mixers import masks_of
 from composer.model.rows import Rows
 from composer.spec.parameters import graphs_of
@@ -367,10 +367,10 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
 @cache
 def composed_model(host: type[nn.Module]) -> type[ComposedModel]:
     """Return a host's base model with heads in its layers."""
-    return made(composed_model, host, ComposedModel, host, __doc__=ComposedModel.__doc__)
+    return make_class(composed_model, host, ComposedModel, host, __doc__=ComposedModel.__doc__)
 
 
 @cache
 def composed_causal(host: type[nn.Module]) -> type[ComposedForCausalLM]:
     """Return a host's language model with heads in its layers."""
-    return made(composed_causal, host, ComposedForCausalLM, host, __doc__=ComposedForCausalLM.__doc__)
+    return make_class(composed_causal, host, ComposedForCausalLM, host, __doc__=ComposedForCausalLM.__doc__)

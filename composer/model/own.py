@@ -70,8 +70,8 @@ class DecoderLayer(GradientCheckpointingLayer):
         """hidden_states ``B T C`` to the same."""
         normed = self.input_layernorm(hidden_states)
         attended = self.self_attn(normed, attention_mask=attention_mask, cache=cache)
-        hidden_states = hidden_states + dropped(attended, self.dropout)
-        return hidden_states + dropped(self.mlp(self.post_attention_layernorm(hidden_states)), self.dropout)
+        hidden_states = hidden_states + drop_out(attended, self.dropout)
+        return hidden_states + drop_out(self.mlp(self.post_attention_layernorm(hidden_states)), self.dropout)
 
 
 class Pretrained(PreTrainedModel):
@@ -122,7 +122,7 @@ class Model(Pretrained):
         hidden = cast("Tensor", self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds)
         if self.embed_positions is not None:
             hidden = self.embed_positions(hidden, attention_mask)
-        hidden = dropped(hidden, self.dropout)
+        hidden = drop_out(hidden, self.dropout)
         every = [hidden]
         for layer in self.layers:
             hidden = layer(hidden, attention_mask=attention_mask, cache=cache)
@@ -178,7 +178,7 @@ def make_dropout(config: ComposedConfig) -> nn.Dropout | None:
     return nn.Dropout(config.residual_dropout) if config.residual_dropout else None
 
 
-def dropped(states: Tensor, dropout: nn.Dropout | None) -> Tensor:
+def drop_out(states: Tensor, dropout: nn.Dropout | None) -> Tensor:
     """Return the states, some of them dropped where there is dropout."""
     return states if dropout is None else dropout(states)
 

@@ -73,7 +73,7 @@ class Rows:
                 differs = differs & valid
             if not started:
                 differs = differs[:, 1:]
-            if _known(~differs) or not has_numbers(differs):
+            if _is_known(~differs) or not has_numbers(differs):
                 continue
             row, place = (int(number) for number in differs.nonzero()[0])
             place += 0 if started else 1
@@ -123,10 +123,10 @@ def _valid(mask: Tensor | None, batch: int, length: int) -> Tensor | None:
             "columns, 1 for a real token and 0 for padding"
         )
     valid = mask[:, -length:].bool()
-    return None if _known(valid) else valid
+    return None if _is_known(valid) else valid
 
 
-def _known(flags: Tensor) -> bool:
+def _is_known(flags: Tensor) -> bool:
     """Whether all entries are known to be True. In a compiler's graph and for fake tensors nothing is known, as Python cannot read
     the values."""
     return has_numbers(flags) and bool(flags.all())
@@ -168,4 +168,4 @@ def _segments(starts: Tensor, valid: Tensor | None, *, started: bool) -> Tensor 
     if not started:
         # An empty state continues as well as it starts, and without segments the kernels have less to do.
         starts = torch.cat((torch.zeros_like(starts[:, :1]), starts[:, 1:]), dim=1)
-    return None if _known(~starts) else starts.cumsum(1)
+    return None if _is_known(~starts) else starts.cumsum(1)

@@ -28,7 +28,7 @@ from composer.model.head import anatomy
 from composer.model.heads import ComposedHeads
 from composer.spec.explain import state_size
 from composer.state import first_problem
-from converters.bounded import brief, listed, opened, reason
+from converters.bounded import brief, list_first, open_regular, reason
 from converters.errors import WeightsError
 from converters.shard import check_places, read_header
 
@@ -106,7 +106,7 @@ def save_cache(path: Path, cache: ComposedCache, model: Any, owner: StateOwner) 
     states = declared_states(model, tokens)
     tensors = {name: cache.state(state.layer).tensors[state.name].detach() for name, state in states.items()}
     wrong = [name for name, state in states.items() if (tensors[name].shape, tensors[name].dtype) != (state.shape, state.dtype)]
-    assert not wrong, f"states are not as declared: {listed(wrong)}"
+    assert not wrong, f"states are not as declared: {list_first(wrong)}"
     assert sum(tensor.nbytes for tensor in tensors.values()) == cache.bytes(), "the cache has tensors that no part declares"
     tensors = {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     digest = hashlib.sha256()
@@ -133,20 +133,20 @@ def load_cache(path: Path, model: Any, owner: StateOwner) -> ComposedCache:
     check_memory(header.size - header.start, f"the state in {path}")
     digest, cache = hashlib.sha256(), new_cache(model.config)
     try:
-        with opened(path) as stream:
+        with open_regular(path) as stream:
             for name, state in states.items():
                 tensor = torch.empty(state.shape, dtype=state.dtype)
                 buffer = _bytes_of(tensor)
                 stream.seek(places[name][0])
                 if stream.readinto(buffer) != len(buffer):
-                    raise _damaged(path, f"it ends within {name}")
+                    raise _damage_error(path, f"it ends within {name}")
                 digest.update(buffer)
                 _check_values(path, name, tensor, record.tokens)
                 cache.state(state.layer).tensors[state.name] = tensor.to(model.device)
     except OSError as error:
         raise ComposerError(f"{path} cannot be read: {reason(error)}.") from error
     if digest.hexdigest() != record.sha256:
-        raise _damaged(path, f"its tensors have the SHA-256 {digest.hexdigest()}, expected {brief(record.sha256)}")
+        raise _damage_error(path, f"its tensors have the SHA-256 {digest.hexdigest()}, expected {brief(record.sha256)}")
     for layer in range(len(cache.layers)):
         cache.state(layer).columns = record.tokens
     return cache
@@ -160,7 +160,7 @@ def _record(path: Path, metadata: Mapping[str, str]) -> StateRecord:
     try:
         return StateRecord.model_validate_json(metadata[METADATA], strict=True)
     except ValidationError as error:
-        raise _damaged(path, f"{METADATA}: {first_problem(error)}") from None
+        raise _damage_error(path, f"{METADATA}: {first_problem(error)}") from None
 
 
 def _check_owner(path: Path, stored: StateOwner, owner: StateOwner) -> None:
@@ -182,7 +182,7 @@ def _differences(stored: StateOwner, owner: StateOwner) -> Iterator[str]:
         before, now = getattr(stored, what), getattr(owner, what)
         files = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
         if files:
-            yield f"the {what} ({listed(files)})"
+            yield f"the {what} ({list_first(files)})"
     if stored.dtype != owner.dtype:
         yield f"the dtype ({brief(stored.dtype)}, this model's is {owner.dtype})"
 
@@ -190,9 +190,9 @@ def _differences(stored: StateOwner, owner: StateOwner) -> Iterator[str]:
 def _places(path: Path, entries: Mapping[str, Any], states: Mapping[str, DeclaredState], start: int) -> dict[str, tuple[int, int]]:
     """Return the first and the last byte of each tensor. Raise ComposerError if the entries are not those of the states."""
     if unknown := sorted(entries.keys() - states.keys()):
-        raise _damaged(path, f"this model has no state {listed(unknown)}")
+        raise _damage_error(path, f"this model has no state {list_first(unknown)}")
     if missing := sorted(states.keys() - entries.keys()):
-        raise _damaged(path, f"it lacks {listed(missing)}")
+        raise _damage_error(path, f"it lacks {list_first(missing)}")
     places = {}
     for name, state in states.items():
         count = math.prod(state.shape) * state.dtype.itemsize
@@ -203,7 +203,7 @@ def _places(path: Path, entries: Mapping[str, Any], states: Mapping[str, Declare
                 places[name] = (start + first, start + last)
             case _:
                 wanted = f"{DTYPES[state.dtype]} of shape {list(state.shape)}"
-                raise _damaged(path, f"{name} is {brief(entries[name])}, expected {wanted} in {count:,} bytes")
+                raise _damage_error(path, f"{name} is {brief(entries[name])}, expected {wanted} in {count:,} bytes")
     return places
 
 
@@ -211,12 +211,12 @@ def _check_values(path: Path, name: str, tensor: Tensor, tokens: int) -> None:
     """Raise ComposerError for numbers that no state has after so many tokens."""
     if tensor.is_floating_point():
         if bool(tensor.isnan().any()):
-            raise _damaged(path, f"{name} has values that are no numbers")
+            raise _damage_error(path, f"{name} has values that are no numbers")
     elif name == SEEN:
         if tensor.tolist() != [tokens]:
-            raise _damaged(path, f"{name} is {brief(tensor.tolist())}, expected [{tokens}]")
+            raise _damage_error(path, f"{name} is {brief(tensor.tolist())}, expected [{tokens}]")
     elif bool(((tensor < -1) | (tensor >= tokens)).any()):
-        raise _damaged(path, f"{name} has positions outside of -1 to {tokens - 1:,}")
+        raise _damage_error(path, f"{name} has positions outside of -1 to {tokens - 1:,}")
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
@@ -224,5 +224,5 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.flatten().view(torch.uint8).numpy().data
 
 
-def _damaged(path: Path, problem: str) -> ComposerError:
+def _damage_error(path: Path, problem: str) -> ComposerError:
     return ComposerError(f"{path} is damaged: {problem}. {AGAIN}")

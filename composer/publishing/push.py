@@ -12,7 +12,7 @@ from composer.publishing.contents import SPEC_FILES, Contents, ContentsKind
 from composer.spec.on_hub import NAMED
 from composer.tables import Readable, Table, View
 from composer.weights.record import RECORD
-from converters.bounded import listed
+from converters.bounded import list_first
 from converters.composed import EXPORT, SPEC_FILE
 from converters.errors import ConverterError
 from converters.hub import HUB, fetch_files, recorded_names
@@ -55,8 +55,8 @@ class PushReport(Readable, Closed):
     def remarks(self) -> tuple[str, ...]:
         """Where the files are, and which files of the folder are not there."""
         notes = [] if self.url is None else [f"{self.url}, commit {self.commit}"]
-        notes += [f"not uploaded, as no record names them: {listed(self.left_out)}"] if self.left_out else []
-        notes += [f"removed, as they belonged to an earlier push: {listed(self.removed)}"] if self.removed else []
+        notes += [f"not uploaded, as no record names them: {list_first(self.left_out)}"] if self.left_out else []
+        notes += [f"removed, as they belonged to an earlier push: {list_first(self.removed)}"] if self.removed else []
         return tuple(notes)
 
     def view(self) -> View:
@@ -70,7 +70,7 @@ def check_repo_id(repo_id: str) -> None:
         raise PushError(f"{repo_id!r} is no repository of the Hub; expected OWNER/NAME.")
 
 
-def planned(contents: Contents, repo_id: str, branch: str, *, private: bool) -> PushReport:
+def plan_push(contents: Contents, repo_id: str, branch: str, *, private: bool) -> PushReport:
     """Return the report of a dry run, without a request to the Hub."""
     return PushReport(
         kind=contents.kind, repo_id=repo_id, branch=branch, private=private, files=contents.sizes, left_out=contents.left_out
@@ -91,7 +91,7 @@ def push_contents(contents: Contents, repo_id: str, branch: str, *, private: boo
         is_new = _make_branch(api, repo_id, branch)
         info: Any = api.model_info(repo_id, revision=branch)
         present = {file.rfilename for file in info.siblings or ()} - {OF_THE_HUB}
-        known = present if is_new else _known(repo_id, info.sha, present)
+        known = present if is_new else _known_files(repo_id, info.sha, present)
         if not (force or is_new):
             _check_replaceable(contents, repo_id, present, known)
         removed = sorted((present & known) - contents.files.keys())
@@ -104,7 +104,7 @@ def push_contents(contents: Contents, repo_id: str, branch: str, *, private: boo
             repo_id, operations, commit_message=f"Push {IN_WORDS[contents.kind]}", revision=branch, parent_commit=info.sha
         )
     done = {"commit": commit.oid, "url": str(url), "removed": () if is_new else tuple(removed)}
-    return planned(contents, repo_id, branch, private=bool(info.private)).model_copy(update=done)
+    return plan_push(contents, repo_id, branch, private=bool(info.private)).model_copy(update=done)
 
 
 def _make_branch(api: HfApi, repo_id: str, branch: str) -> bool:
@@ -115,7 +115,7 @@ def _make_branch(api: HfApi, repo_id: str, branch: str) -> bool:
     return True
 
 
-def _known(repo_id: str, commit: str | None, present: set[str]) -> set[str]:
+def _known_files(repo_id: str, commit: str | None, present: set[str]) -> set[str]:
     """Return the files that an earlier push to the repository named."""
     kind = _kind_of(present)
     if kind is None:
@@ -141,7 +141,7 @@ def _check_replaceable(contents: Contents, repo_id: str, present: set[str], know
         )
     if strangers := sorted(present - known):
         raise PushError(
-            f"{repo_id} has files that `compose push` did not write ({listed(strangers)}). Choose another repository, or write "
+            f"{repo_id} has files that `compose push` did not write ({list_first(strangers)}). Choose another repository, or write "
             "beside them, replacing files of the same name: --force"
         )
 

@@ -72,13 +72,13 @@ def keeping(document: Mapping[str, Any], layers: Sequence[int], layer_count: int
         layer: number for number, rule in enumerate(rules) for layer in layers_at(rule["at"], layer_count, ("layers", number, "at"))
     }
     left = [rules[number] for number in sorted(set(last.values()))]
-    used = {name for rule in left for name in _named(rule["use"])}
+    used = {name for rule in left for name in _names_in(rule["use"])}
     heads = {name: head for name, head in document.get("heads", {}).items() if name in used}
     others = {key: value for key, value in document.items() if key not in ("heads", "layers")}
     return {**others, **({"heads": heads} if heads else {}), "layers": left}
 
 
-def _named(use: str | Sequence[Mapping[str, Any]]) -> set[str]:
+def _names_in(use: str | Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the heads that a rule of a document names."""
     return {use} if isinstance(use, str) else {group["head"] for group in use}
 

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 from pydantic import computed_field
 
 from blocks.part import Closed
-from composer.plotting import COLOURS, panels, plotting, save, titled
-from composer.spec.inherit import shown
+from composer.plotting import COLOURS, add_title, panels, plotting, save
+from composer.spec.inherit import short_path
 from composer.tables import Readable, Table, View
 from composer.words import ranges, size
 
@@ -69,7 +69,7 @@ class Selection(Readable, Closed):
         return self.document["layers"]
 
     def view(self) -> View:
-        return View(f"{self.name} of {shown(Path(self.teacher))}", (table(self),), remarks(self))
+        return View(f"{self.name} of {short_path(Path(self.teacher))}", (table(self),), remarks(self))
 
 
 def table(selection: Selection) -> Table:
@@ -93,7 +93,7 @@ def remarks(selection: Selection) -> tuple[str, ...]:
         "fine-tuning).",
         f"State at {selection.sequence:,} tokens: {size(selection.state_bytes)}.",
         *(every if selection.all_fit else ()),
-        f"Spec: {shown(selection.out / 'spec.yaml')}",
+        f"Spec: {short_path(selection.out / 'spec.yaml')}",
     )
 
 
@@ -114,5 +114,5 @@ def draw(selection: Selection, path: Path) -> None:
                 axis.set_title(f"kept by this score (hatched): {ranges(selection.keep)}", color="#A64500")
         axes[-1].set_xlabel("layer")
         axes[-1].set_xticks(layers[:: -(-len(layers) // MOST)])
-        titled(figure, f"What each layer of {Path(selection.teacher).name} loses as {selection.name}")
+        add_title(figure, f"What each layer of {Path(selection.teacher).name} loses as {selection.name}")
         save(figure, path)

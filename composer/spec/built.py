@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import SpecError
-from composer.spec.locked import locked
+from composer.spec.locked import lock_document
 from composer.spec.outside import first_missing, needed_part, recorded_parts
 from composer.spec.places import Place, SpecNode, at, from_plain
 from converters.bounded import MOST_CONFIG, MOST_RECORD, check_file, read_json, reason, within
@@ -39,16 +39,16 @@ def read_built(folder: Path, shown: str) -> SpecNode:
     stored = recorded_parts(folder)
     if (kind := first_missing(stored)) is not None:
         raise SpecError(needed_part(shown, kind, stored))
-    document = _read(folder, RECORD, MOST_RECORD).get("spec") if file == RECORD else _resolved(folder)
+    document = _read(folder, RECORD, MOST_RECORD).get("spec") if file == RECORD else _resolved_document(folder)
     if not isinstance(document, Mapping):
         raise SpecError(at(place, (), "damaged, or of another version: it does not describe the model's heads"))
     return from_plain(document, place=place)
 
 
-def _resolved(folder: Path) -> dict[str, Any] | None:
+def _resolved_document(folder: Path) -> dict[str, Any] | None:
     document = _read(folder, CONFIG, MOST_CONFIG).get(SPEC_KEYS[0])
     try:
-        return None if document is None else locked(document)
+        return None if document is None else lock_document(document)
     except (AttributeError, KeyError, TypeError, ValueError):  # no build wrote this config
         return None
 

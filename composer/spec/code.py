@@ -5,7 +5,7 @@ from __future__ import annotations
 from blocks.operation import Setting
 from blocks.part import Closed
 from composer.graph.listing import DECODE, IN_PIECES, heading, inputs_of, listing, otherwise, rotations
-from composer.graph.lowering import AUTO, check_backend, compiled
+from composer.graph.lowering import AUTO, check_backend, compile_head
 from composer.graph.pieces import takes_pieces
 from composer.spec.resolve import Resolved
 from composer.tables import Readable, View
@@ -58,7 +58,7 @@ class Listing(Readable, Closed):
 def code_of(resolved: Resolved, on: str, *, backend: str = AUTO, device: str = "cpu", dtype: str = "float32") -> Listing:
     """Return the listing of every group of heads, each once. Raises BuildError for a backend that none of their parts has."""
     setting = Setting(device=device, dtype=dtype)
-    compiled_heads = [(name, layers, compiled(head, shape)) for (name, _), (head, shape, layers) in resolved.kinds().items()]
+    compiled_heads = [(name, layers, compile_head(head, shape)) for (name, _), (head, shape, layers) in resolved.kinds().items()]
     check_backend(backend, (made.graph for _, _, made in compiled_heads))
     heads = tuple(
         Code(

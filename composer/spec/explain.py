@@ -13,7 +13,7 @@ from blocks.operation import Kind, Setting, Slot
 from blocks.part import Closed
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph
-from composer.graph.lowering import AUTO, Lowered, check_backend, lowered
+from composer.graph.lowering import AUTO, Lowered, check_backend, list_forms
 from composer.graph.wiring import build_graph
 from composer.spec.notes import notes_on_source
 from composer.spec.parameters import graphs_of, head_parameters
@@ -209,7 +209,7 @@ def _cost(
         key_heads=shape.key_heads,
         head_dim=shape.head_dim,
         value_dim=shape.value_dim,
-        parts=lowered(graph, backend, Setting(device=device, dtype=dtype)),
+        parts=list_forms(graph, backend, Setting(device=device, dtype=dtype)),
         fresh_parameters=sum(fresh.size for fresh in head_parameters(head, shape).values()),
         state_bytes=state,
         state_grows=any(memory.grows for memory in head.memory) and not shape.both_ways,
@@ -218,7 +218,7 @@ def _cost(
         if shape.both_ways
         else beside + sum(part.flops(part_shape, sequence) for part, part_shape in working),
         source_window=shape.window,
-        bounded=next((same for memory in head.memory if (same := _bounded(memory, shape))), None),
+        bounded=next((same for memory in head.memory if (same := _bound_in_words(memory, shape))), None),
         kv_cache_bytes=cache,
         source_compresses=size.cached is not None,
         unused_projections=not uses_projections(head),
@@ -232,7 +232,7 @@ def _flops_of_rotation(memory: Memory, shape: Shape, tokens: int) -> int:
     return memory.position.flops(shape, tokens) if memory.position and memory.reads is not Kind.HIDDEN else 0
 
 
-def _bounded(memory: Memory, shape: Shape) -> str | None:
+def _bound_in_words(memory: Memory, shape: Shape) -> str | None:
     return None if shape.window is None or not memory.grows else memory.within(shape.window)
 
 

@@ -19,7 +19,7 @@ class _Key(NamedTuple):
     valued: bool
 
 
-def misplaced(text: str, line: int) -> tuple[int, str] | None:
+def find_misplaced(text: str, line: int) -> tuple[int, str] | None:
     """Return the column of the key that a line begins with, from 0, and what is wrong with it; None where nothing is. line: from
     0."""
     lines = text.split("\n")

@@ -14,7 +14,7 @@ from composer.spec.on_hub import FORM, spec_on_hub
 from composer.spec.places import SpecNode, at, brief, count, nearest, plain
 from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.shipped import shipped_specs
-from converters.bounded import listed, lost_link
+from converters.bounded import list_first, lost_link
 from converters.gguf import is_gguf
 from converters.hub import HUB
 
@@ -28,9 +28,9 @@ OWN = ("compose", "name")
 """Keys that every file must set itself."""
 
 
-def merged(base: SpecNode, over: SpecNode, here: Alternatives) -> SpecNode:
+def merge_nodes(base: SpecNode, over: SpecNode, here: Alternatives) -> SpecNode:
     """``over`` merged over ``base``. here: the schema's alternatives at this place; where they are parts, x is {kind: x}."""
-    first, second = (spelled(base), spelled(over)) if parts(here) else (base, over)
+    first, second = (spell_out(base), spell_out(over)) if parts(here) else (base, over)
     if not isinstance(first.value, dict) or not isinstance(second.value, dict):
         return over
     items = dict(first.value)
@@ -43,18 +43,18 @@ def merged(base: SpecNode, over: SpecNode, here: Alternatives) -> SpecNode:
         elif node.value is None:
             del items[key]
         else:
-            items[key] = merged(items[key], node, under(here, key))
+            items[key] = merge_nodes(items[key], node, under(here, key))
     return SpecNode(items, over.place or base.place, over.key or base.key)
 
 
-def spelled(node: SpecNode) -> SpecNode:
+def spell_out(node: SpecNode) -> SpecNode:
     """Return a bare word as its mapping."""
     if isinstance(node.value, str):
         return SpecNode({"kind": SpecNode(node.value, node.place)}, node.place, node.key)
     return node
 
 
-def inherited(document: SpecNode, folder: Path, here: Alternatives, chain: tuple[Path, ...] = ()) -> SpecNode:
+def inherit(document: SpecNode, folder: Path, here: Alternatives, chain: tuple[Path, ...] = ()) -> SpecNode:
     """Return the document merged over everything that it extends. folder: its relative names start there. Raises SpecError."""
     extends = document.child("extends")
     own = _without(document, ("extends",))
@@ -78,11 +78,11 @@ def inherited(document: SpecNode, folder: Path, here: Alternatives, chain: tuple
         raise SpecError(at(extends.where, ("extends",), f"extends itself: {_arrows((*chain, path))}"))
     if len(chain) >= MOST_FILES or sum(file.stat().st_size for file in chain) > MOST_BYTES:
         most = f"more than {MOST_FILES} files or {MOST_BYTES:,} bytes"
-        raise SpecError(at(extends.where, ("extends",), f"a chain of {most}, which began with {shown(chain[0])}"))
-    parent = read_file(path, shown(path))
+        raise SpecError(at(extends.where, ("extends",), f"a chain of {most}, which began with {short_path(chain[0])}"))
+    parent = read_file(path, short_path(path))
     _check_own(parent, own, extends)
-    base = inherited(parent, path.parent, here, (*chain, path))
-    return merged(_without(base, OWN), own, here)
+    base = inherit(parent, path.parent, here, (*chain, path))
+    return merge_nodes(_without(base, OWN), own, here)
 
 
 def heads_inherited(document: SpecNode, here: Alternatives) -> SpecNode:
@@ -128,13 +128,13 @@ def _head(path: FieldPath, heads: dict[str, SpecNode], here: Alternatives, chain
 
     if not isinstance(extends.value, str) or extends.value not in heads:
         guess = nearest(extends.value, heads) or "."
-        raise error(f"expected the name of a head, got {brief(plain(extends))}{guess} Heads: {listed(heads)}")
+        raise error(f"expected the name of a head, got {brief(plain(extends))}{guess} Heads: {list_first(heads)}")
     if extends.value in (*chain, name):
         raise error(f"extends itself: {' → '.join((*chain, name, extends.value))}")
     if len(chain) >= MOST_HEADS:
         raise error(f"a chain of more than {MOST_HEADS} heads, which began with {chain[0]}")
     base = _head(("heads", extends.value), heads, here, (*chain, name))
-    return merged(base, _without(node, ("extends",)), here)
+    return merge_nodes(base, _without(node, ("extends",)), here)
 
 
 def _without(document: SpecNode, keys: tuple[str, ...]) -> SpecNode:
@@ -170,7 +170,7 @@ def own_source(reference: object) -> Path | None:
     if not isinstance(reference, str | os.PathLike):
         return None
     path = find_spec(os.fspath(reference), Path())
-    return path if path is not None and path.is_dir() and read_file(path, shown(path)).child("trunk") is None else None
+    return path if path is not None and path.is_dir() and read_file(path, short_path(path)).child("trunk") is None else None
 
 
 def not_found(reference: str, folder: Path) -> str:
@@ -187,7 +187,7 @@ def not_found(reference: str, folder: Path) -> str:
     directory, name = os.path.split(reference)
     beside = [os.path.join(directory, file) for file in _yaml_files(folder / directory)]
     guess = nearest(reference, (*beside, *shipped), 3) or nearest(name.removesuffix(".yaml"), shipped, 3) or "."
-    where = "here" if shown(folder) == "." else f"in {shown(folder)}"
+    where = "here" if short_path(folder) == "." else f"in {short_path(folder)}"
     return f"no file {brief(reference)} {where}, and no shipped spec of that name{guess} `compose show` lists the shipped ones"
 
 
@@ -198,7 +198,7 @@ def _yaml_files(folder: Path) -> list[str]:
         return []
 
 
-def shown(path: Path) -> str:
+def short_path(path: Path) -> str:
     """Return a file as messages name it: relative to the working folder where it lies inside."""
     try:
         relative = os.path.relpath(path)
@@ -208,4 +208,4 @@ def shown(path: Path) -> str:
 
 
 def _arrows(chain: tuple[Path, ...]) -> str:
-    return " → ".join(shown(path) for path in chain)
+    return " → ".join(short_path(path) for path in chain)

@@ -14,7 +14,7 @@ from composer.spec.dimensions import Dimensions
 from composer.spec.document import HeadsOf, Name, Spec
 from composer.spec.places import nearest
 from composer.words import ranges
-from converters.bounded import listed
+from converters.bounded import list_first
 
 TWICE = "names a head twice: put all its query heads into one group"
 SOURCE = "source"
@@ -87,10 +87,10 @@ def unknown(name: str, heads: Mapping[str, HeadSpec], path: FieldPath) -> GraphE
     own = [head for head in heads if head != SOURCE]
     guess = nearest(name, [*own, SOURCE])
     introduction = f"{guess} There" if guess else "; there"
-    return GraphError(f'there is no head "{name}"{introduction} are: {listed([*own, f"{SOURCE} (its own attention)"])}', path)
+    return GraphError(f'there is no head "{name}"{introduction} are: {list_first([*own, f"{SOURCE} (its own attention)"])}', path)
 
 
-def named(use: str | tuple[HeadsOf, ...]) -> set[str]:
+def names_in(use: str | tuple[HeadsOf, ...]) -> set[str]:
     return {use} if isinstance(use, str) else {group.head for group in use}
 
 
@@ -148,7 +148,7 @@ def unused_heads(spec: Spec, used: Container[str], layers: int) -> Iterator[Grap
     """
     naming: dict[str, list[int]] = {}
     for number, rule in enumerate(spec.layers):
-        for name in named(rule.use):
+        for name in names_in(rule.use):
             naming.setdefault(name, []).append(number)
     last: list[int | None] = []
     for name in spec.heads:

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from composer.errors import GraphError, SpecError
 from composer.spec.document import Spec, Vary
-from composer.spec.inherit import find_spec, heads_extended, heads_inherited, inherited, not_found, shown
-from composer.spec.layer_rules import named
+from composer.spec.inherit import find_spec, heads_extended, heads_inherited, inherit, not_found, short_path
+from composer.spec.layer_rules import names_in
 from composer.spec.messages import spec_error
 from composer.spec.outside import PartReference, use_parts
 from composer.spec.overrides import Overrides, each, overridden
@@ -20,7 +20,7 @@ from composer.spec.places import Places, SpecNode, at, from_plain, plain
 from composer.spec.reading import read_file, read_spec
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.shipped import shipped_specs
-from composer.spec.sweep import SEPARATOR, chosen, merged_error, variants
+from composer.spec.sweep import SEPARATOR, choose_variant, merged_error, variants
 from converters.bounded import brief
 
 Validated = TypeVar("Validated", bound=BaseModel)
@@ -46,7 +46,7 @@ def load_spec(source: SpecLike, overrides: Overrides = (), *, parts: PartReferen
     if variant is None:
         return _overridden(document, overrides)
     vary = _vary(document, overrides)
-    document = chosen(document, vary, variant)
+    document = choose_variant(document, vary, variant)
     try:
         return _overridden(document, overrides)
     except SpecError as error:
@@ -56,7 +56,7 @@ def load_spec(source: SpecLike, overrides: Overrides = (), *, parts: PartReferen
 def load_text(text: str, called: str, folder: Path) -> Spec:
     """Return a spec from its text. called: how messages name it. folder: where the names that it extends start. Raises
     SpecError."""
-    return _overridden(inherited(read_spec(text, called), folder, (Spec,)), ())
+    return _overridden(inherit(read_spec(text, called), folder, (Spec,)), ())
 
 
 def variants_of(source: SpecLike, overrides: Overrides = ()) -> tuple[Vary | None, dict[str | None, Spec]]:
@@ -72,7 +72,7 @@ def variants_of(source: SpecLike, overrides: Overrides = ()) -> tuple[Vary | Non
     if vary_node is None or vary_node.value is None:
         return None, {None: _overridden(document, overrides)}
     vary = _vary(document, overrides)
-    return vary, {**_expanded(document, vary, overrides)}
+    return vary, {**_expand(document, vary, overrides)}
 
 
 def expand(source: SpecLike, overrides: Overrides = (), *, parts: PartReference | Sequence[PartReference] = ()) -> dict[str, Spec]:
@@ -80,7 +80,7 @@ def expand(source: SpecLike, overrides: Overrides = (), *, parts: PartReference 
     every variant, and if ``source`` is no sweep. parts: as for ``load_spec``."""
     use_parts(parts)
     document = load_document(source)
-    return _expanded(document, _vary(document, overrides), overrides)
+    return _expand(document, _vary(document, overrides), overrides)
 
 
 def load_specs(source: str, overrides: Overrides = ()) -> dict[str, Spec]:
@@ -113,11 +113,11 @@ def load_document(source: SpecLike) -> SpecNode:
     if isinstance(source, Spec):
         source = source.model_dump(mode="json", exclude_unset=True)
     if isinstance(source, Mapping):
-        return inherited(from_plain(source), Path(), (Spec,))
+        return inherit(from_plain(source), Path(), (Spec,))
     path = find_spec(str(source), Path())
     if path is None:
         raise SpecError(not_found(str(source), Path()))
-    return inherited(read_file(path, shown(path)), path.parent, (Spec,), (path,))
+    return inherit(read_file(path, short_path(path)), path.parent, (Spec,), (path,))
 
 
 def names_a_spec(word: str) -> bool:
@@ -143,13 +143,13 @@ def _vary(document: SpecNode, overrides: Overrides) -> Vary:
     instead."""
     known = {key: node for key in OF_A_SWEEP if (node := document.child(key)) is not None}
     whole = SpecNode(known, document.place) if each(overrides) else heads_inherited(document, (Spec,))
-    vary = checked(whole, Spec).vary
+    vary = validate_document(whole, Spec).vary
     if vary is None:
         raise SpecError(at(document.where, (), "this is one spec, no sweep: it has no `vary`"))
     return vary
 
 
-def _expanded(document: SpecNode, vary: Vary, overrides: Overrides) -> dict[str, Spec]:
+def _expand(document: SpecNode, vary: Vary, overrides: Overrides) -> dict[str, Spec]:
     """Return the specs by their variants' names. Raises SpecError with every mistake of every variant."""
     specs: dict[str, Spec] = {}
     problems: list[tuple[str, SpecError]] = []
@@ -167,15 +167,15 @@ def _overridden(document: SpecNode, overrides: Overrides) -> Spec:
     for override in each(overrides):
         document = overridden(document, override, (Spec,))
     whole = heads_inherited(document, (Spec,))
-    spec = checked(whole, Spec)
-    if bases := heads_extended(document) - {name for rule in spec.layers for name in named(rule.use)}:
+    spec = validate_document(whole, Spec)
+    if bases := heads_extended(document) - {name for rule in spec.layers for name in names_in(rule.use)}:
         # No layer has them: they are there for the heads that extend them.
         spec = spec.model_copy(update={"heads": {name: head for name, head in spec.heads.items() if name not in bases}})
     spec._places = Places(whole)
     return spec
 
 
-def checked(document: SpecNode, model: type[Validated]) -> Validated:
+def validate_document(document: SpecNode, model: type[Validated]) -> Validated:
     """Return the document as the schema. Strict: the text "64" is no number, and "yes" is not true."""
     try:
         return model.model_validate(plain(document), strict=True)

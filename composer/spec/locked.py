@@ -9,7 +9,7 @@ DEFAULT = "head"
 """The name in a resolved spec of the head of all layers that no rule names."""
 
 
-def locked(resolved: Mapping[str, Any]) -> dict[str, Any]:
+def lock_document(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document of a spec that resolves to the same on the same source. resolved: as its JSON is.
 
     A spec with its own trunk has no ``dimensions``: its trunk has all sizes.

@@ -73,7 +73,7 @@ class Fault:
 def spec_error(error: ValidationError, document: SpecNode, model: type[BaseModel]) -> SpecError:
     """Return all that is wrong, one line each, in the order of the document."""
     faults = [_fault(details, document, model) for details in error.errors(include_url=False)]
-    placed = [(_place(fault, document), fault, others) for fault, others in _settled(faults)]
+    placed = [(_place(fault, document), fault, others) for fault, others in _settle(faults)]
     placed.sort(key=lambda entry: (entry[0].file, entry[0].line or 0, entry[0].column or 0) if entry[0] else ("", 0, 0))
     lines = [at(place, fault.path, _message(fault, others)) for place, fault, others in placed[:MOST_SHOWN]]
     more = [f"and {len(placed) - MOST_SHOWN:,} more mistakes"] if len(placed) > MOST_SHOWN else []
@@ -111,7 +111,7 @@ def _fault(error: Any, document: SpecNode, model: type[BaseModel]) -> Fault:
     return Fault(error, path, here, around, above[1:], fork, of_key)
 
 
-def _settled(faults: list[Fault]) -> Iterator[tuple[Fault, list[Fault]]]:
+def _settle(faults: list[Fault]) -> Iterator[tuple[Fault, list[Fault]]]:
     """Yield the faults to report, each with those of its union's other alternatives, and without those that follow from another
     fault."""
     deepest: dict[FieldPath, int] = {}
@@ -148,21 +148,21 @@ def _place(fault: Fault, document: SpecNode) -> Place | None:
 
 def _message(fault: Fault, others: list[Fault]) -> str:
     if fault.type == "literal_error" and fault.key == "kind" and is_outside(fault.value):
-        return unregistered(fault.value, choices(fault.here))
+        return unregistered_message(fault.value, choices(fault.here))
     if fault.type in _WHOLE:
         return _WHOLE[fault.type](fault)
     if fault.type in ("value_error", "assertion_error"):
         return str(fault.context["error"])
-    *most, last = dict.fromkeys(_expected(alternative) for alternative in (fault, *others))
+    *most, last = dict.fromkeys(_expectation(alternative) for alternative in (fault, *others))
     most = [text.replace('" or "', '", "') for text in most]
     wanted = f"{', '.join(most)} or {last}" if most else last
     if fault.value is None:
         return f"null, and nothing is inherited that it could remove; expected {wanted}, or leave the key out"
-    hint = nearest(fault.value, choices(fault.here)) or _unquoted(fault) if isinstance(fault.value, str) else ""
+    hint = nearest(fault.value, choices(fault.here)) or _quote_hint(fault) if isinstance(fault.value, str) else ""
     if not others and fault.type == "string_type" and isinstance(fault.value, int | float):
         hint = "; put it in quotes"  # a number that was meant as text, such as 2410.10254
     if fault.type in ("tuple_type", "list_type") and not others:
-        hint = _listed(fault.value)
+        hint = _as_list(fault.value)
     if others and not hint and fault.description:
         hint = f". {fault.description}"
     return f"expected {wanted}, got {brief(fault.value)}{hint}"
@@ -189,11 +189,11 @@ def _unknown_kind(fault: Fault) -> str:
     known = list(parts(fault.here))
     tag = fault.value.get("kind") if isinstance(fault.value, dict) else fault.value
     if is_outside(tag):
-        return unregistered(tag, known)
+        return unregistered_message(tag, known)
     return f"unknown kind {brief(tag)}{nearest(tag, known) or '.'} Known kinds: {', '.join(known)}"
 
 
-def unregistered(kind: str, known: Iterable[str] = ()) -> str:
+def unregistered_message(kind: str, known: Iterable[str] = ()) -> str:
     """Return the message for a part from outside that is not registered. known: the kinds of its role."""
     guess = nearest(kind, [name for name in known if is_outside(name)]) or "."
     return f"the part {brief(kind)} is not registered{guess} {remedy(kind)}"
@@ -211,7 +211,7 @@ def _no_kind(fault: Fault) -> str:
     return f"missing.{those} Known kinds: {', '.join(known)}"
 
 
-def _listed(value: Any) -> str:
+def _as_list(value: Any) -> str:
     """Return a single value, written as a list of one."""
     if isinstance(value, dict):
         return "; begin each of its items with a dash, as in `- kind: …`" if "kind" in value else "; begin each item with a dash"
@@ -226,7 +226,7 @@ _WHOLE: dict[str, Callable[[Fault], str]] = {
 }
 
 
-def _expected(fault: Fault) -> str:
+def _expectation(fault: Fault) -> str:
     """What was expected, in words that follow ``expected``."""
     words = _EXPECTED.get(fault.type)
     if words is None:
@@ -246,7 +246,7 @@ def _one_of(fault: Fault) -> str:
     return fault.context["expected"].replace("'", '"')
 
 
-def _bounded(fault: Fault) -> str:
+def _bounds_in_words(fault: Fault) -> str:
     """Return the bounds of a number; both of them if the place accepts other types than numbers, too."""
     field = fields(fault.around).get(fault.key) if fault.fork is not None else None
     bounds = limits(field.annotation) if field is not None else {}
@@ -265,7 +265,7 @@ def _fitting(fault: Fault) -> str:
     return PATTERNS.get(pattern, f"text that fits {pattern}")
 
 
-def _unquoted(fault: Fault) -> str:
+def _quote_hint(fault: Fault) -> str:
     """Return a number in quotes, or with underscores as in Python, is text in YAML 1.2."""
     text = fault.value.replace("_", "")
     return f"; write {text}" if fault.type in NUMBERS and _NUMBER.fullmatch(text) else ""
@@ -286,10 +286,10 @@ _EXPECTED: dict[str, str | Callable[[Fault], str]] = {
     "string_too_short": "text of at least {min_length} characters",
     "string_too_long": "text of at most {max_length} characters",
     "literal_error": _one_of,
-    "greater_than": _bounded,
-    "greater_than_equal": _bounded,
-    "less_than": _bounded,
-    "less_than_equal": _bounded,
+    "greater_than": _bounds_in_words,
+    "greater_than_equal": _bounds_in_words,
+    "less_than": _bounds_in_words,
+    "less_than_equal": _bounds_in_words,
     "multiple_of": "a multiple of {multiple_of}",
     "tuple_type": "a list",
     "list_type": "a list",

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from blocks.catalogue import CATALOGUE
-from blocks.outside import broken, is_outside, origin_of, register_parts, remedy
+from blocks.outside import broken_packages, is_outside, origin_of, register_parts, remedy
 from blocks.part import Closed, Part
 from blocks.registry import RegistrationError
 from composer.errors import ComposerError
@@ -45,11 +45,11 @@ def use_parts(parts: PartReference | Sequence[PartReference]) -> None:
 
 def stored_parts(model: BaseModel) -> dict[str, StoredPart]:
     """Return the origins of the parts from outside in a document, by kind, in alphabetical order."""
-    origins = {part.kind: _stored(type(part)) for part in _parts_in(model)}
+    origins = {part.kind: _store(type(part)) for part in _parts_in(model)}
     return {kind: origin for kind, origin in sorted(origins.items()) if origin is not None}
 
 
-def _stored(part: type[Part]) -> StoredPart | None:
+def _store(part: type[Part]) -> StoredPart | None:
     """Return the origin of a part; None for a part of this project."""
     origin = origin_of(part)
     if origin is None:
@@ -98,7 +98,7 @@ def needed_part(where: object, kind: str, stored: Mapping[str, object]) -> str:
         return f"{has}, which is not registered. {remedy(kind)}"
     if origin.package is None:
         return f"{has} of {origin}, which is not registered: name that file with --parts"
-    if (reason := broken().get(origin.package)) is not None:
+    if (reason := broken_packages().get(origin.package)) is not None:
         return f"{has} of {origin}, whose parts could not be registered: {reason}"
     return f"{has} of {origin}, which is not installed here: pip install {origin.package}=={origin.version}"
 
@@ -116,6 +116,6 @@ def changed_parts(stored: Mapping[str, object]) -> Iterator[str]:
         except ValidationError:
             continue
         parts = [role[kind] for role in CATALOGUE.values() if kind in role]
-        present = _stored(parts[0]) if parts else None
+        present = _store(parts[0]) if parts else None
         if present is not None and present != origin:
             yield f"the part {brief(kind)} is of {present} here, and was of {origin}"

@@ -12,11 +12,11 @@ from blocks.part import FieldPath
 from composer.errors import SpecError
 from composer.spec.document import setting_steps
 from composer.spec.fields import Alternatives, fields, kind_words, parts, under
-from composer.spec.inherit import heads_inherited, merged, spelled
+from composer.spec.inherit import heads_inherited, merge_nodes, spell_out
 from composer.spec.messages import unknown_key
 from composer.spec.places import DEEPEST, Place, SpecNode, at, brief
 from composer.spec.reading import read_value
-from converters.bounded import shortened
+from converters.bounded import shorten
 
 Overrides = str | Sequence[str] | Mapping[str, object]
 """``path=value``, one or several; or values by their paths."""
@@ -30,7 +30,7 @@ def each(overrides: Overrides) -> tuple[str, ...]:
     if isinstance(overrides, str):
         return (overrides,)
     if not isinstance(overrides, Iterable):
-        raise SpecError(f"overrides are `path=value`, several of them, or a mapping, not {shortened(repr(overrides))}")
+        raise SpecError(f"overrides are `path=value`, several of them, or a mapping, not {shorten(repr(overrides))}")
     if not isinstance(overrides, Mapping):
         settings = tuple(overrides)
         for setting in settings:
@@ -50,7 +50,7 @@ def overridden(document: SpecNode, override: str, here: Alternatives) -> SpecNod
 
     ``head.memory.0.size=32`` has the effect of a child with that memory's size; lists keep their other items; null removes a value.
     """
-    option = f"--set {shortened(override, LONGEST)}"
+    option = f"--set {shorten(override, LONGEST)}"
     path, separator, text = override.partition("=")
     steps = setting_steps(path.strip())
     if not separator or not all(steps):
@@ -65,7 +65,7 @@ def setting(document: SpecNode, steps: Steps, value: SpecNode, here: Alternative
     if len(steps) > DEEPEST:
         raise SpecError(at(place, steps[:4], f"nested deeper than {DEEPEST} levels"))
     whole = heads_inherited(document, here)  # the items of an inherited list are counted in the head that defines it
-    return merged(document, _child(whole, steps, value, here, place), here)
+    return merge_nodes(document, _child(whole, steps, value, here, place), here)
 
 
 def _child(
@@ -81,10 +81,10 @@ def _child(
         before, item, after = node.value[:index], node.value[index], node.value[index + 1 :]
         if not rest and value.value is None:
             return SpecNode((*before, *after), node.place, node.key)
-        new = merged(item, _child(item, rest, value, inside, place, path), inside)
+        new = merge_nodes(item, _child(item, rest, value, inside, place, path), inside)
         return SpecNode((*before, new, *after), node.place, node.key)
     if node is not None and parts(here):
-        node = spelled(node)
+        node = spell_out(node)
     if node is not None and node.value is not None and not isinstance(node.value, dict):
         raise SpecError(at(place, done, f'is {brief(node.value)} and has no key "{step}"'))
     if re.fullmatch(r"-?\d+", step):

@@ -85,7 +85,7 @@ class Places:
         return place
 
 
-def dotted(path: FieldPath) -> str:
+def join_path(path: FieldPath) -> str:
     """``("head", "memory", 0, "size")`` as ``head.memory[0].size``."""
     text = ""
     for step in path:
@@ -99,7 +99,7 @@ def dotted(path: FieldPath) -> str:
 
 def at(place: Place | None, path: FieldPath, message: str) -> Mistake:
     """Return a mistake at a place."""
-    where = dotted(path) or None
+    where = join_path(path) or None
     return Mistake(message, path=where) if place is None else Mistake(message, place.file, place.line, place.column, where)
 
 

@@ -14,8 +14,8 @@ from composer.graph.rules import mistakes
 from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import HeadsOf, LayerRule, Spec
-from composer.spec.layer_rules import TWICE, check_rule, groups_of, layers_at, layers_of, named, unknown, unused_heads
-from composer.spec.resolve import complete_head, dimensions_and_trunk, heads_of, refuse_odd, reserved
+from composer.spec.layer_rules import TWICE, check_rule, groups_of, layers_at, layers_of, names_in, unknown, unused_heads
+from composer.spec.resolve import complete_head, dimensions_and_trunk, heads_of, refuse_odd, reserved_name_error
 
 ANY = Dimensions(hidden_size=2048, layers=1, heads=1, key_heads=1, head_dim=64, rope_theta=1e4)
 """The sizes to check a spec on where no source is named; rules about sizes are left out then."""
@@ -53,7 +53,7 @@ def without_source(spec: Spec) -> Iterator[GraphError]:
         yield from _of_head(spec, path, head)
     for number, rule in enumerate(spec.layers):
         yield from _of_rule(rule, ("layers", number), heads)
-    yield from unused_heads(spec, set[str]().union(*(named(rule.use) for rule in spec.layers)), 0)
+    yield from unused_heads(spec, set[str]().union(*(names_in(rule.use) for rule in spec.layers)), 0)
     if not heads:
         yield GraphError("no layer has a head: add `head:`, or `heads:` and rules in `layers:` that use them", ("layers",))
 
@@ -68,7 +68,7 @@ def heads_with_paths(spec: Spec) -> Iterator[tuple[FieldPath, HeadSpec]]:
 def _of_head(spec: Spec, path: FieldPath, head: HeadSpec) -> Iterator[GraphError]:
     try:
         if path[0] == "heads" and path[-1] in RESERVED:
-            raise reserved(str(path[-1]), path)
+            raise reserved_name_error(str(path[-1]), path)
         shape = replace(ANY.shape(1), both_ways=spec.direction == "bidirectional")
         yield from mistakes(complete_head(head, ANY), shape, path, sizes=False)
     except GraphError as error:

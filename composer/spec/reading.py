@@ -17,7 +17,7 @@ from yaml.resolver import BaseResolver
 
 from composer.errors import SpecError
 from composer.spec.built import is_built, read_built
-from composer.spec.indentation import misplaced
+from composer.spec.indentation import find_misplaced
 from composer.spec.places import DEEPEST, Place, SpecNode, at, brief
 from converters.bounded import read_bytes, reason
 
@@ -223,7 +223,7 @@ class _Document:
             return self.error(mark, "a second document begins: a spec is one document a file")
         if self.text[mark.index : mark.index + 1] == "\t":
             return self.error(mark, "not YAML: a tab may not indent; use spaces")
-        wrong = misplaced(self.text, mark.line) if self.lines else None
+        wrong = find_misplaced(self.text, mark.line) if self.lines else None
         if wrong is not None:
             return SpecError(at(Place(self.shown, mark.line + 1, wrong[0] + 1), (), wrong[1]))
         for words, plainer in _PLAINER.items():

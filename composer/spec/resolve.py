@@ -28,7 +28,7 @@ from composer.graph.rules import checked_graph
 from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Name, Spec
-from composer.spec.layer_rules import SOURCE, Group, layers_of, named, unused_heads
+from composer.spec.layer_rules import SOURCE, Group, layers_of, names_in, unused_heads
 from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
@@ -130,7 +130,7 @@ def heads_of(spec: Spec) -> dict[str, HeadSpec]:
         if "head" in heads:
             raise GraphError("`head:` already has the name head; choose another name for this one", ("heads", "head"))
         heads["head"] = spec.head
-    if SOURCE not in heads and any(SOURCE in named(rule.use) for rule in spec.layers):
+    if SOURCE not in heads and any(SOURCE in names_in(rule.use) for rule in spec.layers):
         heads[SOURCE] = HeadSpec.model_validate({"memory": ("full",)})
     return heads
 
@@ -157,7 +157,7 @@ def resolve(spec: Spec, source: Dimensions | None = None, *, idle: bool = False)
                 continue
             raise next(unused_heads(spec, used, dimensions.layers))
         if name in RESERVED:
-            raise reserved(name, path)
+            raise reserved_name_error(name, path)
         complete[name] = complete_head(head, dimensions)
         if trunk is not None and spec.trunk is not None:
             refuse_odd(complete[name], trunk, spec.trunk)
@@ -208,7 +208,7 @@ def dimensions_and_trunk(spec: Spec, source: Dimensions | None) -> tuple[Dimensi
     return own, trunk
 
 
-def reserved(name: str, path: FieldPath) -> GraphError:
+def reserved_name_error(name: str, path: FieldPath) -> GraphError:
     return GraphError(f'PyTorch\'s modules have an attribute "{name}"; choose another name for this head', path)
 
 

@@ -110,12 +110,12 @@ def _option(schema: Schema, definitions: dict[str, Schema], over: bool) -> Itera
         schema["items"] = _value(schema["items"], definitions, over=False)
     if "patternProperties" in schema:
         values = schema["patternProperties"].items()
-        schema["patternProperties"] = {key: _named(_value(value, definitions, over, null=over)) for key, value in values}
+        schema["patternProperties"] = {key: _under_any_name(_value(value, definitions, over, null=over)) for key, value in values}
         schema["additionalProperties"] = False
     yield schema
 
 
-def _named(value: Schema) -> Schema:
+def _under_any_name(value: Schema) -> Schema:
     """Return a value under any name: a head may extend another one there."""
     options = [_NAMED_HEADS.get(option.get("$ref", ""), option) for option in value.get("anyOf", ())]
     return {**value, "anyOf": options} if options else value

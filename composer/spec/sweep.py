@@ -17,7 +17,7 @@ from composer.spec.document import Spec, Vary, setting_steps
 from composer.spec.inherit import MOST_VALUES, SEPARATOR
 from composer.spec.overrides import setting
 from composer.spec.places import SpecNode, at, brief, count, nearest
-from converters.bounded import listed
+from converters.bounded import list_first
 
 OWN = ("compose", "name", "extends", "vary")
 """Keys that a sweep cannot vary: they are read before it, or follow from the variant."""
@@ -68,7 +68,7 @@ def variants(document: SpecNode, vary: Vary) -> dict[str, SpecNode]:
     problems: list[tuple[str, SpecError]] = []
     for name, row in zip(variant_names(vary), rows(vary), strict=True):
         try:
-            made[name] = _named(common, name)
+            made[name] = _name_variant(common, name)
             for path, index in row:
                 value = lists[path].child(index)
                 assert value is not None
@@ -80,13 +80,13 @@ def variants(document: SpecNode, vary: Vary) -> dict[str, SpecNode]:
     return made
 
 
-def chosen(document: SpecNode, vary: Vary, name: str) -> SpecNode:
+def choose_variant(document: SpecNode, vary: Vary, name: str) -> SpecNode:
     """Return the document of one variant. Raises SpecError if the sweep has no such variant."""
     known = variants(document, vary)
     if name not in known:
         place = node.where if (node := document.child("vary")) else None
         guess = nearest(name, known) or "."
-        raise SpecError(at(place, ("vary",), f"there is no variant {brief(name)}{guess} Variants: {listed(known)}"))
+        raise SpecError(at(place, ("vary",), f"there is no variant {brief(name)}{guess} Variants: {list_first(known)}"))
     return known[name]
 
 
@@ -120,7 +120,7 @@ def refuse_sweep(spec: Spec) -> None:
     if spec.vary is not None:
         names = variant_names(spec.vary)
         raise GraphError(
-            f"{spec.name} is a sweep of {len(names)} specs: {listed(names)}. Name one of them after a colon, as in "
+            f"{spec.name} is a sweep of {len(names)} specs: {list_first(names)}. Name one of them after a colon, as in "
             f"SPEC{SEPARATOR}{names[0]}, or write them out: `compose show SPEC --expand -o FOLDER`",
             ("vary",),
         )
@@ -132,7 +132,7 @@ def _in(names: list[str], vary: Vary, name_variants: bool) -> str:
     if len(names) == vary.count > 1 and not name_variants:
         return ""
     if len(names) > 1:
-        return f" (in the variants {listed(map(brief, names))})"
+        return f" (in the variants {list_first(map(brief, names))})"
     row = rows(vary)[variant_names(vary).index(names[0])]
     settings = ", ".join(f"{path}={brief((vary.grid | vary.zip)[path][index])}" for path, index in row)
     return f" (in the variant {brief(names[0])}: {settings})"
@@ -143,7 +143,7 @@ def _items(node: SpecNode) -> Iterator[tuple[str, SpecNode]]:
     yield from node.value.items()
 
 
-def _named(document: SpecNode, name: str) -> SpecNode:
+def _name_variant(document: SpecNode, name: str) -> SpecNode:
     name_node = document.child("name")
     assert name_node is not None
     return SpecNode(

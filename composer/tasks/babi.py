@@ -93,7 +93,7 @@ def _lives(number: int, rng: random.Random) -> Iterator[Fact]:
         deed = rng.choice(deeds) if deeds and rng.random() > MOVES else "move"
         if deed == "move":
             here[person] = rng.choice([other for other in PLACES if other != place])
-            yield Fact(_moved(rng, person, here[person], been[person]), "move", person, here[person])
+            yield Fact(_write_move(rng, person, here[person], been[person]), "move", person, here[person])
             been[person].add(here[person])
             continue
         thing = rng.choice(near if deed == "take" else held)
@@ -110,7 +110,7 @@ def _lives(number: int, rng: random.Random) -> Iterator[Fact]:
             yield Fact(f"{person} {rng.choice(GAVE)} the {thing} to {holder[thing]}.", "give", person, thing, holder[thing])
 
 
-def _moved(rng: random.Random, person: str, place: str, been: set[str]) -> str:
+def _write_move(rng: random.Random, person: str, place: str, been: set[str]) -> str:
     """Return the sentence of a move. It may be ``went back`` only for a place that an earlier fact gave for the person."""
     return f"{person} {rng.choice((*MOVED, 'went back') if place in been else MOVED)} to the {place}."
 

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from composer.errors import TaskError
 from composer.files import MOST_SENTENCES, failing_as, read_text_file
 from composer.tasks.babi import BUILT_IN, GIVERS, PLACES, THINGS, Question, ask
-from composer.tasks.base import Sample, Scored, Split, Task, answered, origin, stamp
+from composer.tasks.base import Sample, Scored, Split, Task, make_sample, origin, stamp
 from composer.tasks.haystack import TRAINING_SHARE, Haystack, HaystackText, haystack_origin
 from composer.tasks.writer import Writer, fit
 from converters.bounded import within
@@ -65,7 +65,7 @@ class Babilong(Task):
         words = fit(
             lambda words: writer.count(f"{prompt(words)} {question.answer}"), length, self.name, haystack.most, haystack.unit
         )
-        return answered(writer, prompt(words), question.answer, depth=context(words)[1])
+        return make_sample(writer, prompt(words), question.answer, depth=context(words)[1])
 
     @property
     def provenance(self) -> dict[str, str]:

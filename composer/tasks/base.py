@@ -97,7 +97,9 @@ class Task(Closed, ABC):
             yield self.sample(rng_of(self.seed, split, index), writer, tokens, split)
 
 
-def answered(writer: Writer, prompt: str, reply: str, answers: tuple[str, ...] | None = None, depth: float | None = None) -> Sample:
+def make_sample(
+    writer: Writer, prompt: str, reply: str, answers: tuple[str, ...] | None = None, depth: float | None = None
+) -> Sample:
     """Return the prompt, a space, and ``reply``, whose tokens are the answer. answers: the parts of ``reply`` to score (None:
     all)."""
     text = f"{prompt} {reply}"

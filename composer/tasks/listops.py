@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from composer.errors import TaskError
-from composer.tasks.base import MOST_DRAWS, Sample, Scored, Split, Task, answered, apart
+from composer.tasks.base import MOST_DRAWS, Sample, Scored, Split, Task, apart, make_sample
 from composer.tasks.writer import Writer, fit
 
 OPERATORS: dict[str, Callable[[list[int]], int]] = {
@@ -90,7 +90,7 @@ class ListOps(Task):
 
         for _ in range(MOST_DRAWS):
             tree = apart(rng, split, lambda draws: self.tree(draws, self.above + 2 + room))
-            sample = answered(writer, written(tree), str(tree.value))
+            sample = make_sample(writer, written(tree), str(tree.value))
             if len(sample.ids) <= length:
                 return sample
         raise TaskError(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from composer.tasks.base import Sample, Scored, Split, Task, answered, apart
+from composer.tasks.base import Sample, Scored, Split, Task, apart, make_sample
 from composer.tasks.passkey import FILLER, five_digits, in_filler
 from composer.tasks.recall import KEYS
 from composer.tasks.ruler import distinct
@@ -77,15 +77,15 @@ class Needles(Task):
         hidden = self.hide(rng, split)
         for name, key in hidden.needles:
             writer.check(NEEDLE.format(name=name, key=key))
-        for sentence in (*FILLER, self.question.format(names=spoken(hidden))):
+        for sentence in (*FILLER, self.question.format(names=list_names(hidden))):
             writer.check(sentence)
         laid = self.fill(rng, hidden, length, writer.count)
         depth = laid.depths[hidden.queried[0]] if len(hidden.queried) == 1 else None
-        return answered(writer, laid.prompt, " ".join(laid.answers), laid.answers, depth)
+        return make_sample(writer, laid.prompt, " ".join(laid.answers), laid.answers, depth)
 
     def fill(self, rng: random.Random, hidden: Hidden, tokens: int, count: Callable[[str], int]) -> Laid:
         """Return the longest text that has at most ``tokens`` with its answers. Raises ``TaskError`` if that is too short."""
-        question = self.question.format(names=spoken(hidden))
+        question = self.question.format(names=list_names(hidden))
 
         def lay(filler: int) -> Laid:
             places = self.place(hidden, filler, [rng.randint(0, filler) for _ in hidden.needles])
@@ -121,6 +121,6 @@ def keys_of(rng: random.Random, count: int) -> list[str]:
     return distinct(count, lambda: five_digits(rng))
 
 
-def spoken(hidden: Hidden) -> str:
+def list_names(hidden: Hidden) -> str:
     """Return the names that are asked for, each once, in the form of the question."""
     return " and of ".join(dict.fromkeys(hidden.needles[needle][0] for needle in hidden.queried))

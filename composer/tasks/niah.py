@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import ClassVar, Literal
 
-from composer.tasks.base import Depth, Sample, Split, answered, apart
+from composer.tasks.base import Depth, Sample, Split, apart, make_sample
 from composer.tasks.haystack import Haystack, HaystackText, haystack_origin
 from composer.tasks.passkey import FILLER
 from composer.tasks.ruler import Ruler, distinct, number, random_uuid, source, word_pair, words_origin
@@ -102,7 +102,7 @@ class Niah(Ruler):
         units = fit(lambda units: writer.count(f"{prompt(units)} {reply}"), length, self.name, context.most, context.unit)
         depths = context.lay(units)[1]
         depth = depths[needles.index(self.needle(last, answers[0]))] if len(answers) == 1 else None
-        return answered(writer, prompt(units), reply, answers, depth)
+        return make_sample(writer, prompt(units), reply, answers, depth)
 
 
 class InLines(Niah):

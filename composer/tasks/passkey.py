@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import ClassVar, Literal
 
-from composer.tasks.base import Depth, Sample, Scored, Split, Task, answered, apart
+from composer.tasks.base import Depth, Sample, Scored, Split, Task, apart, make_sample
 from composer.tasks.writer import Writer, fullest
 
 TASK = (
@@ -39,7 +39,7 @@ class Passkey(Task):
         key = apart(rng, split, five_digits if self.form == "plain" else number)
         writer.check(NEEDLE.format(key=key))
         prompt, depth = write_prompt(rng, key, self.form, length, writer.count, self.depth)
-        return answered(writer, prompt, key, depth=depth)
+        return make_sample(writer, prompt, key, depth=depth)
 
     def score(self, sample: Sample, written: str) -> float:
         """1 where the first five digits in a row are the key's, or, as in the original, the first number is the key."""

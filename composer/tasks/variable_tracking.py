@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from composer.tasks.base import Sample, Split, answered, apart
+from composer.tasks.base import Sample, Split, apart, make_sample
 from composer.tasks.niah import NOISE
 from composer.tasks.ruler import Ruler, distinct, letters, source
 from composer.tasks.writer import Writer, fit
@@ -55,7 +55,7 @@ class VariableTracking(Ruler):
             return first + self.write_prompt(random.Random(seed), chains, least + more)
 
         more = fit(lambda more: writer.count(f"{prompt(more)} {reply}"), length, self.name)
-        return answered(writer, prompt(more), reply, chains[0][1])
+        return make_sample(writer, prompt(more), reply, chains[0][1])
 
     def shown(self, rng: random.Random, writer: Writer) -> str:
         """Return the example with its answer, as long as fits, and the blank line after it."""

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from composer.errors import TaskError
-from composer.tasks.base import Sample, Split, answered, apart
+from composer.tasks.base import Sample, Split, apart, make_sample
 from composer.tasks.ruler import Ruler, distinct, letters, source, words, words_origin
 from composer.tasks.writer import Writer, fit
 
@@ -63,13 +63,13 @@ class CommonWords(Ruler):
                 f"{self.name}: common words occur {often} times, and others {seldom} times; expected common words to "
                 "occur more often."
             )
-        first = shown(rng, known, long=long) if self.example else ""
+        first = write_example(rng, known, long=long) if self.example else ""
         common = apart(rng, split, lambda draws: tuple(draws.sample(known, COMMON)))
         rest = [word for word in rng.sample(known, len(known)) if word not in common]
-        seed, reply = rng.getrandbits(64), numbered(common)
+        seed, reply = rng.getrandbits(64), number_lines(common)
 
         def prompt(others: int) -> str:
-            return first + COMMON_TEMPLATE.format(context=listed(random.Random(seed), common, often, rest[:others], seldom))
+            return first + COMMON_TEMPLATE.format(context=list_words(random.Random(seed), common, often, rest[:others], seldom))
 
         others = fit(
             lambda others: writer.count(f"{prompt(others)} {reply}"),
@@ -82,23 +82,23 @@ class CommonWords(Ruler):
             raise TaskError(f"{self.name} needs room for a less common word: set a length above {length} tokens.")
         for word in (*common, *rest[:others]):
             writer.check(word)
-        return answered(writer, prompt(others), reply, common)
+        return make_sample(writer, prompt(others), reply, common)
 
 
-def shown(rng: random.Random, known: list[str], *, long: bool) -> str:
+def write_example(rng: random.Random, known: list[str], *, long: bool) -> str:
     """Return the example: 40 words, or 20 below 4,096 tokens."""
     drawn = rng.sample(known, 40 if long else 20)
-    context = listed(rng, drawn[:COMMON], 10 if long else 3, drawn[COMMON:], 3 if long else 1)
-    return f"{COMMON_TEMPLATE.format(context=context)} {numbered(drawn[:COMMON])}\n"
+    context = list_words(rng, drawn[:COMMON], 10 if long else 3, drawn[COMMON:], 3 if long else 1)
+    return f"{COMMON_TEMPLATE.format(context=context)} {number_lines(drawn[:COMMON])}\n"
 
 
-def listed(rng: random.Random, common: tuple[str, ...] | list[str], often: int, rest: list[str], seldom: int) -> str:
+def list_words(rng: random.Random, common: tuple[str, ...] | list[str], often: int, rest: list[str], seldom: int) -> str:
     order = [*common] * often + rest * seldom
     rng.shuffle(order)
-    return numbered(order)
+    return number_lines(order)
 
 
-def numbered(entries: tuple[str, ...] | list[str]) -> str:
+def number_lines(entries: tuple[str, ...] | list[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(entries, start=1))
 
 
@@ -144,7 +144,7 @@ class FrequentWords(Ruler):
             raise TaskError(f"{self.name} needs more than {length} tokens for a third most frequent word.")
         for word in ranked:
             writer.check(word)
-        return answered(writer, prompt(total), reply, first)
+        return make_sample(writer, prompt(total), reply, first)
 
     @staticmethod
     def coded(rng: random.Random, count: int) -> list[str]:

@@ -57,10 +57,10 @@ def calibrate(
         starts.append(calibrate_layer(name, learner, attention, lesson, student.base.backend))
 
     teach(teacher, batch, visit)
-    return joined(starts)
+    return join_starts(starts)
 
 
-def joined(starts: Sequence[Start]) -> Start | None:
+def join_starts(starts: Sequence[Start]) -> Start | None:
     """Return the calibrations of several layers as one; None where no layer was calibrated."""
     if not starts:
         return None

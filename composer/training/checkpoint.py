@@ -28,7 +28,7 @@ from composer.errors import TrainingError
 from composer.files import failing_as, move_folder, partial_of, sha256, sync
 from composer.state import first_problem
 from composer.training.options import AGAIN
-from composer.training.processes import by_all, by_first, count, held, rank
+from composer.training.processes import by_all, by_first, count, own_rows, rank
 from composer.training.unit import Unit, UnitFacts
 from composer.weights.stream import TensorToWrite, as_bytes, write_shard
 from converters.bounded import MOST_CONFIG, parse_json, problem_with, read_text
@@ -84,7 +84,7 @@ def _begin(folder: Path, partial: Path) -> None:
 
 def _write(file: Path, units: Sequence[Unit]) -> ProcessFacts:
     """Write this process's file: its rows of sharded tensors and, in the first process, all other tensors."""
-    parts = {name: (held(tensor)[0], tensor) for name, tensor in _tensors(units).items()}
+    parts = {name: (own_rows(tensor)[0], tensor) for name, tensor in _tensors(units).items()}
     pieces = [_piece(name, local) for name, (local, tensor) in parts.items() if rank() == 0 or local is not tensor]
     digest = write_shard(file, pieces, lambda count: None)
     sync(file)
@@ -118,7 +118,7 @@ def newest(folder: Path) -> Path | None:
 
 def read_state(checkpoint: Path, kind: type[OfKind]) -> OfKind:
     """Return the ``state`` that ``save`` wrote. Raises TrainingError if the checkpoint is damaged."""
-    return _undamaged(checkpoint, lambda: _valid(kind, _stored(checkpoint).state))
+    return _run_undamaged(checkpoint, lambda: _valid(kind, _read_facts(checkpoint).state))
 
 
 def restore(checkpoint: Path, units: Sequence[Unit]) -> None:
@@ -127,19 +127,19 @@ def restore(checkpoint: Path, units: Sequence[Unit]) -> None:
     There may be more or fewer processes than when it was written; additional ones keep their own random states. Raises
     TrainingError if the checkpoint is damaged.
     """
-    by_all(lambda: _undamaged(checkpoint, lambda: _check(checkpoint)))
-    by_all(lambda: _undamaged(checkpoint, lambda: _restore(checkpoint, units)))
+    by_all(lambda: _run_undamaged(checkpoint, lambda: _check(checkpoint)))
+    by_all(lambda: _run_undamaged(checkpoint, lambda: _restore(checkpoint, units)))
 
 
 def _check(checkpoint: Path) -> None:
     """Check this process's share of the files."""
-    for number, process in list(enumerate(_stored(checkpoint).processes))[rank() :: count()]:
+    for number, process in list(enumerate(_read_facts(checkpoint).processes))[rank() :: count()]:
         if sha256(checkpoint / TENSORS.format(number)) != process.sha256:
             raise ValueError(f"{TENSORS.format(number)} is not what was written")
 
 
 def _restore(checkpoint: Path, units: Sequence[Unit]) -> None:
-    stored = _stored(checkpoint)
+    stored = _read_facts(checkpoint)
     for unit in units:
         unit.restore(stored.units[unit.name])
     with ExitStack() as opened, torch.no_grad():
@@ -162,7 +162,7 @@ def _restore(checkpoint: Path, units: Sequence[Unit]) -> None:
 
 def _fill(tensor: Tensor, name: str, files: Sequence[Any]) -> None:
     """Copy the rows that this process holds of a tensor out of the files, each of which has the rows after those of the last."""
-    local, first = held(tensor)
+    local, first = own_rows(tensor)
     if not local.dim():
         local.fill_(files[0].get_tensor(name).item())
         return
@@ -181,7 +181,7 @@ def _fill(tensor: Tensor, name: str, files: Sequence[Any]) -> None:
         raise ValueError(f"{name} has {passed:,} rows")
 
 
-def _stored(checkpoint: Path) -> CheckpointFacts:
+def _read_facts(checkpoint: Path) -> CheckpointFacts:
     """Raise ValueError if the file does not match its own checksum."""
     text = read_text(checkpoint / FACTS, MOST_CONFIG)
     facts = parse_json(text)["facts"]
@@ -221,7 +221,7 @@ def _cuda(units: Sequence[Unit]) -> torch.device | None:
     return next((device for device in devices if device.type == "cuda"), None)
 
 
-def damaged(checkpoint: Path, problem: str) -> TrainingError:
+def damaged_error(checkpoint: Path, problem: str) -> TrainingError:
     """Return the error for a checkpoint that cannot be continued from."""
     return TrainingError(
         f"The checkpoint {checkpoint} is damaged: {problem}. Remove it to repeat the stage from its start, or start again with "
@@ -229,12 +229,12 @@ def damaged(checkpoint: Path, problem: str) -> TrainingError:
     )
 
 
-def _undamaged(checkpoint: Path, act: Callable[[], Result]) -> Result:
+def _run_undamaged(checkpoint: Path, act: Callable[[], Result]) -> Result:
     try:
         return act()
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         why = problem_with(error) if isinstance(error, OSError) else (str(error).splitlines() or [type(error).__name__])[0]
-        raise damaged(checkpoint, why) from error
+        raise damaged_error(checkpoint, why) from error
 
 
 def _checkpoints(folder: Path) -> list[Path]:

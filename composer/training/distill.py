@@ -13,7 +13,7 @@ from composer.errors import ComposerError, TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Finetune, Stage, Train, Transfer
 from composer.training.calibration import calibrate
-from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, loss_of, merged
+from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, fold_adapters, loss_of
 from composer.training.loop import length_of, run_stage
 from composer.training.model_on_disk import StoredModel
 from composer.training.processes import count, is_first, loaded_on, process_group, shard, sharing_rows, take_gpu, whole
@@ -52,11 +52,11 @@ def distill(student: Student, out: str | os.PathLike[str], options: TrainingOpti
             _check_stored(stages, options)
         run = open_run(student, teacher, stages, out, options)
         if is_first():
-            options.tell(_planned(run))
-        return _streamed(run) if options.stream else _in_memory(run)
+            options.tell(_plan_in_words(run))
+        return _stream(run) if options.stream else _in_memory(run)
 
 
-def _planned(run: TrainingRun) -> str:
+def _plan_in_words(run: TrainingRun) -> str:
     """Return the stages of a run in words, and the stages that the recipe lacks."""
     stages = " and ".join(f"{name} ({plural(length_of(stage, run.rows), 'step')})" for name, stage in run.stages.items())
     for name in ("transfer", "finetune"):
@@ -117,7 +117,7 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
             course, teacher = None, teacher if learns_from_teacher(left) else None
         return run.finish(
             outcomes,
-            _changed(learned, student, merge=options.merge),
+            _find_changed(learned, student, merge=options.merge),
             model=student,
             adapter=_adapter(stages, student, merge=options.merge),
             loss=held_out_loss(student),
@@ -163,7 +163,7 @@ def _check_streamed(stages: Mapping[str, Stage], options: TrainingOptions) -> No
         raise TrainingError(f"--stream runs on the CPU only: leave --device {options.device} or --stream out.")
 
 
-def _streamed(run: TrainingRun) -> TrainingReport:
+def _stream(run: TrainingRun) -> TrainingReport:
     """Attention transfer alone, with one layer in memory at a time."""
     assert run.teacher is not None, "transfer opens a teacher"
     options = run.options
@@ -197,10 +197,10 @@ def _adapter(stages: Mapping[str, Stage], student: ComposedForCausalLM, *, merge
     return adapter_of(student, stage.lora)
 
 
-def _changed(learned: dict[str, Tensor], student: ComposedForCausalLM, *, merge: bool) -> dict[str, Tensor]:
+def _find_changed(learned: dict[str, Tensor], student: ComposedForCausalLM, *, merge: bool) -> dict[str, Tensor]:
     """Return the parameters that training has changed, adapters left out, by their names in the model."""
     weights = {name.replace(".base_layer.", "."): tensor for name, tensor in learned.items() if ".lora_" not in name}
-    return weights | (merged(student) if merge else {})
+    return weights | (fold_adapters(student) if merge else {})
 
 
 def train(student: Student, out: str | os.PathLike[str], options: TrainingOptions) -> TrainingReport:

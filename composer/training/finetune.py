@@ -21,7 +21,7 @@ from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Average, Finetune, Lora
 from composer.training.journal import CURVE, LOG
-from composer.training.processes import added, count, shares
+from composer.training.processes import add_over_processes, count, shares
 from composer.training.row_pieces import cache_of
 from composer.training.stored_logits import TaughtBatch, stored_divergence
 from composer.training.unit import Unit, WholeCourse
@@ -85,7 +85,7 @@ def loss_of(model: nn.Module, rows: PackedRows, batch: int, average: Average = "
             logits, targets = logits_at_targets(model, share.to(device))
             losses = functional.cross_entropy(logits.float(), targets, reduction="none")
             total += float(_sum(losses, share.to(device), average)) / divisor
-    return added({"loss": total})["loss"] / max(1, counted)
+    return add_over_processes({"loss": total})["loss"] / max(1, counted)
 
 
 def _count(batch: Batch, average: Average) -> int:
@@ -182,7 +182,7 @@ def adapter_of(student: ComposedForCausalLM, lora: Lora) -> Adapter:
     return Adapter(config | {"inference_mode": True}, tensors)
 
 
-def merged(student: ComposedForCausalLM) -> dict[str, Tensor]:
+def fold_adapters(student: ComposedForCausalLM) -> dict[str, Tensor]:
     """Return the weights that have adapters, with the adapters folded in, by their names in the model."""
     from peft.tuners.lora import LoraLayer
 
@@ -235,4 +235,4 @@ def merge_adapters(model: Path, out: Path, *, force: bool = False) -> Record:
     if not isinstance(loaded, ComposedForCausalLM) or loaded.config.adapter is None:
         raise TrainingError(f"{model} has no adapters: there is nothing to merge.")
     logs = {name: path for name in (LOG, CURVE) if (path := model / TRAINING / name).is_file()}
-    return write_trained(model, out, Trained(merged(loaded), None, (), logs, loaded), force=force)
+    return write_trained(model, out, Trained(fold_adapters(loaded), None, (), logs, loaded), force=force)

@@ -121,7 +121,7 @@ def draw(log: Path, target: Path, again: str = AGAIN) -> None:
     TrainingError if it cannot be written.
     """
     with _writable("curve", target.parent, again):
-        from composer.plotting import WIDTH, by_powers, plotting, save, titled, whole_ticks
+        from composer.plotting import WIDTH, add_title, by_powers, plotting, save, whole_ticks
 
         lines = _lines(log)
         if not lines:
@@ -136,7 +136,7 @@ def draw(log: Path, target: Path, again: str = AGAIN) -> None:
                 axis.set(title=stage, xlabel="step", ylabel="loss")
                 by_powers(axis, most=2)
                 whole_ticks(axis, most=6)
-            titled(figure, "Losses: thin lines at each step, dots on held-out rows")
+            add_title(figure, "Losses: thin lines at each step, dots on held-out rows")
             save(figure, target)
 
 

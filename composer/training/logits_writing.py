@@ -17,7 +17,7 @@ from composer.files import whole
 from composer.model.modeling import ComposedForCausalLM
 from composer.runs.identity import fingerprint
 from composer.runs.store import RunStore
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 from composer.spec.recipe import Recipe
 from composer.state import write_state
 from composer.tables import Readable, View
@@ -58,11 +58,11 @@ class WrittenLogits(Readable, Closed):
     def view(self) -> View:
         record = self.record
         return View(
-            f"Logits of {record.teacher} in {shown(self.out)}",
+            f"Logits of {record.teacher} in {short_path(self.out)}",
             notes=(
                 f"The {record.top_k:,} largest of {record.columns:,} for each of {self.tokens:,} tokens in {record.rows:,} rows of "
                 f"{record.sequence:,}, at temperature {record.temperature:g}: {size(self.bytes)}.",
-                f"Learn from them: compose distill STUDENT --stage finetune --teacher-logits {shown(self.out)} --data …",
+                f"Learn from them: compose distill STUDENT --stage finetune --teacher-logits {short_path(self.out)} --data …",
             ),
         )
 
@@ -95,7 +95,7 @@ def write_logits(teacher: Teacher, out: Path, training: TrainingOptions, options
         temperature=options.temperature,
         rows_per_shard=max(1, SHARD_BYTES // (options.top_k * BYTES * rows.sequence)),
     )
-    every = rows if held_out is None else _joined(rows, held_out)
+    every = rows if held_out is None else _join(rows, held_out)
     with STORE.opened(out, resume=True, force=training.force), STORE.writing(out):
         record = STORE.begin(out, record, force=training.force)
         _write_shards(teacher, out, record, every, training, options)
@@ -149,7 +149,7 @@ def _log_rest(log_probabilities: torch.Tensor, tokens: torch.Tensor) -> torch.Te
     return log_probabilities.scatter(1, tokens, -torch.inf).logsumexp(-1)
 
 
-def _joined(rows: PackedRows, more: PackedRows) -> PackedRows:
+def _join(rows: PackedRows, more: PackedRows) -> PackedRows:
     return PackedRows(
         ids=np.concatenate((rows.ids, more.ids)),
         labels=np.concatenate((rows.labels, more.labels)),

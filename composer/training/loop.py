@@ -20,14 +20,14 @@ from pydantic import Field, JsonValue
 from blocks.part import Closed
 from composer.data.order import rows_of_step, steps_of
 from composer.data.packing import Batch, PackedRows
-from composer.devices import keep_freed_memory, seeded
+from composer.devices import keep_freed_memory, seed_for_block
 from composer.errors import Stopped, TrainingError
 from composer.spec.recipe import Stage
 from composer.state import Count, Elapsed, Measured
 from composer.training import checkpoint
 from composer.training.journal import Journal
 from composer.training.options import AGAIN
-from composer.training.processes import added, broadcast_from_first, rank, shares
+from composer.training.processes import add_over_processes, broadcast_from_first, rank, shares
 from composer.training.unit import Course, Losses
 from composer.weights.record import Start
 
@@ -128,9 +128,9 @@ class _StageRun:
         self.after: dict[str, float] = {}
 
     def run(self) -> Outcome:
-        with seeded(seed_of(self.setting.seed, self.name), str(self.device)):
+        with seed_for_block(seed_of(self.setting.seed, self.name), str(self.device)):
             self._take_up()
-            with awaited(self.setting.tell) as signalled, keep_freed_memory():
+            with await_signals(self.setting.tell) as signalled, keep_freed_memory():
                 self._to_the_end(signalled)
         return Outcome(
             stage=self.name, steps=self.taken, tokens=self.tokens, seconds=self.seconds, before=self.before, after=self.after
@@ -174,7 +174,7 @@ class _StageRun:
             with self._autocast():
                 for name, loss in self.course.learn(part.to(self.device), divisor).items():
                     sums[name] = sums[name] + loss if name in sums else loss
-        losses = added({name: float(loss) for name, loss in sums.items()})
+        losses = add_over_processes({name: float(loss) for name, loss in sums.items()})
         norms = {unit.name: unit.update(step, self.steps, losses[unit.name]) for unit in self.course.units if unit.name in losses}
         self.taken, self.tokens = step + 1, self.tokens + int(batch.valid.sum())
         rate = max(unit.rate(step, self.steps) for unit in self.course.units) * stage.lr
@@ -191,7 +191,7 @@ class _StageRun:
             with self._autocast():
                 for name, loss in self.course.judge(part.to(self.device), divisor).items():
                     sums[name] = sums.get(name, 0.0) + float(loss)
-        sums = added(sums)
+        sums = add_over_processes(sums)
         self.setting.journal.write(self.name, self.taken, held_out=sums)
         return sums
 
@@ -255,7 +255,7 @@ class _StageRun:
             )
         problem = self._problem_of(reached, newest.name)
         if problem is not None:
-            raise checkpoint.damaged(newest, problem)
+            raise checkpoint.damaged_error(newest, problem)
         checkpoint.restore(newest, self.course.units)
         self.taken, self.tokens, self.done = reached.step, reached.tokens, reached.done
         self.seconds, self.learning = reached.seconds, reached.learning
@@ -298,7 +298,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def awaited(tell: Callable[[str], None]) -> Iterator[Callable[[], int]]:
+def await_signals(tell: Callable[[str], None]) -> Iterator[Callable[[], int]]:
     """Yield a function that returns the number of the signal that was received, 0 if none was.
 
     tell: called with a message to the user when a signal arrives. A signal that other code handles is not changed, and neither are

@@ -23,7 +23,7 @@ from composer.graph.lowering import AUTO
 from composer.model.attention import ComposedAttention
 from composer.model.classes import class_of, configuration_for
 from composer.model.hosts import attentions, layers_of
-from composer.model.joined import joined
+from composer.model.joined import join_tensors
 from composer.spec.loading import resolve_spec
 from composer.spec.resolve import Resolved
 from composer.weights.config import config_dict, dimensions
@@ -31,7 +31,7 @@ from composer.weights.record import record_of
 from composer.weights.sources import check_merged
 from composer.weights.stream import as_tensor, count_not_finite, not_finite
 from converters import shard
-from converters.bounded import opened
+from converters.bounded import open_regular
 from converters.config import decode_floats
 from converters.source import Source
 
@@ -57,7 +57,7 @@ class StoredModel:
         self._tensors: Mapping[str, shard.StoredTensor] = {
             name: source.tensors[stored_name] for name, stored_name in {**source.covered.trunk, **source.covered.composed}.items()
         }
-        document = config_dict(source.trunk, _resolved(source), "float32")
+        document = config_dict(source.trunk, _resolve(source), "float32")
         self._config = config = configuration_for(document["model_type"]).from_dict(decode_floats(document))
         with torch.device("meta"):
             model = class_of(config)(config).requires_grad_(False).eval()
@@ -115,7 +115,7 @@ class StoredModel:
     def _join(self, index: int) -> Mapping[str, Tensor]:
         """Return the tensors of a layer for which transformers joins some, such as those of experts."""
         prefix = self._within(index)
-        tensors, missing = joined(
+        tensors, missing = join_tensors(
             self._config, index, {name: self._read(name) for name in self._tensors if name.startswith(prefix)}
         )
         if missing:
@@ -196,7 +196,7 @@ def read_rows(path: Path, start: int, into: np.ndarray, places: np.ndarray) -> n
     Read, not mapped: a map makes large pieces around each row resident, and ends the process where the file has become shorter.
     Raises OSError if it has.
     """
-    with opened(path) as buffered:
+    with open_regular(path) as buffered:
         stream = buffered.raw  # rows lie apart from each other: what a buffer reads ahead is of no use
         for row, place in zip(into, places.tolist(), strict=True):
             stream.seek(start + row.nbytes * place, os.SEEK_SET)
@@ -205,7 +205,7 @@ def read_rows(path: Path, start: int, into: np.ndarray, places: np.ndarray) -> n
     return into
 
 
-def _resolved(source: Source) -> Resolved:
+def _resolve(source: Source) -> Resolved:
     """Return the heads of a built model, or softmax attention for a source without a record."""
     record = record_of(source)
     return record.resolved if record is not None else resolve_spec("softmax", dimensions(source.trunk))

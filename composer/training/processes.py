@@ -172,7 +172,7 @@ def shares(batch: Batch, parts: int, total: float) -> Iterator[tuple[Batch, floa
         yield (share if shared == 1 else share.piece(rank() % shared, shared)), divisor
 
 
-def added(numbers: Mapping[str, float]) -> dict[str, float]:
+def add_over_processes(numbers: Mapping[str, float]) -> dict[str, float]:
     """Return each number summed over the processes, to the same bits in all of them."""
     if count() == 1 or not numbers:
         return dict(numbers)
@@ -185,7 +185,7 @@ def added(numbers: Mapping[str, float]) -> dict[str, float]:
 def norm(tensors: Sequence[Tensor]) -> float:
     """Return the Euclidean norm of all tensors as one vector, over all processes."""
     norm = float(nn.utils.get_total_norm([tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]))
-    return norm if count() == 1 else math.sqrt(added({"square": norm * norm})["square"])
+    return norm if count() == 1 else math.sqrt(add_over_processes({"square": norm * norm})["square"])
 
 
 def broadcast_from_first(number: float) -> float:
@@ -201,7 +201,7 @@ def by_first(act: Callable[[], Result]) -> Result:
     """Calls ``act`` in the first process once all have reached this call, and returns its result in all; if it raises, all do."""
     if count() == 1:
         return act()
-    added({"here": 1.0})
+    add_over_processes({"here": 1.0})
     outcome: list[Any] = [None]
     if is_first():
         try:
@@ -231,7 +231,7 @@ def by_all(act: Callable[[], Result]) -> list[Result]:
     return [result for result, _ in outcomes]
 
 
-def held(tensor: Tensor) -> tuple[Tensor, int]:
+def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
     """Return the rows of a tensor that this process holds, and the index of the first; all rows where it is not sharded."""
     if not isinstance(tensor, DTensor):
         return tensor, 0

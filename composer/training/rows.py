@@ -74,7 +74,7 @@ def unwritten(folder: Path, rows: PackedRows) -> Iterator[str]:
         yield warning
 
 
-def bounded(held_out: PackedRows, stages: Mapping[str, Stage], rows: PackedRows, options: TrainingOptions) -> PackedRows:
+def bound_held_out(held_out: PackedRows, stages: Mapping[str, Stage], rows: PackedRows, options: TrainingOptions) -> PackedRows:
     """Return the held-out rows to evaluate on. If these are not all, print their number."""
     count = options.held_out_rows
     few = some(held_out, rows_to_evaluate(stages.values(), rows) if count is None else count)

@@ -19,7 +19,7 @@ from composer.graph.lowering import check_backend
 from composer.model.hosts import layers_of
 from composer.model.modeling import ComposedForCausalLM
 from composer.runs.identity import fingerprint
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 from composer.spec.parameters import graphs_of
 from composer.spec.recipe import Finetune, Stage
 from composer.tables import Readable, Table, View
@@ -28,7 +28,7 @@ from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting
 from composer.training.options import TrainingOptions
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
-from composer.training.rows import bounded, learned_nothing, rows_of, too_few, unwritten, warn_or_raise, within_windows
+from composer.training.rows import bound_held_out, learned_nothing, rows_of, too_few, unwritten, warn_or_raise, within_windows
 from composer.training.stored_logits import StoredLogits, TaughtRows
 from composer.training.student import Student, check_held_out, learns_from_teacher
 from composer.training.teacher import Teacher, tokens_of
@@ -53,7 +53,7 @@ class TrainingReport(Readable, Closed):
     def view(self) -> View:
         table = losses(self)
         stages = " and ".join(outcome.stage for outcome in self.stages)
-        return View(f"{shown(self.out)}, after {stages}", (table,) if table.rows else (), remarks(self))
+        return View(f"{short_path(self.out)}, after {stages}", (table,) if table.rows else (), remarks(self))
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def finished_run(
     if options.teacher is not None and done[0].teacher != options.teacher:
         return None
     if is_first():
-        options.tell(f"This run has finished, and its result is in {shown(target)}. To train again, use --force.")
+        options.tell(f"This run has finished, and its result is in {short_path(target)}. To train again, use --force.")
     return TrainingReport(
         out=target,
         stages=tuple(Outcome(**{name: getattr(stage, name) for name in Outcome.model_fields}) for stage in done),
@@ -203,14 +203,14 @@ def open_run(
     warn_or_raise(unwritten(student.source.folder, rows), options)
     warn_or_raise(too_few(stages, rows), options)
     if held_out is not None:
-        held_out = bounded(held_out, stages, rows, options)
+        held_out = bound_held_out(held_out, stages, rows, options)
     warn_or_raise(within_windows(student.record.resolved, rows, held_out, student.recipe.rows), options)
     references = DataReferences(
         data=tuple(options.data), held_out=tuple(options.held_out), share=options.share, held_out_rows=options.held_out_rows
     )
     stored = None
     if options.teacher_logits is not None:
-        stored, rows, held_out = _taught(options.teacher_logits, student, stages, rows, held_out, references, options.seed)
+        stored, rows, held_out = _add_logits(options.teacher_logits, student, stages, rows, held_out, references, options.seed)
     settings = RunSettings(
         model=fingerprint(student.source),
         teacher=_teacher(teacher, stages),
@@ -231,7 +231,7 @@ def open_run(
     return TrainingRun(student, teacher, stages, target, options, rows, held_out, folder, settings)
 
 
-def _taught(
+def _add_logits(
     folder: Path,
     student: Student,
     stages: Mapping[str, Stage],
@@ -299,7 +299,7 @@ def remarks(report: TrainingReport) -> tuple[str, ...]:
     judged = any(outcome.before for outcome in report.stages)
     if not judged:
         lines.append("No rows were held out, so nothing was evaluated: the result is the model after the last step.")
-    return (*lines, f"{'Losses are of held-out rows. ' if judged else ''}Log and curve: {shown(report.out / 'training')}")
+    return (*lines, f"{'Losses are of held-out rows. ' if judged else ''}Log and curve: {short_path(report.out / 'training')}")
 
 
 def _parts(names: tuple[str, ...]) -> str:

@@ -75,7 +75,7 @@ class Spill:
         for index, path in files.items():
             if index < self.at:
                 _remove(path)
-        if not files or _undamaged(self._path(self.at), self.bytes):
+        if not files or _is_undamaged(self._path(self.at), self.bytes):
             return None
         path = self._path(self.at)
         self.clear()
@@ -148,7 +148,7 @@ class Spill:
         return self._folder / f"{self._name}-{index}.hidden"
 
 
-def _undamaged(path: Path, size: int) -> bool:
+def _is_undamaged(path: Path, size: int) -> bool:
     """Whether a file has the expected size, and its contents match their checksum. False for one that cannot be read."""
     digest = hashlib.sha256()
     try:

@@ -21,7 +21,7 @@ from composer.data.packing import IGNORED, Batch, PackedRows
 from composer.errors import TrainingError
 from composer.runs.identity import Fingerprint
 from composer.runs.store import Settings
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 from composer.spec.recipe import Average
 from composer.state import Count, Measured, read_state
 from composer.training.folder import DataReferences
@@ -114,7 +114,7 @@ class StoredLogits:
         if not self.record.complete:
             raise TrainingError(f"The logits in {folder} are not complete. Run the same `compose logits` again to continue.")
         count = -(-self.record.rows // self.record.rows_per_shard)
-        self._shards = [_opened(folder / SHARD.format(index)) for index in range(count)]
+        self._shards = [_open(folder / SHARD.format(index)) for index in range(count)]
         hashes = [_tensor(self.folder, shard, "rows").numpy() for shard in self._shards]
         self._offsets = [_tensor(self.folder, shard, "offsets").tolist() for shard in self._shards]
         self._hashes = np.concatenate(hashes) if hashes else np.empty(0, np.int64)
@@ -160,7 +160,7 @@ class StoredLogits:
             ]
             differ = [f"\n  {name}: was {was}, now {now}" for name, was, now in pairs if was != now]
             raise TrainingError(
-                f"{shown(self.folder)} lacks the logits of {missing:,} of the {len(rows):,} rows {what}."
+                f"{short_path(self.folder)} lacks the logits of {missing:,} of the {len(rows):,} rows {what}."
                 f"{''.join(differ) or ' The texts, or recipe.rows, are others than then.'}\n"
                 "Train on the rows that the logits were written for, or write them again: compose logits"
             )
@@ -241,7 +241,7 @@ def hash_of_tokens(tokens: dict[int, str]) -> str:
     return hashlib.sha256(repr(sorted(tokens.items())).encode(errors="surrogatepass")).hexdigest()
 
 
-def _opened(path: Path) -> Any:
+def _open(path: Path) -> Any:
     try:
         check_file(path)
         return safe_open(path, "pt")

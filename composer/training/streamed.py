@@ -29,7 +29,7 @@ from composer.files import failing_as, whole
 from composer.model.attention import ComposedAttention
 from composer.model.hosts import attentions
 from composer.spec.recipe import Transfer
-from composer.training.calibration import calibrate_layer, joined, rows_to_calibrate
+from composer.training.calibration import calibrate_layer, join_starts, rows_to_calibrate
 from composer.training.journal import Journal
 from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.model_on_disk import StoredModel
@@ -192,7 +192,7 @@ def _train(
 
 
 def _spills(run: TrainingRun, stage: Transfer, width: int) -> list[Spill]:
-    spills = [Spill(run.folder, "rows", run.rows, _used(run.rows, stage, run.options.seed), width)]
+    spills = [Spill(run.folder, "rows", run.rows, _used_rows(run.rows, stage, run.options.seed), width)]
     if run.held_out is not None:
         spills.append(Spill(run.folder, "held-out", run.held_out, np.arange(len(run.held_out)), width))
     return spills
@@ -203,7 +203,7 @@ def _autocast(dtype: torch.dtype | None) -> AbstractContextManager[object]:
     return nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
 
 
-def _used(rows: PackedRows, stage: Transfer, seed: int) -> np.ndarray:
+def _used_rows(rows: PackedRows, stage: Transfer, seed: int) -> np.ndarray:
     """Return the rows of the stage's steps."""
     steps = range(length_of(stage, rows))
     return np.unique([row for step in steps for row in rows_of_step(step, stage.batch, len(rows), seed)])
@@ -263,5 +263,5 @@ def _together(outcomes: list[Outcome]) -> Outcome:
         seconds=sum(outcome.seconds for outcome in outcomes),
         before={name: loss for outcome in outcomes for name, loss in outcome.before.items()},
         after={name: loss for outcome in outcomes for name, loss in outcome.after.items()},
-        start=joined([outcome.start for outcome in outcomes if outcome.start is not None]),
+        start=join_starts([outcome.start for outcome in outcomes if outcome.start is not None]),
     )

@@ -17,7 +17,7 @@ from composer.trust import load_tokenizer
 from composer.weights.load import load_model
 from composer.weights.record import Record, StoredSource, StoredUnpacked
 from composer.weights.sources import describe_model, open_model
-from converters.bounded import listed, problem_with, shortened, within
+from converters.bounded import list_first, problem_with, shorten, within
 from converters.gguf import is_gguf
 from converters.source import Source
 from converters.trunk import Dtype
@@ -92,7 +92,7 @@ def check_vocabulary(teacher: Teacher, student: Path, embeddings: int) -> None:
     theirs, ours = tokens_of(teacher.source.folder), tokens_of(student)
     differs = next((token for token in sorted(theirs.keys() | ours.keys()) if theirs.get(token) != ours.get(token)), None)
     if differs is not None:
-        was, now = (f'"{shortened(tokens[differs])}"' if differs in tokens else "missing" for tokens in (theirs, ours))
+        was, now = (f'"{shorten(tokens[differs])}"' if differs in tokens else "missing" for tokens in (theirs, ours))
         raise TrainingError(
             f"The teacher {teacher.reference} has another vocabulary: token {differs:,} is {was} in its tokenizer and {now} in the "
             "student's. Its logits mean other tokens. Name a teacher with the student's tokenizer."
@@ -152,7 +152,7 @@ def _packed_reference(source: StoredSource, unpacked: StoredUnpacked) -> str:
     try:
         now = {name: sha256(within(path, name) if path.is_dir() else path) for name in unpacked.files}
         changed = [name for name, digest in unpacked.files.items() if now[name] != digest]
-        problem = f"has changed since ({listed(changed)})" if changed else None
+        problem = f"has changed since ({list_first(changed)})" if changed else None
     except OSError as error:
         problem = f"cannot be read ({problem_with(error)})"
     if problem is None:

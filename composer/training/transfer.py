@@ -25,7 +25,7 @@ from composer.model.hosts import attentions, attentions_by_layer, layers_of
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Transfer
 from composer.training.finetune import MODEL
-from composer.training.processes import added, count, held, within
+from composer.training.processes import add_over_processes, count, own_rows, within
 from composer.training.unit import Losses, Unit, WholeCourse, add_gradients
 from converters.adapter import OTHERS
 from converters.canonical import is_composed
@@ -101,7 +101,7 @@ class TransferCourse:
 def layers_alike(ours: Mapping[int, ComposedAttention], theirs: Mapping[int, ComposedAttention]) -> frozenset[int]:
     """Return the layers in which two models' hosts compute the same queries, keys and values from the same hidden states."""
     # In several processes each compares its own shards, and all have to find them equal.
-    differ = added({str(index): float(not _alike(ours[index], theirs[index])) for index in ours})
+    differ = add_over_processes({str(index): float(not _alike(ours[index], theirs[index])) for index in ours})
     return frozenset(index for index in ours if not differ[str(index)])
 
 
@@ -119,7 +119,7 @@ def _alike(attention: ComposedAttention, other: ComposedAttention) -> bool:
 
 
 def _equal(tensor: Tensor, other: Tensor) -> bool:
-    return tensor is other or (tensor.dtype == other.dtype and torch.equal(held(tensor)[0], held(other)[0]))
+    return tensor is other or (tensor.dtype == other.dtype and torch.equal(own_rows(tensor)[0], own_rows(other)[0]))
 
 
 def _host_of(attention: ComposedAttention) -> tuple[dict[str, Any], dict[str, Tensor]]:

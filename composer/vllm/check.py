@@ -49,12 +49,12 @@ def check_served(folder: Path, texts: Sequence[list[int]] = (), **options: Any) 
     model = load_for_serving(folder, torch.float32)
     drawn = torch.randint(0, model.config.vocab_size, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
     texts = texts or [text.tolist() for text in drawn.split(LENGTHS)]
-    wanted = [_generated(model, text) for text in texts]
+    wanted = [_generate(model, text) for text in texts]
     del model
-    return tuple(_compared(texts, wanted, list(served(folder, texts, **options))))
+    return tuple(_compare(texts, wanted, list(serve_texts(folder, texts, **options))))
 
 
-def served(folder: Path, texts: Sequence[list[int]], **options: Any) -> Iterator[Written]:
+def serve_texts(folder: Path, texts: Sequence[list[int]], **options: Any) -> Iterator[Written]:
     """What vLLM writes after these texts. options: further arguments of its engine."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # longer texts than the source was trained on are as informative here
@@ -99,7 +99,7 @@ def served(folder: Path, texts: Sequence[list[int]], **options: Any) -> Iterator
 
 
 @torch.no_grad()
-def _generated(model: ComposedForCausalLM, text: list[int]) -> Written:
+def _generate(model: ComposedForCausalLM, text: list[int]) -> Written:
     options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     more = {"output_logits": True, "return_dict_in_generate": True}
     ids = torch.tensor([text])
@@ -110,7 +110,7 @@ def _generated(model: ComposedForCausalLM, text: list[int]) -> Written:
     return Written(tokens, likely[range(len(tokens)), tokens].tolist(), (best[:, 0] - best[:, 1]).tolist())
 
 
-def _compared(texts: Sequence[list[int]], wanted: Sequence[Written], by_vllm: Sequence[Written]) -> Iterator[Check]:
+def _compare(texts: Sequence[list[int]], wanted: Sequence[Written], by_vllm: Sequence[Written]) -> Iterator[Check]:
     other, largest = [], 0.0
     for text, ours, theirs in zip(texts, wanted, by_vllm, strict=True):
         pairs = zip(ours.tokens, theirs.tokens, strict=True)

@@ -93,7 +93,7 @@ class ServedHeads(nn.Module):
         groups = dict(zip((name for name, _ in groups_of(self.heads)), split_inputs(self.heads, inputs), strict=True))
         output = {name: plain(groups[name]) for name, plain in self.softmax.items()}
         if stateful := [name for name in groups if name not in output]:
-            joined = _joined([groups[name] for name in stateful]) if output else inputs
+            joined = _join([groups[name] for name in stateful]) if output else inputs
             output |= dict(zip(stateful, self.stateful.split(self._run_stateful(joined, backend)), strict=True))
         return torch.cat([output[name] for name in groups], dim=2), {}
 
@@ -130,7 +130,7 @@ class ServedHeads(nn.Module):
         return lines
 
 
-def _joined(groups: list[HeadInputs]) -> HeadInputs:
+def _join(groups: list[HeadInputs]) -> HeadInputs:
     """Return the inputs of several groups of heads as those of one layer."""
     query, key, value = (torch.cat([getattr(group, name) for group in groups], dim=2) for name in ("query", "key", "value"))
     sinks = [group.sinks for group in groups if group.sinks is not None]

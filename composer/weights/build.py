@@ -15,7 +15,7 @@ from blocks.part import Closed, Fresh
 from composer.drawing.picture import picture
 from composer.errors import BuildError
 from composer.files import sha256
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 from composer.spec.notes import notes_on_layers
 from composer.spec.outside import stored_parts
 from composer.spec.resolve import Resolved
@@ -77,13 +77,13 @@ class BuildReport(Readable, Closed):
         """Return the plan, and the files if they were written. seed: of the fresh parameters, to be named."""
         notes = tuple(f"Note: {note}" for note in self.plan.notes)
         if self.dry_run:
-            nothing = f"Nothing was written; without --dry-run it would be {shown(self.out)}"
+            nothing = f"Nothing was written; without --dry-run it would be {short_path(self.out)}"
             return View("", tuple(_tables_of(self.plan)), (*notes, nothing))
         files = tuple(
             (name, size(file.bytes), file.how + (f" from {Path(file.origin).name}" if file.origin else ""))
             for name, file in self.files.items()
         )
-        built = Table(f"Built {shown(self.out)}", ("", "", ""), files, range(1, 2))
+        built = Table(f"Built {short_path(self.out)}", ("", "", ""), files, range(1, 2))
         remarks = self._remarks("" if seed is None else f" (seed {seed})")
         return View("", (*_tables_of(self.plan), built), (*notes, *remarks))
 
@@ -325,14 +325,14 @@ def _tables_of(plan: Plan) -> list[Table]:
         lists[f"Dropped, as {reason}"] = {name: entry for name, entry in plan.dropped.items() if entry.reason == reason}
     for title, some in lists.items():
         if some:
-            tables.append(Table(f"{title}:", ("", "", ""), _grouped(some), range(1), under=True))
+            tables.append(Table(f"{title}:", ("", "", ""), _group(some), range(1), under=True))
     if plan.shards:
         rows = tuple((shard.file, ACTIONS[shard.action], f"({shard.reason})") for shard in plan.shards)
         tables.append(Table("Files of the source:", ("", "", ""), rows, under=True))
     return tables
 
 
-def _grouped(entries: Mapping[str, Shaped]) -> tuple[tuple[str, str, str], ...]:
+def _group(entries: Mapping[str, Shaped]) -> tuple[tuple[str, str, str], ...]:
     """Count, shape and name; names that differ only in the number of their layer are one row."""
     layers: dict[tuple[str, str, str], list[int]] = {}
     for name, entry in entries.items():

@@ -69,7 +69,7 @@ def model_card(record: Record, name: str, *, on_hub: bool = False) -> str:
 | dropped tensors | {len(plan.dropped)} |
 | dtype | {plan.dtype} |
 
-{_trained(record)}{linked}
+{_training_lines(record)}{linked}
 {lineage(record)}
 ## Load it
 
@@ -122,7 +122,7 @@ def _origin(source: StoredSource | None) -> str:
     return "on the weights of " + (markdown_code(source.repo_id) if source.repo_id else "a local folder") + revision
 
 
-def _trained(record: Record) -> str:
+def _training_lines(record: Record) -> str:
     if record.source is None:
         return f"When this was built, every parameter was random (seed {record.seed}). Train it before use.\n"
     if record.given and not record.untrained:

@@ -22,7 +22,7 @@ from composer.weights.record import Record, StoredSource, record_of, stored_sour
 from composer.weights.save import Origin, initial_values_of, keep_records
 from composer.weights.sources import describe_model, is_hub_id
 from composer.weights.stream import count_not_finite, initial_values, not_finite
-from converters.bounded import listed
+from converters.bounded import list_first
 from converters.canonical import EMBEDDING, OUTPUT, is_composed
 from converters.config import decode_floats, encode_floats
 from converters.coverage import cover
@@ -89,7 +89,7 @@ def build_from_model(
     if opened is None:
         _check_finite({entry.tensor: tensors[entry.tensor] for entry in plan.inherited.values()}, values, plan.dtype)
     trunk = replace(trunk, dtype=plan.dtype)
-    student = _assembled(resolved, trunk, values, dict(model.named_buffers()))
+    student = _assemble(resolved, trunk, values, dict(model.named_buffers()))
     if spec_document is not None:
         known = None if opened is None else record_of(opened)
         source = _source_of(model) if opened is None else stored_source(opened, known)
@@ -115,7 +115,7 @@ def build_fresh(
     trunk = trunk_from(resolved, dtype or "float32")
     plan = make_plan(resolved, trunk)
     check_memory(plan.total_bytes, f"the parameters of {resolved.name}")
-    model = _assembled(resolved, trunk, dict(_fresh_values(plan, resolved, seed, trunk)))
+    model = _assemble(resolved, trunk, dict(_fresh_values(plan, resolved, seed, trunk)))
     if spec_document is not None:
         record = _record(resolved, spec_document, plan, trunk, None, seed, tuple(plan.fresh))
         model._origin = Origin(record, None, None)
@@ -156,7 +156,7 @@ def _check_finite(source: Mapping[str, torch.Tensor], values: Mapping[str, torch
     if counts:
         raise BuildError(not_finite("The model in memory", counts))
     if too_large := [name for name, tensor in values.items() if count_not_finite(tensor.detach())]:
-        raise BuildError(f"The weights of the model are too large for {dtype}: {listed(too_large)}. Choose another dtype.")
+        raise BuildError(f"The weights of the model are too large for {dtype}: {list_first(too_large)}. Choose another dtype.")
 
 
 def _warn_about_dropped(plan: Plan) -> None:
@@ -171,7 +171,7 @@ def _warn_about_dropped(plan: Plan) -> None:
         warn_caller(text)
 
 
-def _assembled(
+def _assemble(
     resolved: Resolved, trunk: Sizes, values: dict[str, torch.Tensor], buffers: Mapping[str, torch.Tensor] | None = None
 ) -> Composed:
     """Return the composed model with these values, in evaluation mode. buffers: of its source, for those that are in no file."""

@@ -27,9 +27,9 @@ from composer.weights.config import dimensions
 from composer.weights.record import read_record
 from composer.weights.sources import open_model
 from composer.weights.stream import check_loaded
-from composer.weights.verify import uncovered
+from composer.weights.verify import find_uncovered
 from converters.adapter import check_adapter
-from converters.bounded import listed
+from converters.bounded import list_first
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.hub import cached_sha256
@@ -51,9 +51,9 @@ def check_heads(source: Source) -> Resolved:
         raise SourceError(f"{config} has no spec of heads, at {first_problem(error)}") from error
     if resolved.dimensions != dimensions(source.trunk):
         raise SourceError(f"{config} has a spec for a model of other sizes than its own")
-    if problems := uncovered(source, resolved):
+    if problems := find_uncovered(source, resolved):
         more = f"run `compose verify {source.folder}` for details"
-        raise SourceError(f"{source.folder} lacks parameters of its spec, or has others: {listed(problems)}; {more}")
+        raise SourceError(f"{source.folder} lacks parameters of its spec, or has others: {list_first(problems)}; {more}")
     return resolved
 
 

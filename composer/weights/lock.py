@@ -13,14 +13,14 @@ from pydantic import Field, StringConstraints, ValidationError
 from blocks.part import Closed
 from composer.errors import BuildError, SpecError
 from composer.files import read_text_file, sha256
-from composer.spec.inherit import find_spec, shown
+from composer.spec.inherit import find_spec, short_path
 from composer.spec.outside import StoredPart, changed_parts, first_missing, needed_part
 from composer.spec.places import plain
 from composer.spec.reading import MOST_BYTES, read_text
 from composer.spec.writing import to_yaml
 from composer.state import first_problem
 from composer.weights.record import CARD, Record, versions
-from converters.bounded import listed
+from converters.bounded import list_first
 from converters.hub import HUB, cached_sha256
 from converters.source import Source
 from converters.trunk import Dtype
@@ -108,14 +108,14 @@ def read_lock(named: object) -> Lock | None:
     path = find_spec(os.fspath(named), Path())
     if path is None or not path.is_file():
         return None  # the error is raised where the spec is read
-    text = read_text_file(path, SpecError, MOST_BYTES, shown(path))
+    text = read_text_file(path, SpecError, MOST_BYTES, short_path(path))
     if not LOCK_KEY.search(text):
         return None
-    document = plain(read_text(text, shown(path)))
+    document = plain(read_text(text, short_path(path)))
     try:
         return Lock.model_validate(document)
     except ValidationError as error:
-        raise SpecError(f"{shown(path)} is a damaged lock, at {first_problem(error)}. Write it again: compose lock") from None
+        raise SpecError(f"{short_path(path)} is a damaged lock, at {first_problem(error)}. Write it again: compose lock") from None
 
 
 def locked_reference(reference: str, source: Source) -> str:
@@ -142,9 +142,9 @@ def files_of_build(record: Record) -> dict[str, str]:
 def _differences(locked: Mapping[str, str], present: Mapping[str, str]) -> Iterator[str]:
     missing, added = locked.keys() - present.keys(), present.keys() - locked.keys()
     if missing:
-        yield f"{listed(sorted(missing))} missing"
+        yield f"{list_first(sorted(missing))} missing"
     if added:
-        yield f"{listed(sorted(added))} added"
+        yield f"{list_first(sorted(added))} added"
     for name in sorted(locked.keys() & present.keys()):
         if locked[name] != present[name]:
             yield f"{name} has the SHA-256 {present[name]}, and {locked[name]} is locked"

@@ -98,7 +98,7 @@ def _values(read: Lolcats, resolved: Resolved) -> tuple[dict[str, Stored], list[
     problems = [
         *problems_listed(
             "tensors that the heads have no place for",
-            [_described(stored) for key, stored in read.parameters.items() if full.get(key) not in wanted],
+            [_describe(stored) for key, stored in read.parameters.items() if full.get(key) not in wanted],
         ),
         *problems_listed(
             "parameters that no file has (a checkpoint of two files needs --lolcats twice)",
@@ -120,7 +120,7 @@ def _misfits(parameters: Mapping[tuple[int, str], Stored], heads: Mapping[int, s
         for (layer, own), stored in parameters.items():
             here, published_at = (prefix(resolved, layer, name) + own.rpartition(".")[0] for name in (heads[layer], head))
             if reason := ours[here].difference(theirs[published_at]):
-                yield f"{_described(stored)}: {reason}"
+                yield f"{_describe(stored)}: {reason}"
 
 
 def _products(read: Lolcats, source: Source, lora: Lora | None) -> tuple[dict[str, Product], list[str]]:
@@ -147,7 +147,7 @@ def _products(read: Lolcats, source: Source, lora: Lora | None) -> tuple[dict[st
                     misshapen.append(f"{stored.name}: expected {list(expected)}, the file has {list(stored.shape)}")
     targets = ", ".join(lora.targets)
     recipe = f"recipe.finetune.lora has rank {lora.rank}, alpha {lora.alpha:g}, targets [{targets}]"
-    strange = [_described(stored) for side in (read.down, read.up) for key, stored in side.items() if key not in wanted]
+    strange = [_describe(stored) for side in (read.down, read.up) for key, stored in side.items() if key not in wanted]
     lacking = [
         f"lora_{letter} of {_MATRIX.format(layer=layer, projection=projection)}"
         for layer, projection in wanted
@@ -161,7 +161,7 @@ def _products(read: Lolcats, source: Source, lora: Lora | None) -> tuple[dict[st
     ]
 
 
-def _described(stored: Stored) -> str:
+def _describe(stored: Stored) -> str:
     return f"{stored.name} {list(stored.shape)}"
 
 

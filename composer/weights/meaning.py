@@ -61,7 +61,7 @@ def meanings(resolved: Resolved) -> dict[str, Meaning]:
             graph = build_graph(resolved.heads[group.head], resolved.shape(group.heads))
             heads = f"heads {first} to {first + group.heads - 1}"
             for module, part, seen, beside in _modules(graph):
-                by_prefix[prefix(resolved, layer, group.head) + module] = Meaning(_described(part), heads, seen, beside)
+                by_prefix[prefix(resolved, layer, group.head) + module] = Meaning(_describe(part), heads, seen, beside)
             first += group.heads
     return by_prefix
 
@@ -94,11 +94,11 @@ def _modules(graph: HeadGraph) -> Iterator[tuple[str, Part, str, str]]:
     for module, nodes in places.items():
         part = nodes[0].part
         assert part is not None
-        seen, beside = (" and ".join(dict.fromkeys(words(graph, node) for node in nodes)) for words in (_seen, _beside))
+        seen, beside = (" and ".join(dict.fromkeys(words(graph, node) for node in nodes)) for words in (_steps_before, _beside))
         yield module, part, seen, beside
 
 
-def _seen(graph: HeadGraph, node: Node) -> str:
+def _steps_before(graph: HeadGraph, node: Node) -> str:
     """Return the parts that mix, convolve and rotate the states before this node reads them. Memories are not included."""
 
     def leads(start: str, end: str, key: int) -> bool:
@@ -111,29 +111,29 @@ def _seen(graph: HeadGraph, node: Node) -> str:
         for other in graph.parts
         if other.name in before and other.path is not None and not isinstance(other.part, Memory)
     ]
-    done = [_described(part) for part in parts if part is not None]
+    done = [_describe(part) for part in parts if part is not None]
     position = node.options.get("position")
     if position is not None and not position.idle:
-        done.append(_described(position))
+        done.append(_describe(position))
     return " after ".join(["states", *(f"`{part}`" for part in reversed(done))]) if done else "states as they are"
 
 
 def _beside(graph: HeadGraph, node: Node) -> str:
     """Return the read that uses a memory's weight, or the map whose features decay one by one."""
     if isinstance(node.part, Memory) and node.part.weight is not None and graph.nodes[READ_NODE].path is not None:
-        return _described_at(graph.nodes[READ_NODE])
+        return _describe_at(graph.nodes[READ_NODE])
     if isinstance(node.part, Gate) and node.part.rank_of_decay == "channel":
         (decay,) = graph.out_of(node.name)
-        return " and ".join(_described_at(graph.nodes[edge.start]) for edge in graph.into(decay.end, "features"))
+        return " and ".join(_describe_at(graph.nodes[edge.start]) for edge in graph.into(decay.end, "features"))
     return "nothing"
 
 
-def _described_at(node: Node) -> str:
+def _describe_at(node: Node) -> str:
     assert node.part is not None
-    return _described(node.part)
+    return _describe(node.part)
 
 
-def _described(part: Part) -> str:
+def _describe(part: Part) -> str:
     """Return a part in words, ``exp, skip: true``: its fields that are neither defaults nor incidental."""
     says = {name: value for name, value in meaning(part).items() if name not in part.incidental}
     return ", ".join([str(says.pop("kind")), *(f"{name}: {format_value(value)}" for name, value in sorted(says.items()))])

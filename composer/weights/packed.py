@@ -20,7 +20,7 @@ from composer.errors import SourceError
 from composer.progress import silent_transformers
 from composer.trust import refuse_code, refused_by_transformers
 from composer.weights.output import copy_files, write_text
-from converters.bounded import listed, parse_json, shortened
+from converters.bounded import list_first, parse_json, shorten
 from converters.errors import ConfigError
 from converters.gguf import GGUF, GgufHeader, read_gguf
 from converters.model_types import is_composed_type
@@ -104,7 +104,7 @@ class PackedFile:
     @property
     def _problem(self) -> str:
         return (
-            f"transformers cannot unpack {self.path} (architecture {shortened(self.header.architecture)}). Build from a checkpoint "
+            f"transformers cannot unpack {self.path} (architecture {shorten(self.header.architecture)}). Build from a checkpoint "
             "of the same model in safetensors. The reason"
         )
 
@@ -143,7 +143,7 @@ class PackedFile:
         scaling = header.metadata.get(f"{prefix}type", "none") != "none" and header.metadata.get(f"{prefix}factor", 1) != 1
         tensors = [tensor.name for tensor in header.tensors if tensor.name.startswith(SCALES)]
         if scaling or tensors:
-            named = listed(tensors or [f"{prefix}type"])
+            named = list_first(tensors or [f"{prefix}type"])
             raise SourceError(
                 f"{self.path} scales its rotary positions ({named}), and transformers leaves that out where it reads GGUF: the "
                 "model would compute something else. Build from a checkpoint of the same model in safetensors."
@@ -335,7 +335,7 @@ def _check_complete(path: Path, loading: Any) -> PreTrainedModel:
     }
     for what, keys in problems.items():
         if keys:
-            raise SourceError(f"{path} {what} tensors of {type(model).__name__}: {listed(sorted(map(str, keys)))}")
+            raise SourceError(f"{path} {what} tensors of {type(model).__name__}: {list_first(sorted(map(str, keys)))}")
     return model
 
 

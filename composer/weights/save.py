@@ -116,7 +116,7 @@ def _record_of_saved(origin: Origin, folder: Path) -> Record:
     plan = make_plan(known.resolved, saved.trunk, weights_of(saved), before=known.plan)
     if problems := problems_of(folder, known.resolved, plan):
         raise BuildError("; ".join(problems))
-    same = _unchanged(origin, saved, plan)
+    same = _compare_with_initial(origin, saved, plan)
     save = SavedByTransformers(
         after=origin.sha256,
         tensors=len(same),
@@ -138,7 +138,7 @@ def _record_of_saved(origin: Origin, folder: Path) -> Record:
     )
 
 
-def _unchanged(origin: Origin, saved: Source, plan: Plan) -> dict[str, bool | None]:
+def _compare_with_initial(origin: Origin, saved: Source, plan: Plan) -> dict[str, bool | None]:
     """Return for each parameter whether it still has its initial values; None if these can no longer be read."""
     before, initial = _values(origin, saved.folder), initial_values_of(origin.record)
     unchanged: dict[str, bool | None] = {}

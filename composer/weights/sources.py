@@ -208,7 +208,7 @@ def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _O
                 f"{reference} is a file; expected the folder of a model, or a file *{GGUF}. Name the folder that it is in: "
                 f"{folder.parent}"
             )
-        meant = _meant(folder)
+        meant = _find_similar(folder)
         inside = len(folder.parts) > 1 and folder.parent.is_dir()
         if meant is not None or inside:
             problem = f'there is no folder "{reference}"' + (f'; did you mean "{meant}"?' if meant else f" in {folder.parent}.")
@@ -244,7 +244,7 @@ def _names_beside(file: Path) -> list[str]:
         return []
 
 
-def _meant(folder: Path) -> Path | None:
+def _find_similar(folder: Path) -> Path | None:
     """Return the folder of a model whose path is nearly the same, name by name; None where there is none."""
     path = Path()
     for part in folder.parts:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from blocks.part import Fresh
 from composer.devices import check_memory
 from composer.errors import BuildError, SourceError
-from converters.bounded import listed, opened, reason, shortened
+from converters.bounded import list_first, open_regular, reason, shorten
 from converters.shard import BYTES, Shard, StoredTensor, header_bytes
 from converters.trunk import Dtype
 
@@ -30,7 +30,7 @@ def blocks(file: Path, start: int = 0, end: int | None = None) -> Iterator[memor
     """Yield the bytes of a file from ``start`` to ``end``. One buffer serves all blocks: use each before the next."""
     left = (file.stat().st_size if end is None else end) - start
     buffer = bytearray(max(0, min(BLOCK, left)))
-    with opened(file) as stream:
+    with open_regular(file) as stream:
         stream.seek(start)
         while left > 0:
             count = stream.readinto(memoryview(buffer)[:left])
@@ -96,7 +96,7 @@ def digest_and_counts(shard: Shard, moved: Callable[[int], object] = lambda _: N
 
 def not_finite(file: Path | str, counts: Mapping[str, int]) -> str:
     """Return the message for a file with tensors that hold NaN or infinity. counts: how many values of each tensor."""
-    named = listed(f"{shortened(name)} ({count:,})" for name, count in counts.items())
+    named = list_first(f"{shorten(name)} ({count:,})" for name, count in counts.items())
     return (
         f"{file} holds NaN or infinity where weights must be finite, in these tensors (numbers of such values): {named}. {REPAIR}."
     )
@@ -128,8 +128,8 @@ def check_loaded(model: torch.nn.Module, source: Source) -> None:
         raise SourceError(not_finite(f"The adapters in {source.folder}", adapters))
     dtype = str(next(iter(model.parameters())).dtype).removeprefix("torch.")
     raise SourceError(
-        f"The weights of {source.folder} are too large for {dtype}: some values of {listed(counts)} become infinite. Choose another"
-        " dtype, such as bfloat16 or float32."
+        f"The weights of {source.folder} are too large for {dtype}: some values of {list_first(counts)} become infinite. Choose "
+        "another dtype, such as bfloat16 or float32."
     )
 
 
@@ -166,7 +166,7 @@ def inherited_piece(name: str, tensor: StoredTensor, dtype: Dtype) -> TensorToWr
         for block in blocks(tensor.file, tensor.start, tensor.end):
             if not all_finite(as_tensor(block, tensor.dtype)):
                 raise BuildError(not_finite(tensor.file, {name: count_stored(tensor)}))
-            yield block if tensor.dtype == dtype else _converted(name, block, tensor.dtype, dtype)
+            yield block if tensor.dtype == dtype else _convert(name, block, tensor.dtype, dtype)
 
     return TensorToWrite(name, dtype, tensor.shape, contents)
 
@@ -204,7 +204,7 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _converted(name: str, block: memoryview, dtype: str, into: Dtype) -> memoryview:
+def _convert(name: str, block: memoryview, dtype: str, into: Dtype) -> memoryview:
     import torch
 
     tensor = as_tensor(block, dtype)

@@ -86,12 +86,12 @@ def of_model(model: Any) -> PictureSubject | None:
         described = describe_model(model)
         if not described.is_composed:
             raise BuildError(f"{model} is no model that was built here: name a spec, and this as its source (--from {model})")
-        return PictureSubject(_resolved(described.config.get("spec"), str(model)), None, described.trunk.dtype)
+        return PictureSubject(_resolve(described.config.get("spec"), str(model)), None, described.trunk.dtype)
     config = getattr(model, "config", None)
     if config is None:
         return None
     kind = dtype_name(getattr(model, "dtype", "float32"))
-    return PictureSubject(_resolved(getattr(config, "spec", None), f"this {type(model).__name__}"), None, kind)
+    return PictureSubject(_resolve(getattr(config, "spec", None), f"this {type(model).__name__}"), None, kind)
 
 
 def on_source(
@@ -116,7 +116,7 @@ def on_source(
         ) from error
 
 
-def _resolved(spec: Any, what: str) -> Resolved:
+def _resolve(spec: Any, what: str) -> Resolved:
     if spec is None:
         raise BuildError(f"{what} is no composed model: its config has no spec")
     try:

@@ -18,7 +18,7 @@ from composer.errors import SourceError
 from composer.trust import refused_by_transformers
 from composer.weights.output import copy_files, write_json
 from composer.weights.stream import inherited_piece, write_shard
-from converters.bounded import brief, is_name, listed
+from converters.bounded import brief, is_name, list_first
 from converters.hosts import DECODERS, OTHER_PARTS, decoder_of
 from converters.shard import Shard, StoredTensor
 from converters.source import (
@@ -108,7 +108,7 @@ class TextDecoder:
         if len(inner) != 1:
             raise SourceError(
                 f"{self.path} has {len(inner)} tensors that could be the embedding of its text decoder"
-                f"{': ' + listed(inner) if inner else ''}; expected one named *.{EMBEDDING}. Extract the decoder with "
+                f"{': ' + list_first(inner) if inner else ''}; expected one named *.{EMBEDDING}. Extract the decoder with "
                 "transformers, and build from that."
             )
         prefix = inner[0].removesuffix(EMBEDDING)

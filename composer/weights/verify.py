@@ -22,7 +22,7 @@ from blocks.part import Closed
 from composer.errors import BuildError, SpecError, name_of
 from composer.files import sha256
 from composer.graph.rules import checked_graph
-from composer.spec.inherit import shown
+from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec
 from composer.spec.parameters import fresh_parameters
 from composer.spec.resolve import Resolved, resolve
@@ -44,7 +44,7 @@ from composer.weights.record import (
 from composer.weights.stream import digest_and_counts
 from composer.words import plural, short_hashes
 from converters.adapter import check_adapter
-from converters.bounded import check_file, listed, reason, shortened, within
+from converters.bounded import check_file, list_first, reason, shorten, within
 from converters.composed import ADAPTER_KEY, SPEC_KEYS
 from converters.errors import ConverterError
 from converters.shard import Shard, read_shard
@@ -99,7 +99,7 @@ class VerifyReport(Readable, Closed):
         return f"{name} does not match its record: {plural(len(self.failed), 'check')} failed{unchecked}"
 
     def view(self) -> View:
-        return View(self.verdict(shown(self.folder)), (self.table,), (f"Record: SHA-256 {self.record_sha256}",))
+        return View(self.verdict(short_path(self.folder)), (self.table,), (f"Record: SHA-256 {self.record_sha256}",))
 
 
 def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], None] | None = None) -> VerifyReport:
@@ -231,7 +231,7 @@ def _weight_file(
     contents = make_check("contents", name, *_contents(shard, stored, digest))
     endless = {tensor: count for tensor, count in counts.items() if tensor not in plan.dropped}
     if endless:
-        named = listed(f"{shortened(tensor)} ({count:,})" for tensor, count in endless.items())
+        named = list_first(f"{shorten(tensor)} ({count:,})" for tensor, count in endless.items())
         return [contents, make_check("finite", name, "failed", f"NaN or infinity in {named}")]
     return [contents, make_check("finite", name, "passed", f"{len(shard.tensors)} tensors")]
 
@@ -312,7 +312,7 @@ def problems_of(folder: Path, resolved: Resolved, plan: Plan) -> list[str]:
         built = open_source(folder)
     except ConverterError as error:
         return [str(error)]
-    problems = uncovered(built, resolved)
+    problems = find_uncovered(built, resolved)
     for name, entry in plan.parameters.items():
         tensor = built.tensors.get(name)
         if tensor is None:
@@ -327,7 +327,7 @@ def problems_of(folder: Path, resolved: Resolved, plan: Plan) -> list[str]:
     return problems
 
 
-def uncovered(built: Source, resolved: Resolved) -> list[str]:
+def find_uncovered(built: Source, resolved: Resolved) -> list[str]:
     """Return the parameters of the composed heads that a model lacks, has too many of, or has in another shape, one line each.
 
     The trunk's coverage has been checked when the model was opened. Raises GraphError for heads that mean nothing: whoever wrote

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from composer.plotting import TEACHER, WIDTH, label, legend, marker, plotting, save, titled
+from composer.plotting import TEACHER, WIDTH, add_title, label, legend, marker, plotting, save
 from composer.tables import Table
 from evidence.smollm2.plan import Plan
 from evidence.smollm2.result import RUNS, Result, read_result
@@ -215,7 +215,7 @@ def draw(plan: Plan, models: Sequence[Model], target: Path) -> None:
             axis.minorticks_off()
             axis.grid(alpha=0.3)
         axes[0][0].set_ylabel("right answers")
-        titled(figure, "Needles found, by the size of the state: teacher and students")
+        add_title(figure, "Needles found, by the size of the state: teacher and students")
         legend(figure, axes[0][0], columns=5)
         save(figure, target)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from blocks.convolution import Convolution
 from blocks.flow import Tokens
 from blocks.legend import Shape
-from blocks.taps import filtered, filtered_step
+from blocks.taps import filter_inputs, filter_step
 from tests.blocks.support import (
     GROUPED,
     SHAPE_NAMES,
@@ -29,7 +29,7 @@ from tests.blocks.support import (
     random,
     started,
 )
-from tests.laws.cases import SMALL, built, complete, run
+from tests.laws.cases import SMALL, build_head, complete, run
 from tests.laws.cases import inputs as law_inputs
 
 CHOICES = [
@@ -120,7 +120,7 @@ def test_the_state_hands_the_last_inputs_on(kernel: int, cuts: list[int]) -> Non
     state, at, pieces = empty(part, GROUPED, 2), 0, []
     for length in cuts:
         piece = slice(at, at + length)
-        taps = filtered_step if length == 1 else filtered
+        taps = filter_step if length == 1 else filter_inputs
         *outputs, state = convolve(part, parameters, query[:, piece], key[:, piece], counted(2, length, at), state, taps)
         pieces.append(outputs)
         at += length
@@ -163,13 +163,13 @@ def test_every_memory_holds_the_convolved_value_and_exact_ones_the_raw_key() -> 
         "read": "sum",
     }
     shape = SMALL.shape(4)
-    built_head = built(complete(head | {"feature_map": "elu"}), shape)
+    built_head = build_head(complete(head | {"feature_map": "elu"}), shape)
     data = law_inputs(shape, 1, 9)
     with torch.no_grad():
         (taps,) = (tensor for name, tensor in built_head.named_parameters() if name == "conv.value")
         taps[..., 1], taps[..., 0] = 1.0, 0.5
     earlier = torch.nn.functional.pad(data.value, (0, 0, 0, 0, 1, 0))[:, :-1]
-    plain = built(complete({name: value for name, value in (head | {"feature_map": "elu"}).items() if name != "conv"}), shape)
+    plain = build_head(complete({name: value for name, value in (head | {"feature_map": "elu"}).items() if name != "conv"}), shape)
     already = dataclasses.replace(data, value=data.value + 0.5 * earlier)
     close(run(built_head, data)[0], run(plain, already)[0])
 

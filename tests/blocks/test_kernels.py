@@ -18,11 +18,11 @@ import blocks.kernels
 from blocks.kernels import FLASH_LINEAR_ATTENTION, TRITON_PACKAGE, Kernel, Package, Refused, gpu_obstacle
 from blocks.operation import Form, Setting
 from blocks.recurrences import additive
-from composer.graph.lowering import lowered
+from composer.graph.lowering import list_forms
 from composer.graph.program import FallsBack
 from tests.composer.graph.backends import forget
 from tests.composer.graph.heads import SIZE, graph_of, resolved
-from tests.laws.cases import Inputs, built, inputs, run
+from tests.laws.cases import Inputs, build_head, inputs, run
 
 ROOT = Path(__file__).parent.parent.parent
 LINEAR = {"feature_map": "elu", "memory": ["state"]}
@@ -121,7 +121,7 @@ def _broken(error: Exception) -> Any:
 
 
 def _in_pieces(data: Inputs, bounds: tuple[int, ...]) -> torch.Tensor:
-    head, state, outputs = built(resolved(LINEAR).heads["head"], SIZE.shape(4)), None, []
+    head, state, outputs = build_head(resolved(LINEAR).heads["head"], SIZE.shape(4)), None, []
     for start, stop in itertools.pairwise(bounds):
         output, state = run(head, data.cut(slice(start, stop)), state, "own")
         outputs.append(output)
@@ -133,7 +133,7 @@ def test_where_a_form_refuses_the_next_answers_and_one_warning_says_so(
     no_failures: None, bounds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = inputs(SIZE.shape(4), 2, 12)
-    expected, _ = run(built(resolved(LINEAR).heads["head"], SIZE.shape(4)), data)
+    expected, _ = run(build_head(resolved(LINEAR).heads["head"], SIZE.shape(4)), data)
     first = Form("own", "one that refuses", _broken(Refused("no such kernel")), refuses=True)
     monkeypatch.setattr(additive, "FORMS", (first, *additive.FORMS))
     forget()
@@ -152,7 +152,7 @@ def test_what_is_missing_is_explained_and_told_once(no_failures: None, monkeypat
     monkeypatch.setattr(additive, "FORMS", (first, *additive.FORMS))
     forget()
     try:
-        (state,) = [lowered_part for lowered_part in lowered(graph_of(LINEAR), "own", Setting()) if lowered_part.part == "state"]
+        (state,) = [lowered_part for lowered_part in list_forms(graph_of(LINEAR), "own", Setting()) if lowered_part.part == "state"]
         assert state.backend == "torch"
         assert state.why_not_faster.startswith("no-such-package-anywhere is not installed: pip install")
         with pytest.warns(FallsBack, match="no-such-package-anywhere is not installed") as warned:

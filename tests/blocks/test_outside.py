@@ -96,7 +96,7 @@ def test_a_damaged_installed_package_is_noted(tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(str(tmp_path))
     outside._INSTALLED.clear()
     assert GATES.built_in.keys() == set(GATES)
-    assert f"{tmp_path / 'faked.py'}, line 21: RuntimeError: no such device" in outside.broken()["faked-gates"]
+    assert f"{tmp_path / 'faked.py'}, line 21: RuntimeError: no such device" in outside.broken_packages()["faked-gates"]
     assert "faked-gates is installed" in outside.remedy("faked_gates.slow")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from blocks.qk_norms import QUERY_KEY_NORMS, Length, QueryKeyNorm, RootMeanSquare
 from composer.errors import GraphError
 from tests.blocks.support import GROUPED, close, computed, counted, drawn, random, started
-from tests.laws.cases import SMALL, built, complete, inputs, run
+from tests.laws.cases import SMALL, build_head, complete, inputs, run
 
 
 def normed(part: QueryKeyNorm, parameters: dict[str, Tensor], **states: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,7 @@ def test_nothing_is_nan_where_there_is_nothing() -> None:
 def test_exact_memories_and_features_see_what_is_normed(kind: str) -> None:
     """The output does not depend on the lengths of queries and keys."""
     memories = {"memory": [{"kind": "window", "size": 5}, "state"], "feature_map": "elu", "qk_norm": kind, "position": "rope"}
-    head, data = built(complete(memories), SMALL.shape(4)), inputs(SMALL.shape(4), 2, 17)
+    head, data = build_head(complete(memories), SMALL.shape(4)), inputs(SMALL.shape(4), 2, 17)
     before, _ = run(head, data)
     data.query, data.key = 7 * data.query, 0.2 * data.key
     close(run(head, data)[0], before, 1e-4)

@@ -9,7 +9,7 @@ from torch import Tensor
 from blocks.unshared import Copies
 from composer.errors import GraphError
 from tests.blocks.support import ALIKE, GROUPED, ONE_KEY, close, computed, counted, drawn, random, started
-from tests.laws.cases import SMALL, built, complete, inputs, run
+from tests.laws.cases import SMALL, build_head, complete, inputs, run
 
 
 def unshared(part: Copies, parameters: dict[str, Tensor], shape=GROUPED, **states: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ def test_the_head_starts_as_the_function_that_it_was(head: dict) -> None:
     """The head starts as the same function although later parts now have weights per query head."""
     data, shape = inputs(SMALL.shape(4), 2, 11), SMALL.shape(4)
     torch.manual_seed(0)
-    plain, own = built(complete(head), shape), built(complete(head | {"unshare": "copies"}), shape)
+    plain, own = build_head(complete(head), shape), build_head(complete(head | {"unshare": "copies"}), shape)
     theirs = dict(plain.named_parameters())
     with torch.no_grad():
         for name, parameter in own.named_parameters():

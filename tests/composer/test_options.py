@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from composer.cli.derived import Command, Screen, command
 from composer.cli.main import COMMANDS
 from composer.errors import ComposerError, DataError, SpecError
-from composer.options import argument, converted, function_of, in_python, option, options_class, options_of
+from composer.options import argument, convert_options, function_of, in_python, option, options_class, options_of
 from composer.shared_options import OUT, OnGraph, Overriding, Seeded, to_numbers, to_optional_path, to_texts, to_tokens
 
 
@@ -88,7 +88,7 @@ def test_values_are_converted_and_frozen() -> None:
 
 
 def test_values_are_taken_over_by_name() -> None:
-    pot = converted(cook("soup", minutes=7, seed=3), PotOptions, lid=True)
+    pot = convert_options(cook("soup", minutes=7, seed=3), PotOptions, lid=True)
     assert (pot.minutes, pot.seed, pot.lid) == (7, 3, True)
 
 

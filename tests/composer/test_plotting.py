@@ -14,6 +14,7 @@ from composer.plotting import (
     COLOURS,
     LINES,
     WIDTH,
+    add_title,
     by_powers,
     colour,
     label,
@@ -22,7 +23,6 @@ from composer.plotting import (
     marker,
     named_ticks,
     plotting,
-    titled,
     whole_ticks,
     within_shares,
 )
@@ -96,7 +96,7 @@ def test_what_is_not_legible_is_found(spoil: Callable[[Any, Any], Any], words: s
         figure, axis = pyplot.subplots(figsize=(WIDTH, 4), layout=None)
         axis.set(xlabel="x", ylabel="y")
         axis.text(0.5, 0.5, "two")
-        titled(figure, "title")
+        add_title(figure, "title")
         assert_legible(figure)
         spoil(figure, axis)
         with pytest.raises(AssertionError, match=words):
@@ -132,7 +132,7 @@ def test_names_are_no_formulas() -> None:
         figure, axis = pyplot.subplots(layout="constrained")
         for name in ("_mine", "run$1_$2"):
             axis.plot([0, 1], label=label(name))
-        titled(figure, "run$1_$2")
+        add_title(figure, "run$1_$2")
         legend(figure, axis)
         figure.canvas.draw()
         assert len(figure.legends[0].get_texts()) == 2

@@ -15,12 +15,12 @@ from converters.bounded import (
     check_file,
     files_matching,
     is_name,
-    listed,
+    list_first,
     parse_json,
     problem_with,
     read_bytes,
     read_json,
-    shortened,
+    shorten,
     within,
 )
 from converters.errors import ConfigError, ConverterError, WeightsError
@@ -104,9 +104,9 @@ def test_messages_show_the_beginning_of_what_is_long():
     assert brief("x") == "'x'"
     assert len(brief("x" * 10**6)) == len(brief(["x"] * 10**6)) == 81
     assert brief(10**5000) == "a int"
-    assert shortened("a\0b\n") == r"a\x00b\n"
-    assert listed(["a", "b"]) == "a, b"
-    assert listed(map(str, range(1000))).endswith(", 19, and 980 more")
+    assert shorten("a\0b\n") == r"a\x00b\n"
+    assert list_first(["a", "b"]) == "a, b"
+    assert list_first(map(str, range(1000))).endswith(", 19, and 980 more")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a\0b", "x" * 5000, "/dev/zero", "../single/model.safetensors"])

@@ -21,7 +21,7 @@ from blocks.recurrences.delta import fla_forms as delta_fla
 from blocks.recurrences.elementwise import fla_forms as elementwise_fla
 from blocks.softmax import dense
 from blocks.softmax.fla_forms import all_before, behind
-from blocks.taps import filtered, filtered_by_kernel
+from blocks.taps import filter_by_kernel, filter_inputs
 
 pytestmark = pytest.mark.gpu
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -157,7 +157,7 @@ def test_convolution(packed: bool, kind: torch.dtype) -> None:
         return ran
 
     narrow = (of(ROWS, LENGTH, KEY_HEADS, 64), of(HEADS, 64, 4), of(ROWS, 3, KEY_HEADS, 64))
-    compared(run(filtered), run(filtered_by_kernel), narrow, (), kind)
+    compared(run(filter_inputs), run(filter_by_kernel), narrow, (), kind)
 
 
 @pytest.mark.parametrize("kind", CLOSE)

@@ -16,10 +16,10 @@ from blocks.feature_maps.convolved import CONVOLVED_SHARES
 from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.operation import Setting, State
-from composer.graph.lowering import lowered
+from composer.graph.lowering import list_forms
 from composer.graph.program import FallsBack
 from composer.graph.wiring import build_graph
-from tests.laws.cases import Inputs, built, complete, inputs, pieces, run
+from tests.laws.cases import Inputs, build_head, complete, inputs, pieces, run
 
 pytestmark = pytest.mark.gpu
 
@@ -54,7 +54,7 @@ def answers(
     results = []
     for backend in ("reference", "triton"):
         wide = torch.float64 if backend == "reference" else kind
-        module = built(complete(head), shape).to(kind).to(wide).cuda().requires_grad_(gradients)
+        module = build_head(complete(head), shape).to(kind).to(wide).cuda().requires_grad_(gradients)
         inputs_on_gpu = moved(data, kind)
         leaves = [tensor.to(wide).requires_grad_(gradients) for tensor in inputs_on_gpu.tensors]
         state, outputs = None, []
@@ -132,7 +132,7 @@ def test_window_and_state(head: dict[str, Any], shape: Shape, kind: torch.dtype)
 @pytest.mark.parametrize("shape", [NARROW, WIDE], ids=["64 wide", "128 wide"])
 def test_taps_and_map(shape: Shape, kind: torch.dtype) -> None:
     head = {"position": "none", "conv": {"kernel": 4}, "feature_map": "hedgehog", "memory": ["state"]}
-    assert {lowered_part.backend for lowered_part in lowered(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {
+    assert {lowered_part.backend for lowered_part in list_forms(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {
         "triton"
     }
     assert_both_agree(head, shape, kind)
@@ -146,7 +146,7 @@ def test_a_window_with_its_mass(shape: Shape, kind: torch.dtype) -> None:
     for head in (streaming, {"position": "none", "feature_map": "hedgehog", "memory": beside, "flow": "parallel", "read": "sum"}):
         (window,) = [
             lowered_part
-            for lowered_part in lowered(build_graph(complete(head), shape), "triton", Setting("cuda"))
+            for lowered_part in list_forms(build_graph(complete(head), shape), "triton", Setting("cuda"))
             if lowered_part.part == "window"
         ]
         assert window.backend == "triton"
@@ -156,7 +156,7 @@ def test_a_window_with_its_mass(shape: Shape, kind: torch.dtype) -> None:
 @pytest.mark.parametrize("kind", CLOSE, ids=str)
 def test_latents_that_see_whole_documents(kind: torch.dtype) -> None:
     head, shape = {"position": "none", "memory": [{"kind": "latents", "size": 128}]}, replace(NARROW, both_ways=True)
-    assert {lowered_part.backend for lowered_part in lowered(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {
+    assert {lowered_part.backend for lowered_part in list_forms(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {
         "triton"
     }
     for data in (inputs(shape, 2, LENGTH), packed()):
@@ -173,7 +173,7 @@ def test_decode(head: dict[str, Any], kind: torch.dtype) -> None:
     if head is LOLA and kind is torch.bfloat16:
         pytest.skip("which pair stays may hang on the rounding of bfloat16")
     data, shape = inputs(NARROW, 2, 200), NARROW
-    one_token = lowered(build_graph(complete(head), shape), "triton", Setting("cuda", str(kind)[6:], one_token=True))
+    one_token = list_forms(build_graph(complete(head), shape), "triton", Setting("cuda", str(kind)[6:], one_token=True))
     assert {lowered_part.backend for lowered_part in one_token if lowered_part.kind in {"window", "sparse", "state"}} == {"triton"}
     (expected, held, _), (actual, kept, _) = answers(head, shape, data, kind, tuple(range(180, 200)), False)
     close(actual, expected, CLOSE[kind])
@@ -205,7 +205,7 @@ def test_a_model_may_be_on_another_gpu() -> None:
     """Triton launches on the current GPU, and most layers of a model on several GPUs are on another."""
     data, answers_of = moved(inputs(NARROW, 1, 100), torch.float32), []
     for device in ("cuda:0", "cuda:1"):
-        module = built(complete(LOLCATS), NARROW).to(torch.float32).to(device).requires_grad_()
+        module = build_head(complete(LOLCATS), NARROW).to(torch.float32).to(device).requires_grad_()
         tokens = Tokens(data.tokens.position.to(device))
         with warnings.catch_warnings():
             warnings.simplefilter("error", FallsBack)
@@ -235,7 +235,7 @@ def test_features_of_a_long_text_stand_where_32_bits_do_not_reach() -> None:
 
 
 def test_a_long_text_in_bfloat16_stays_finite() -> None:
-    module = built(complete(LOLCATS), NARROW).to(torch.bfloat16).cuda()
+    module = build_head(complete(LOLCATS), NARROW).to(torch.bfloat16).cuda()
     data = moved(inputs(NARROW, 1, 131_072, scale=10.0), torch.bfloat16)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error", FallsBack)

@@ -8,9 +8,9 @@ from composer.laws.kernels import (
     LENGTH,
     assert_on_kernels,
     documents_and_padding,
-    packed,
-    padded,
+    packed_tokens,
+    padded_tokens,
     plain,
 )
 
-__all__ = ["CANCELLED", "LENGTH", "assert_on_kernels", "documents_and_padding", "packed", "padded", "plain"]
+__all__ = ["CANCELLED", "LENGTH", "assert_on_kernels", "documents_and_padding", "packed_tokens", "padded_tokens", "plain"]

@@ -16,7 +16,7 @@ from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
 from composer.graph.rules import checked_graph
 from composer.spec.explain import state_size
-from tests.laws.cases import SMALL, Inputs, around, built, complete, every_head, inputs, run
+from tests.laws.cases import SMALL, Inputs, around, build_head, complete, every_head, inputs, run
 
 SHAPE = replace(SMALL.shape(4), both_ways=True)
 
@@ -36,7 +36,7 @@ HEADS = every_encoder()
 
 
 def gradients(spec: HeadSpec, data: Inputs, backend: str) -> list[torch.Tensor]:
-    head = built(spec, SHAPE).requires_grad_()
+    head = build_head(spec, SHAPE).requires_grad_()
     leaves = [tensor.clone().requires_grad_() for tensor in data.tensors]
     output, _ = run(head, Inputs(*leaves, data.tokens), backend=backend)
     (output * torch.randn(output.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)).sum().backward()
@@ -50,8 +50,8 @@ def test_there_is_something_to_look_at() -> None:
 @pytest.mark.parametrize("name", HEADS)
 def test_the_fast_form_is_the_definition(name: str) -> None:
     data = inputs(SHAPE, 2, 70)
-    expected, state = run(built(HEADS[name], SHAPE), data, backend="reference")
-    actual, _ = run(built(HEADS[name], SHAPE), data)
+    expected, state = run(build_head(HEADS[name], SHAPE), data, backend="reference")
+    actual, _ = run(build_head(HEADS[name], SHAPE), data)
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
     assert expected.abs().max() > 1e-3
     assert state == {}
@@ -64,7 +64,7 @@ def test_the_fast_form_is_the_definition(name: str) -> None:
 def test_the_first_token_sees_the_last(name: str) -> None:
     data = inputs(SHAPE, 1, 4)
     data.value.requires_grad_()
-    run(built(HEADS[name], SHAPE), data)[0][:, 0].sum().backward()
+    run(build_head(HEADS[name], SHAPE), data)[0][:, 0].sum().backward()
     assert data.value.grad is not None
     assert data.value.grad[:, -1].abs().max() > 0
 
@@ -72,7 +72,7 @@ def test_the_first_token_sees_the_last(name: str) -> None:
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 @pytest.mark.parametrize("name", HEADS)
 def test_documents_and_padding_stay_apart(name: str, backend: str) -> None:
-    head, data = built(HEADS[name], SHAPE), inputs(SHAPE, 2, 60)
+    head, data = build_head(HEADS[name], SHAPE), inputs(SHAPE, 2, 60)
     lengths = ((20, 1, 30), (3, 40))
     position, segment, valid = torch.zeros(2, 60, dtype=torch.int64), torch.zeros(2, 60, dtype=torch.int64), torch.zeros(2, 60) > 0
     for row, documents in enumerate(lengths):

@@ -25,7 +25,7 @@ from tests.composer.model.shared_layers import covering
 from tests.laws.cases import (
     SHAPES,
     SMALL,
-    built,
+    build_head,
     coarse,
     every_head,
     every_head_of_specs,
@@ -75,7 +75,7 @@ def test_bfloat16_stays_close(name: str) -> None:
 def test_what_stands_behind_a_norm_is_finite_in_float16(name: str) -> None:
     """With queries and keys 50 times as large, undivided numerators exceed float16's 65,504, and the norm restores the range."""
     shape = SMALL.shape(4)
-    head, data = built(steady(HEADS[name]), shape).half(), inputs(shape, 2, 70, scale=50.0).to(torch.float16)
+    head, data = build_head(steady(HEADS[name]), shape).half(), inputs(shape, 2, 70, scale=50.0).to(torch.float16)
     actual, _ = run(head, data)
     expected, _ = run(head.double(), data.to(torch.float64), backend="reference")
     assert actual.dtype == torch.float16

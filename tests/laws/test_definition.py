@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
 from composer.laws.definition import LENGTH, assert_close_in_float32, assert_same, assert_same_gradients
-from tests.laws.cases import SHAPES, built, every_head, every_head_of_specs, every_part, in_turns, inputs, run, steady
+from tests.laws.cases import SHAPES, build_head, every_head, every_head_of_specs, every_part, in_turns, inputs, run, steady
 from tests.laws.draw import random_heads
 
 HEADS = every_head()
@@ -41,7 +41,7 @@ def test_float32_stays_close_to_float64(name: str) -> None:
 
 @given(drawn=random_heads(), length=st.integers(1, 90))
 def test_random_heads_are_their_definition(drawn: tuple[HeadSpec, Shape], length: int) -> None:
-    head, data = built(*drawn), inputs(drawn[1], 1, length)
+    head, data = build_head(*drawn), inputs(drawn[1], 1, length)
     expected, _ = run(head, data, backend="reference")
     actual, _ = run(head, data)
     scale = max(1.0, expected.abs().max().item())

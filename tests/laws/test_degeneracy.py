@@ -11,7 +11,7 @@ from blocks.flow import Features, Tokens
 from blocks.legend import Shape
 from blocks.memories.state import StateMemory
 from tests.blocks.support import recalled
-from tests.laws.cases import SMALL, built, complete, inputs, run
+from tests.laws.cases import SMALL, build_head, complete, inputs, run
 
 SHAPE = SMALL.shape(4)
 
@@ -21,7 +21,9 @@ def test_a_gate_that_never_closes_is_no_gate(gate: str) -> None:
     plain = complete({"position": "none", "feature_map": "elu", "memory": ["state"]})
     gated = complete({"position": "none", "feature_map": "elu", "memory": [{"kind": "state", "gate": {"kind": gate, "bias": 1e4}}]})
     data = inputs(SHAPE, 2, 70)
-    torch.testing.assert_close(run(built(gated, SHAPE, noise=0.0), data)[0], run(built(plain, SHAPE), data)[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        run(build_head(gated, SHAPE, noise=0.0), data)[0], run(build_head(plain, SHAPE), data)[0], rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
@@ -31,7 +33,7 @@ def test_a_window_that_never_overflows_is_softmax_over_everything(backend: str) 
     query, key = (complete({"memory": ["full"]}).memory[0].position.rotate(t, data.tokens.position) for t in (data.query, data.key))
     states = [states.transpose(1, 2) for states in (query, key, data.value)]
     softmax = torch.nn.functional.scaled_dot_product_attention(*states, is_causal=True, enable_gqa=True).transpose(1, 2)
-    torch.testing.assert_close(run(built(complete(cascade), SHAPE), data, backend=backend)[0], softmax, rtol=0, atol=1e-12)
+    torch.testing.assert_close(run(build_head(complete(cascade), SHAPE), data, backend=backend)[0], softmax, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
@@ -43,7 +45,7 @@ def test_a_window_alone_is_banded_softmax(size: int) -> None:
     logits = torch.einsum("bthd,bshd->bhts", data.query, key) / math.sqrt(SHAPE.head_dim)
     weights = logits.masked_fill((back < 0) | (back >= size), -math.inf).softmax(-1)
     expected = torch.einsum("bhts,bshd->bthd", weights, value)
-    torch.testing.assert_close(run(built(spec, SHAPE), data)[0], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(run(build_head(spec, SHAPE), data)[0], expected, rtol=0, atol=1e-12)
 
 
 def test_memories_side_by_side_are_each_itself() -> None:
@@ -51,8 +53,8 @@ def test_memories_side_by_side_are_each_itself() -> None:
     windows = [{"kind": "window", "size": size, "name": f"w{size}", "evict": "drop"} for size in (3, 9)]
     both = complete({"memory": windows, "flow": "parallel", "read": "mixture"})
     data = inputs(SHAPE, 1, 40)
-    alone = [run(built(complete({"memory": [window]}), SHAPE), data)[0] for window in windows]
-    torch.testing.assert_close(run(built(both, SHAPE), data)[0], (alone[0] + alone[1]) / 2, rtol=0, atol=1e-12)
+    alone = [run(build_head(complete({"memory": [window]}), SHAPE), data)[0] for window in windows]
+    torch.testing.assert_close(run(build_head(both, SHAPE), data)[0], (alone[0] + alone[1]) / 2, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", ["torch", "reference"])

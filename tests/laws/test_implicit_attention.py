@@ -13,7 +13,7 @@ from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
 from composer.laws.weights import LENGTH, assert_implied
 from composer.model.implicit_attention import implicit_attention
-from tests.laws.cases import SMALL, built, complete, every_head, inputs
+from tests.laws.cases import SMALL, build_head, complete, every_head, inputs
 from tests.laws.draw import random_heads
 
 HEADS = {**every_head(), **every_head("bidirectional")}
@@ -58,7 +58,7 @@ def test_values_that_memories_bring_beside_a_cache_that_chooses(name: str, backe
     would keep other pairs.
     """
     shape, data = SMALL.shape(4), inputs(SMALL.shape(4), 2, LENGTH)
-    head = built(complete(CHOSEN[name]), shape)
+    head = build_head(complete(CHOSEN[name]), shape)
     with torch.no_grad():
         for part in head.modules():
             for own, parameter in part._parameters.items():

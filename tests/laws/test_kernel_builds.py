@@ -62,7 +62,7 @@ def launched() -> tuple[dict[str, Build], set[str]]:
 
 
 def _run(spec: HeadSpec, shape: Shape, documents: bool) -> None:
-    head = cases.built(spec, shape).to(torch.bfloat16)
+    head = cases.build_head(spec, shape).to(torch.bfloat16)
     data = cases.inputs(shape, 1, LENGTH)
     position = torch.arange(LENGTH)
     tokens = Tokens(position[None])

@@ -16,7 +16,7 @@ from composer.graph.listing import listing
 from composer.graph.lowering import lower
 from composer.graph.wiring import build_graph
 from tests.laws.cases import SHAPES, SMALL, every_spec, steady
-from tests.laws.kernels import CANCELLED, assert_on_kernels, documents_and_padding, packed
+from tests.laws.kernels import CANCELLED, assert_on_kernels, documents_and_padding, packed_tokens
 
 
 def programs() -> dict[str, tuple[HeadSpec, Shape, str, bool]]:
@@ -65,7 +65,7 @@ def test_documents_in_calls_are_the_definition(name: str) -> None:
     """Heads with the same forms with gradients are tested on a state with several tokens below."""
     spec, shape, backend, alike = PROGRAMS[name]
     split = () if shape.both_ways else (20,) if alike else (9, 20)
-    assert_on_kernels(steady(spec), shape, backend, packed(), split=split)
+    assert_on_kernels(steady(spec), shape, backend, packed_tokens(), split=split)
 
 
 @pytest.mark.parametrize("name", ["gla", "gated-delta", "gdn2-hybrid", "rwkv7", "rglru-window"])

@@ -18,8 +18,8 @@ from composer.graph.lowering import lower
 from composer.graph.wiring import build_graph
 from composer.model.head import Head
 from tests.interpreter import nothing_refused
-from tests.laws.cases import SMALL, built, complete, inputs, run
-from tests.laws.kernels import LENGTH, assert_on_kernels, packed
+from tests.laws.cases import SMALL, build_head, complete, inputs, run
+from tests.laws.kernels import LENGTH, assert_on_kernels, packed_tokens
 
 SHAPE = SMALL.shape(2)
 ALONE = {"kind": "window", "size": 5, "evict": "drop"}
@@ -44,13 +44,13 @@ def test_gradients_are_the_definitions(name: str) -> None:
     head, named = PARTS[name]
     spec = complete(head)
     assert kernels(spec) == named
-    assert_on_kernels(spec, SHAPE, "fla", packed(), split=(9,), gradients=True)
+    assert_on_kernels(spec, SHAPE, "fla", packed_tokens(), split=(9,), gradients=True)
 
 
 @pytest.mark.parametrize("name", ["pairs that fade", "all pairs", "a window"])
 def test_a_text_goes_on_behind_what_was_padding(name: str) -> None:
     """The pairs of the first call have gaps at different places in each row."""
-    head, data = built(complete(PARTS[name][0]), SHAPE), inputs(SHAPE, 2, LENGTH)
+    head, data = build_head(complete(PARTS[name][0]), SHAPE), inputs(SHAPE, 2, LENGTH)
     first, second = torch.arange(9), torch.arange(LENGTH - 9)
     tokens = (
         Tokens(first.repeat(2, 1), torch.tensor([[0] * 9, [1] * 9]), first < torch.tensor([[9], [4]])),
@@ -73,4 +73,4 @@ def test_a_text_goes_on_behind_what_was_padding(name: str) -> None:
 @pytest.mark.parametrize("name", ["pairs that fade", "all pairs"])
 def test_a_window_of_the_model_around_is_kept(name: str) -> None:
     spec, around = complete(PARTS[name][0]), replace(SHAPE, window=4)
-    assert_on_kernels(spec, around, "fla", packed(), split=(9,))
+    assert_on_kernels(spec, around, "fla", packed_tokens(), split=(9,))

@@ -16,7 +16,7 @@ from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
 from composer.laws.precision import LENGTH, assert_errors_do_not_grow, errors
 from composer.model.head import PartModule
-from tests.laws.cases import SMALL, built, coarse, every_head, inputs, steady
+from tests.laws.cases import SMALL, build_head, coarse, every_head, inputs, steady
 
 PAIR = SMALL.shape(2)
 """Two heads that share a key head."""
@@ -32,7 +32,7 @@ def test_errors_do_not_grow_with_position(name: str) -> None:
 
 def test_a_frequency_that_is_rounded_would_be_found() -> None:
     spec, shape = HEADS["value position: vapor"]
-    head = built(spec, shape)
+    head = build_head(spec, shape)
     narrow = copy.deepcopy(head).bfloat16()
     with torch.no_grad():
         for name, parameter in narrow.named_parameters():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from blocks.legend import Shape
-from tests.laws.cases import SMALL, built
+from tests.laws.cases import SMALL, build_head
 from tests.laws.published.compared import COMPARED
 from tests.laws.published.layer import Layer
 from tests.laws.published.mathematics import (
@@ -112,7 +112,7 @@ def test_a_layer_of_transformers(name: str, size: float, monkeypatch: pytest.Mon
         if hasattr(module, function):
             monkeypatch.setattr(module, function, inspect.unwrap(getattr(module, function)))
     spec, _ = of(small(name, overrides), "head")
-    head = built(spec, SHAPE)
+    head = build_head(spec, SHAPE)
     for parameter in ("delta_rate.bias", "output_norm.gate_bias"):
         head.get_parameter(parameter).zero_()
     layer = layer_of(head, SHAPE, size)

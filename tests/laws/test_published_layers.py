@@ -18,7 +18,7 @@ from composer.spec.loading import load_spec
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.shipped import shipped_specs
 from docs.write import PUBLISHED_TABLE, published
-from tests.laws.cases import SMALL, built
+from tests.laws.cases import SMALL, build_head
 from tests.laws.published.compared import COMPARED
 from tests.laws.published.layer import CACHE, SINKS, WINDOW, Layer
 
@@ -98,7 +98,7 @@ def test_a_spec_is_the_layer_that_it_names(name: str, size: float) -> None:
     for key, reference in COMPARED[name].heads.items():
         spec, shape = of(resolved, key)
         assert shape.heads > shape.key_heads, "query heads share keys"
-        head = built(spec, shape)
+        head = build_head(spec, shape)
         layer = layer_of(head, shape, size)
         wanted = reference(layer)
         assert wanted.square().mean() > 0

@@ -14,7 +14,7 @@ import torch
 from blocks.memories import sparse
 from blocks.scores import SCORES
 from composer.model.head import Head
-from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run
+from tests.laws.cases import SMALL, Inputs, build_head, complete, inputs, pieces, run
 
 LENGTH = 72
 SPLITS = [(33, 34, 41), (*range(36), *range(60, LENGTH))]
@@ -40,7 +40,7 @@ def saying(texts: torch.Tensor, dtype: torch.dtype, seed: int) -> Inputs:
 def cache_of_five(keep: str, shape: str, position: str = "rope") -> Head:
     """Return a window, a cache of five pairs and a state in float64."""
     memory = [{"kind": "window", "size": 6, "shape": shape}, {"kind": "sparse", "size": 5, "keep": keep}, "state"]
-    return built(complete({"position": position, "feature_map": "hedgehog", "memory": memory}), SMALL.shape(4))
+    return build_head(complete({"position": position, "feature_map": "hedgehog", "memory": memory}), SMALL.shape(4))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -127,5 +127,5 @@ def test_scores_that_are_a_512th_part_apart_are_not_equal(keep: str, share: floa
     )
     data.value[:, 12] *= shares[:, None, None]
     memory = [{"kind": "window", "size": 4}, {"kind": "sparse", "size": 5, "keep": keep}, "state"]
-    head = built(complete({"position": "rope", "feature_map": "hedgehog", "memory": memory}), SMALL.shape(4)).float()
+    head = build_head(complete({"position": "rope", "feature_map": "hedgehog", "memory": memory}), SMALL.shape(4)).float()
     assert_splits_agree(head, data.to(torch.float32), [tuple(range(40)), (17, 29)])

@@ -10,7 +10,7 @@ import math
 from itertools import repeat
 
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.recurrences.by_feature import block_of, weighed
+from blocks.recurrences.by_feature import block_of, weigh
 from blocks.recurrences.chunks import cut_documents, decay_between, into_chunks, of_documents
 from blocks.tensors import as_dtype, derives_by_hand, repeat_heads
 
@@ -54,7 +54,7 @@ def _span(
     block = chunk if log_decay is None or log_decay.dim() == 3 else block_of(log_decay, chunk)
     blocks = count * chunk // block
     if log_decay is not None and log_decay.dim() == 4 and block == chunk and derives_by_hand(query):
-        return _walk(*_undecayed(query, key, log_decay, value, chunk), segment, state, chunk)
+        return _walk(*_remove_decay(query, key, log_decay, value, chunk), segment, state, chunk)
 
     # B K n R … c …: tensors that the heads of a group share are not copied; the heads become rows of one product.
     queries = into_chunks(query, blocks, block, (key_heads, shares, reads), (0, 3, 1, 4, 5, 2, 6))
@@ -74,7 +74,7 @@ def _span(
         whole = decay.sum(4).exp()[..., None, None]
     else:
         decay = into_chunks(log_decay, blocks, block, (key_heads, shares), (0, 3, 1, 4, 2, 5))
-        parts = weighed(queries, keys, decay, block, chunk)
+        parts = weigh(queries, keys, decay, block, chunk)
         weights, from_start, to_end, whole = parts.weights, parts.from_start, parts.to_end, parts.whole.mT
 
     continues = None
@@ -108,7 +108,7 @@ def _walk(
     return chunks(query, key, end_keys, value, whole, segment, as_dtype(state, value.dtype), chunk or CHUNK)
 
 
-def _undecayed(
+def _remove_decay(
     query: Float[Tensor, "B T H F"], key: Float[Tensor, "B T N F"], log_decay: Float[Tensor, "B T N F"], value: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Inputs of a recurrence without decay inside its chunks, where no feature decays below ``STEEPEST`` in one: queries after the

@@ -7,12 +7,12 @@ the values' dtype, bfloat16 in a model of bfloat16, and summed in float32.
 from __future__ import annotations
 
 from blocks.fla_kernels import (
-    answered,
-    filled_state,
     in_chunks,
     kernel,
     missing_of,
+    pad_state,
     refuse_wrong_gradients,
+    remove_padding,
     to_heads,
     width,
 )
@@ -63,9 +63,9 @@ def step(
     inputs = _inputs(query, key, value, log_decay)
     if by_channel:
         inputs["gk"] = inputs.pop("g")
-    entering = filled_state(state, heads)
+    entering = pad_state(state, heads)
     output, final_state = STEPS[by_channel](**inputs, initial_state=entering, scale=1.0, output_final_state=True)
-    return answered(output, final_state, state)
+    return remove_padding(output, final_state, state)
 
 
 def _inputs(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None) -> dict[str, Tensor]:

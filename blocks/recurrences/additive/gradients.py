@@ -71,7 +71,7 @@ class _Chunks(torch.autograd.Function):
             products = weighed.view(sizes.batch * sizes.key_heads, -1, keys.shape[1]) @ values
             put_rows(output, tokens, products.view(*queries.shape[:2], -1).baddbmm_(queries, now))
             ends = sizes.beside(ending_keys(key if end_keys is None else end_keys, tokens, documents), tokens)
-            kept = _kept(now, whole, documents, index, sizes)
+            kept = _keep(now, whole, documents, index, sizes)
             states.append(torch.baddbmm(sizes.of_keys(kept), ends.mT, values).view(now.shape))
             weights.append(weighed)
         ctx.sizes, ctx.documents, ctx.count = sizes, documents, len(weights)
@@ -125,12 +125,12 @@ class _Chunks(torch.autograd.Function):
                     d_whole = d_whole * sizes.of_states(documents.across[:, index])[..., 0]
                 to_whole[:, index] = d_whole.view(to_whole[:, index].shape)
             reading = queries if entering is None else queries * entering
-            slope = torch.baddbmm(_kept(slope, whole, documents, index, sizes), reading.mT, d_output)
+            slope = torch.baddbmm(_keep(slope, whole, documents, index, sizes), reading.mT, d_output)
         to_first = slope.view(to_state.shape) if wanted["state"] else None
         return to_query, to_key, to_end_keys, to_value, to_whole, to_first, None, None
 
 
-def _kept(states: Tensor, whole: Tensor | None, documents: DocumentFactors | None, index: int, sizes: ChunkSizes) -> Tensor:
+def _keep(states: Tensor, whole: Tensor | None, documents: DocumentFactors | None, index: int, sizes: ChunkSizes) -> Tensor:
     """What a chunk leaves of a state, or of its gradient."""
     if whole is not None:
         states = states * whole[:, index].flatten(0, 1)[..., None]

@@ -17,7 +17,7 @@ import math
 from itertools import repeat
 
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.recurrences.by_feature import block_of, weighed
+from blocks.recurrences.by_feature import block_of, weigh
 from blocks.recurrences.chunks import cut_documents, decay_between, into_chunks, of_documents
 from blocks.tensors import as_dtype, derives_by_hand
 
@@ -85,7 +85,7 @@ def _span(
         to_end = keys * between[..., -1, :, None]
     else:
         decay = into_chunks(log_decay, blocks, block, (key_heads, shares), (0, 3, 1, 4, 2, 5))
-        parts = weighed(asking, keys, decay, block, chunk)
+        parts = weigh(asking, keys, decay, block, chunk)
         weights, from_start, to_end, whole = parts.weights, parts.from_start, parts.to_end, parts.whole.mT
     if segment is not None:
         document, before = of_documents(segment, count, chunk)

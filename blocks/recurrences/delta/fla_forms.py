@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from blocks import fla_kernels
 from blocks.fla_kernels import (
-    answered,
-    filled_state,
     in_chunks,
     kernel,
     missing_of,
+    pad_state,
     refuse_wrong_gradients,
+    remove_padding,
     to_heads,
     width,
 )
@@ -77,8 +77,8 @@ def step(
         rate = query.new_zeros(query.shape[:3])
     inputs = _inputs(query, key, value, rate, log_decay, gated=True)
     run = STEP if inputs["g"].dim() == 3 else STEP_BY_FEATURE
-    output, final_state = run(**inputs, initial_state=filled_state(state, query.shape[2]), scale=1.0, output_final_state=True)
-    return answered(output, final_state, state)
+    output, final_state = run(**inputs, initial_state=pad_state(state, query.shape[2]), scale=1.0, output_final_state=True)
+    return remove_padding(output, final_state, state)
 
 
 def _inputs(query: Tensor, key: Tensor, value: Tensor, rate: Tensor, log_decay: Tensor | None, *, gated: bool) -> dict[str, Tensor]:

@@ -120,7 +120,7 @@ class _Chunks(torch.autograd.Function):
             weights, now = _Weights(log_decay, documents, index, tokens, sizes, triangles), states[-1]
             overlap = (keys @ keys.mT).mul_(weights.between).mul_(rates)
             missing = values - (keys @ now) * weights.from_start
-            entered = _solved(overlap, rates * missing, transposed=False)
+            entered = _solve(overlap, rates * missing, transposed=False)
             weighed = _between(queries @ keys.mT, weights)
             products = (queries @ now).mul_(weights.reads(sizes)).baddbmm_(weighed, entered)
             put_rows(output, tokens, products)
@@ -150,7 +150,7 @@ class _Chunks(torch.autograd.Function):
             weights, now = _Weights(log_decay, documents, index, tokens, sizes, triangles), states[index]
             ends, read = keys * weights.to_end, d_output * weights.reads(sizes)
             to_entered = (weighed.mT @ d_output).baddbmm_(ends, slope)
-            to_side = _solved(overlap, to_entered, transposed=True)
+            to_side = _solve(overlap, to_entered, transposed=True)
             # The solver assumes a diagonal of ones, so neither the diagonal nor the part above it has a gradient.
             to_overlap = (to_side @ entered.mT).neg_().tril_(-1)
             written = to_side * rates
@@ -198,7 +198,7 @@ def _between(products: Tensor, weights: _Weights) -> Tensor:
     return products
 
 
-def _solved(overlap: Tensor, sides: Tensor, *, transposed: bool) -> Tensor:
+def _solve(overlap: Tensor, sides: Tensor, *, transposed: bool) -> Tensor:
     """(I + A)⁻¹ X, or (I + A)⁻ᵀ X, where A is the overlap below its diagonal."""
     matrix = overlap.mT if transposed else overlap
     return torch.linalg.solve_triangular(matrix, sides, upper=transposed, unitriangular=True)

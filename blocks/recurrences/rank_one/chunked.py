@@ -19,7 +19,7 @@ import math
 from itertools import repeat
 
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.recurrences.by_feature import block_of, weighed
+from blocks.recurrences.by_feature import block_of, weigh
 from blocks.recurrences.chunks import cut_documents, into_chunks, of_documents
 
 CHUNK = 64
@@ -92,7 +92,7 @@ def _span(
     if removed is not None:  # two keys a token, as those of further heads
         keys = torch.cat((keys, into_chunks(removed, blocks, block, groups, order)), dim=3)
         asking, decay = torch.cat((asking, asking), dim=3), torch.cat((decay, decay), dim=3)
-    parts = weighed(asking, keys, decay, block, chunk)
+    parts = weigh(asking, keys, decay, block, chunk)
     weights, to_end = parts.weights, parts.to_end
     from_start, whole = parts.from_start[:, :, :, :shares], parts.whole[:, :, :, :shares].mT
 

@@ -6,7 +6,7 @@ Its ``a`` is -r and its ``b`` is w. It wants a decay for each feature.
 from __future__ import annotations
 
 from blocks import fla_kernels
-from blocks.fla_kernels import answered, filled_state, in_chunks, kernel, missing_of, to_heads, width
+from blocks.fla_kernels import in_chunks, kernel, missing_of, pad_state, remove_padding, to_heads, width
 from blocks.kernels import gently
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting
@@ -61,8 +61,8 @@ def step(
     if segment is not None:
         state = state * (segment == 0)[..., None, None]
     inputs = _inputs(query, key, value, read, removed, log_decay)
-    output, final_state = STEP(**inputs, initial_state=filled_state(state, query.shape[2]), scale=1.0, output_final_state=True)
-    return answered(output, final_state, state)
+    output, final_state = STEP(**inputs, initial_state=pad_state(state, query.shape[2]), scale=1.0, output_final_state=True)
+    return remove_padding(output, final_state, state)
 
 
 def _inputs(

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from composer.inspection.findings import Findings
 from composer.inspection.pictures import attention, parts
 from composer.inspection.pictures.style import DrawnFigure
-from composer.plotting import plotting, titled
+from composer.plotting import add_title, plotting
 
 
-def drawn(findings: Findings) -> Iterator[DrawnFigure]:
+def draw_all(findings: Findings) -> Iterator[DrawnFigure]:
     """Yield all pictures that the findings have numbers for. Each figure is closed before the next is drawn."""
     with plotting() as pyplot:
         for room in (attention, parts):
             for picture in room.pictures(pyplot, findings):
-                titled(picture.figure, f"{picture.title} ({findings.model})")
+                add_title(picture.figure, f"{picture.title} ({findings.model})")
                 yield picture
                 pyplot.close(picture.figure)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from own_part import Between
 
-from composer.laws.cases import SMALL, built, complete, inputs, run
+from composer.laws.cases import SMALL, build_head, complete, inputs, run
 
 EVERY, SIZE = 3, 2
 
@@ -16,7 +16,7 @@ EVERY, SIZE = 3, 2
 def test_queries_see_the_last_multiples() -> None:
     memory = {"kind": "own_part.strided", "every": EVERY, "size": SIZE, "evict": "drop"}
     data, shape = inputs(SMALL.shape(4), 2, 17), SMALL.shape(4)
-    output, state = run(built(complete({"position": "none", "memory": [memory]}), shape), data)
+    output, state = run(build_head(complete({"position": "none", "memory": [memory]}), shape), data)
     for token in range(17):
         seen = [position for position in range(token + 1) if position % EVERY == 0][-SIZE:]
         for head in range(4):
@@ -30,7 +30,7 @@ def test_all_other_pairs_are_in_the_state_below() -> None:
     memory = [{"kind": "own_part.strided", "every": EVERY, "size": SIZE}, {"kind": "state", "normalise": False}]
     head = {"position": "none", "feature_map": {"kind": "elu"}, "memory": memory, "read": "sum"}
     data, shape = inputs(SMALL.shape(4), 1, 17), SMALL.shape(4)
-    _, state = run(built(complete(head), shape), data)
+    _, state = run(build_head(complete(head), shape), data)
     evicted = [position for position in range(17) if position not in (12, 15)]
     features = torch.nn.functional.elu(data.key[:, evicted]) + 1
     expected = torch.einsum("bekf,bekd->bkfd", features, data.value[:, evicted])

@@ -11,10 +11,10 @@ from torch import Tensor
 from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.operation import Setting, State
-from composer.graph.lowering import lowered
+from composer.graph.lowering import list_forms
 from composer.graph.wiring import build_graph
 from tests.interpreter import nothing_refused
-from tests.laws.cases import Inputs, built, complete, inputs, pieces, run
+from tests.laws.cases import Inputs, build_head, complete, inputs, pieces, run
 
 GROUPED = Shape(hidden_size=12, heads=2, key_heads=1, head_dim=8)
 ALIKE = Shape(hidden_size=12, heads=2, key_heads=2, head_dim=12)
@@ -43,12 +43,12 @@ def assert_defined(
     setting = Setting(
         documents=tokens.segment is not None, padded=tokens.valid is not None, gradients=gradients, one_token=one_token
     )
-    forms = {lowered_part.part: lowered_part for lowered_part in lowered(build_graph(spec, shape), "triton", setting)}
+    forms = {lowered_part.part: lowered_part for lowered_part in list_forms(build_graph(spec, shape), "triton", setting)}
     for part, expected_form in parts.items():
         assert (forms[part].backend, forms[part].form[: len(expected_form)]) == ("triton", expected_form), forms[part]
 
     def answer(backend: str, dtype: torch.dtype) -> Answer:
-        module = built(spec, shape).to(dtype).requires_grad_(gradients)
+        module = build_head(spec, shape).to(dtype).requires_grad_(gradients)
         leaves = [tensor.to(dtype, copy=True).requires_grad_(gradients) for tensor in data.tensors]
         state, outputs = None, []
         with torch.set_grad_enabled(gradients):

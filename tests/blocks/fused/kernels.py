@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blocks.fused.cascade_evict import chosen
+from blocks.fused.cascade_evict import choose_kept
 
 
 @triton.jit
@@ -15,5 +15,5 @@ def choose(score, resolution, kept, COUNT: tl.constexpr, S: tl.constexpr, EB: tl
     contends, row = place < COUNT, tl.program_id(0)
     worth = tl.load(score + row * COUNT + place, mask=contends, other=0.0)
     within = tl.load(resolution + row * COUNT + place, mask=contends, other=0.0)
-    stays, slot = chosen(worth, within, contends, S, EB)
+    stays, slot = choose_kept(worth, within, contends, S, EB)
     tl.store(kept + row * S + slot, place, mask=stays)

@@ -15,12 +15,12 @@ from blocks.flow import Tokens
 from blocks.fused import convolved_shares
 from blocks.kernels import Kernel, Refused
 from blocks.operation import Setting
-from composer.graph.lowering import lowered
+from composer.graph.lowering import list_forms
 from composer.graph.wiring import build_graph
 from tests.blocks.fused.builds import build
 from tests.blocks.fused.heads import GROUPED, assert_close, assert_defined
 from tests.compiling import built
-from tests.laws.cases import built as built_head
+from tests.laws.cases import build_head as built_head
 from tests.laws.cases import complete, inputs, run
 
 SAYS = "taps, a product and its softmaxes"
@@ -78,7 +78,7 @@ def test_tokens_one_by_one() -> None:
 
 
 def forms(head: dict[str, Any]) -> dict[str, str]:
-    lowered_parts = lowered(build_graph(complete(head), GROUPED), "triton", Setting(gradients=True))
+    lowered_parts = list_forms(build_graph(complete(head), GROUPED), "triton", Setting(gradients=True))
     return {lowered_part.part: lowered_part.form for lowered_part in lowered_parts}
 
 

@@ -9,7 +9,7 @@ import torch
 
 from blocks.legend import Shape
 from tests.blocks.fused.heads import GROUPED
-from tests.laws.cases import Inputs, built, complete, inputs, run
+from tests.laws.cases import Inputs, build_head, complete, inputs, run
 
 WINDOW = {"kind": "window", "size": 4}
 HEADS: dict[str, dict[str, Any]] = {
@@ -24,7 +24,7 @@ HEADS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kernel", HEADS)
 def test_a_second_derivative_is_refused(kernel: str) -> None:
     shape = GROUPED if kernel != "pooled" else Shape(hidden_size=12, heads=4, key_heads=2, head_dim=6, both_ways=True)
-    module, data = built(complete({"position": "none"} | HEADS[kernel]), shape).float(), inputs(shape, 1, 7).to(torch.float32)
+    module, data = build_head(complete({"position": "none"} | HEADS[kernel]), shape).float(), inputs(shape, 1, 7).to(torch.float32)
     leaves = [tensor.requires_grad_() for tensor in data.tensors]
     output, _ = run(module, Inputs(*leaves, data.tokens), backend="triton")
     slopes = torch.autograd.grad(output.square().sum(), leaves, create_graph=True, allow_unused=True)

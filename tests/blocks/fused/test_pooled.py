@@ -17,14 +17,14 @@ from blocks.memories import pooling
 from blocks.operation import Setting
 from tests.blocks.fused.builds import assert_they_are_built
 from tests.blocks.fused.heads import ALIKE, GROUPED, assert_defined
-from tests.laws.kernels import LENGTH, packed, padded, plain
+from tests.laws.kernels import LENGTH, packed_tokens, padded_tokens, plain
 
 SAYS = "means of each document by stretches"
 HEAD = {"position": "none", "memory": [{"kind": "latents", "size": 12}]}
 
 
 @pytest.mark.parametrize("shape", [GROUPED, ALIKE], ids=["shared heads", "heads of 12"])
-@pytest.mark.parametrize("tokens", [plain(), packed(), padded()], ids=["plain", "documents", "padding"])
+@pytest.mark.parametrize("tokens", [plain(), packed_tokens(), padded_tokens()], ids=["plain", "documents", "padding"])
 def test_heads_and_gradients_are_the_definitions(tokens: Tokens, shape: Shape) -> None:
     assert_defined(HEAD, replace(shape, both_ways=True), LENGTH, rows=2, tokens=tokens, parts={"latents": SAYS})
 

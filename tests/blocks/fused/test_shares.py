@@ -16,7 +16,7 @@ from tests.blocks.fused.builds import build
 from tests.blocks.fused.heads import ALIKE, CLOSE, GROUPED, assert_close, assert_defined
 from tests.blocks.support import drawn
 from tests.compiling import built
-from tests.laws.cases import built as built_head
+from tests.laws.cases import build_head as built_head
 from tests.laws.cases import complete, inputs, run
 
 SAYS = "a product and its softmaxes"

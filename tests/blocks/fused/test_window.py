@@ -16,7 +16,7 @@ from blocks.operation import Form, Setting
 from blocks.softmax import triton_forms
 from tests.blocks.fused.builds import assert_they_are_built
 from tests.blocks.fused.heads import ALIKE, GROUPED, assert_defined
-from tests.laws.kernels import LENGTH, packed, padded
+from tests.laws.kernels import LENGTH, packed_tokens, padded_tokens
 
 SAYS = "blocks of queries against their window, with its mass"
 SHORT = {"kind": "window", "size": 5}
@@ -40,7 +40,7 @@ def test_heads_and_gradients_are_the_definitions(name: str, shape: Shape) -> Non
     assert_defined(HEADS[name], shape, LENGTH, rows=2, parts={"window": SAYS}, bounds=(9,))
 
 
-@pytest.mark.parametrize("tokens", [packed(), padded()], ids=["documents", "padding"])
+@pytest.mark.parametrize("tokens", [packed_tokens(), padded_tokens()], ids=["documents", "padding"])
 @pytest.mark.parametrize("name", HEADS)
 def test_documents_and_padding_are_kept_apart(name: str, tokens: Tokens) -> None:
     assert_defined(HEADS[name], GROUPED, LENGTH, rows=2, tokens=tokens, parts={"window": SAYS}, bounds=(9,))

@@ -12,7 +12,7 @@ from blocks.gates.from_key import FromKey
 from blocks.legend import Shape
 from composer.errors import SpecError
 from tests.blocks.support import owner, random
-from tests.laws.cases import SMALL, built, complete, inputs, run
+from tests.laws.cases import SMALL, build_head, complete, inputs, run
 
 
 def shape_of(features: int, state_heads: int) -> Shape:
@@ -58,7 +58,7 @@ HEAD: dict[str, Any] = {
 def test_it_reads_the_key_neither_turned_nor_convolved(more: dict[str, Any]) -> None:
     """The gate reads the key before rotation and convolution. The state after a token with zero features shows its decay."""
     shape = SMALL.shape(4)
-    head = built(complete(HEAD | more), shape)
+    head = build_head(complete(HEAD | more), shape)
     data = inputs(shape, 2, 7)
     _, before = run(head, data.cut(slice(0, 6)))
     data.value[:, 6:] = 0.0

@@ -12,7 +12,7 @@ from blocks.recurrences.delta import naive
 from composer.errors import GraphError
 from tests.blocks.recurrences.delta.problems import draw
 from tests.blocks.support import close
-from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run
+from tests.laws.cases import SMALL, Inputs, build_head, complete, inputs, pieces, run
 
 SHAPE = SMALL.shape(4)
 MEMORY = {"kind": "delta", "gate": "softplus", "rate": {"kind": "learned", "largest": 2}, "steps": 3}
@@ -46,7 +46,7 @@ def by_hand(head: torch.nn.Module, data: Inputs) -> Tensor:
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 def test_it_is_its_recurrence(backend: str) -> None:
-    head, data = built(complete(HEAD), SHAPE), inputs(SHAPE, 2, 13)
+    head, data = build_head(complete(HEAD), SHAPE), inputs(SHAPE, 2, 13)
     actual, _ = run(head, data, backend=backend)
     close(actual, by_hand(head, data))
     outputs, state = [], None
@@ -57,7 +57,7 @@ def test_it_is_its_recurrence(backend: str) -> None:
 
 
 def test_gradients_are_those_of_the_recurrence() -> None:
-    head, data = built(complete(HEAD), SHAPE).requires_grad_(), inputs(SHAPE, 1, 5)
+    head, data = build_head(complete(HEAD), SHAPE).requires_grad_(), inputs(SHAPE, 1, 5)
     answers = []
     for compute in (lambda: run(head, data)[0], lambda: by_hand(head, data)):
         answers.append(torch.autograd.grad(compute().square().sum(), list(head.parameters())))

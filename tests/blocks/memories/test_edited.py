@@ -16,7 +16,7 @@ from blocks.memories.rwkv7 import Rwkv7
 from composer.errors import GraphError
 from composer.model.implicit_attention import implicit_attention
 from tests.blocks.support import close, owner, started
-from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run
+from tests.laws.cases import SMALL, Inputs, build_head, complete, inputs, pieces, run
 
 SHAPE = SMALL.shape(4)
 MEMORIES: dict[str, dict[str, Any]] = {
@@ -92,7 +92,7 @@ def by_hand(memory: dict[str, Any], data: Inputs, head: torch.nn.Module) -> Tens
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 @pytest.mark.parametrize("name", MEMORIES)
 def test_it_is_its_recurrence_in_any_split(name: str, backend: str) -> None:
-    head, data = built(complete(head_of(MEMORIES[name])), SHAPE), inputs(SHAPE, 2, 13)
+    head, data = build_head(complete(head_of(MEMORIES[name])), SHAPE), inputs(SHAPE, 2, 13)
     whole, _ = run(head, data, backend=backend)
     close(whole, by_hand(MEMORIES[name], data, head))
     outputs, state = [], None
@@ -104,7 +104,7 @@ def test_it_is_its_recurrence_in_any_split(name: str, backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["rwkv7", "gdn2"])
 def test_gradients_are_those_of_the_recurrence(name: str) -> None:
-    head, data = built(complete(head_of(MEMORIES[name])), SHAPE).requires_grad_(), inputs(SHAPE, 1, 5)
+    head, data = build_head(complete(head_of(MEMORIES[name])), SHAPE).requires_grad_(), inputs(SHAPE, 1, 5)
     answers = []
     for compute in (lambda: run(head, data)[0], lambda: by_hand(MEMORIES[name], data, head)):
         answers.append(torch.autograd.grad(compute().square().sum(), list(head.parameters())))
@@ -116,7 +116,7 @@ def test_a_write_gate_and_an_erase_gate_of_one_number_are_the_rate_of_the_delta_
     """If W₁ W₂ is 0, each gate is its bias, and σ(b) is the delta rule's rate for all features and coordinates."""
     data, outputs = inputs(SHAPE, 2, 20), []
     for memory in ({"kind": "gdn2", "gate": "softplus", "bias": 0.7}, {"kind": "delta", "gate": "softplus"}):
-        head = built(complete(head_of(memory)), SHAPE, noise=0.0)
+        head = build_head(complete(head_of(memory)), SHAPE, noise=0.0)
         with torch.no_grad():
             for name, parameter in head.named_parameters():
                 if name.split(".")[-1] in {"erase_weight", "write_weight"} or name == "delta_rate.weight":
@@ -138,7 +138,7 @@ def test_weights_that_a_gate_of_coordinates_denies_have_a_large_error() -> None:
     """
     data, errors = inputs(SHAPE, 1, 20), {}
     for kind in ("rwkv7", "gdn2"):
-        head = built(complete(head_of(MEMORIES[kind])), SHAPE)
+        head = build_head(complete(head_of(MEMORIES[kind])), SHAPE)
         errors[kind] = implicit_attention(head, data.of_head(), (5, 19), "torch").error()
     assert errors["rwkv7"] < 1e-9
     assert errors["gdn2"] > 1e-2

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks.flow import Tokens
-from blocks.memories.below import Held, selected
-from blocks.memories.eligible import by_heads, eviction_bias, joined_by_heads, selected_by_heads
+from blocks.memories.below import Held, select
+from blocks.memories.eligible import by_heads, concatenate_by_heads, eviction_bias, select_by_heads
 from tests.blocks.support import random
 
 
@@ -29,10 +29,10 @@ def of_one_head_together(tensor: torch.Tensor) -> bool:
 def test_a_layout_changes_nothing() -> None:
     first, later = held(6), held(2)
     index = torch.stack([torch.randperm(8)[:5] for _ in range(6)]).view(2, 3, 5).transpose(1, 2)
-    every = {name: joined_by_heads(by_heads(entries), later[name]) for name, entries in first.items()}
+    every = {name: concatenate_by_heads(by_heads(entries), later[name]) for name, entries in first.items()}
     assert all(of_one_head_together(entries) for entries in every.values())
-    wanted = selected({name: torch.cat((entries, later[name]), dim=1) for name, entries in first.items()}, index)
-    actual = selected_by_heads(every, index)
+    wanted = select({name: torch.cat((entries, later[name]), dim=1) for name, entries in first.items()}, index)
+    actual = select_by_heads(every, index)
     for name, entries in actual.items():
         assert torch.equal(entries, wanted[name])
         assert of_one_head_together(entries)

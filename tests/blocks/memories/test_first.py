@@ -16,9 +16,9 @@ from blocks.flow import Tokens
 from blocks.memories import first
 from blocks.operation import Setting
 from blocks.softmax import dense
-from composer.graph.lowering import lowered
+from composer.graph.lowering import list_forms
 from composer.graph.wiring import build_graph
-from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run
+from tests.laws.cases import SMALL, Inputs, build_head, complete, inputs, pieces, run
 
 SHAPE, KEPT, LAST = SMALL.shape(4), 2, 3
 FIRST = {"kind": "first", "size": KEPT}
@@ -41,7 +41,7 @@ def by_hand(data: Inputs, seen: list[list[int]]) -> Tensor:
 @pytest.mark.parametrize("shape", ["sliding", "terraced"])
 def test_a_window_with_sinks(shape: str, backend: str) -> None:
     data = inputs(SHAPE, 2, 17)
-    head = built(complete(SINKS | {"memory": [FIRST, {**WINDOW, "shape": shape}]}), SHAPE)
+    head = build_head(complete(SINKS | {"memory": [FIRST, {**WINDOW, "shape": shape}]}), SHAPE)
     near = [range(t - LAST + 1 if shape == "sliding" else t - t % LAST - LAST, t + 1) for t in range(17)]
     seen = [sorted({*range(min(KEPT, t + 1)), *(s for s in near[t] if s >= 0)}) for t in range(17)]
     actual, state = run(head, data, backend=backend)
@@ -58,7 +58,7 @@ def test_what_stays_is_not_in_the_state_below() -> None:
     memory = [FIRST, {"kind": "window", "size": LAST}, {"kind": "state", "normalise": False}]
     head: dict[str, Any] = {"position": "none", "feature_map": "elu", "memory": memory, "read": "sum"}
     data = inputs(SHAPE, 1, 17)
-    _, state = run(built(complete(head), SHAPE), data)
+    _, state = run(build_head(complete(head), SHAPE), data)
     evicted = list(range(KEPT, 17 - LAST))
     wanted = torch.einsum("bekf,bekd->bkfd", torch.nn.functional.elu(data.key[:, evicted]) + 1, data.value[:, evicted])
     torch.testing.assert_close(state["state.state"], wanted, rtol=1e-10, atol=1e-10)
@@ -73,7 +73,7 @@ def test_kernels_that_take_a_window_without_gaps_leave_it_alone() -> None:
         alone, below = (
             next(
                 lowered_part
-                for lowered_part in lowered(build_graph(complete(head), SHAPE), backend, Setting("cuda"))
+                for lowered_part in list_forms(build_graph(complete(head), SHAPE), backend, Setting("cuda"))
                 if lowered_part.part == "window"
             )
             for head in (plain, memory)
@@ -86,7 +86,7 @@ def test_kernels_that_take_a_window_without_gaps_leave_it_alone() -> None:
 def test_a_kernel_with_gaps_in_its_window_takes_it() -> None:
     (window,) = [
         lowered_part
-        for lowered_part in lowered(build_graph(complete(SINKS), SHAPE), "triton", Setting("cuda"))
+        for lowered_part in list_forms(build_graph(complete(SINKS), SHAPE), "triton", Setting("cuda"))
         if lowered_part.part == "window"
     ]
     assert (window.backend, window.form) == ("triton", "blocks of queries against their window, with its mass, in one pass")
@@ -101,7 +101,7 @@ def test_queries_of_packed_documents_see_the_kept_pairs_alone(monkeypatch: pytes
         return dense(query, key, *others)
 
     monkeypatch.setattr(first, "dense", counted)
-    data, head = inputs(SHAPE, 1, 40), built(complete({"position": "none", "memory": [FIRST, WINDOW]}), SHAPE)
+    data, head = inputs(SHAPE, 1, 40), build_head(complete({"position": "none", "memory": [FIRST, WINDOW]}), SHAPE)
     position = (torch.arange(40) % 10)[None]
     packed, state = run(head, replace(data, tokens=Tokens(position, torch.arange(40)[None] // 10 + 1)))
     assert columns == [4 * KEPT]

@@ -15,7 +15,7 @@ from blocks.flow import Pairs, Tokens
 from blocks.memories.full import Full
 from composer.errors import GraphError
 from tests.blocks.support import GROUPED, close, computed, counted, documents, empty, random
-from tests.laws.cases import SMALL, built, complete, inputs, run
+from tests.laws.cases import SMALL, build_head, complete, inputs, run
 
 FORMS = ["reference", "torch"]
 FADING = Full(gate={"kind": "head"})  # pyright: ignore[reportArgumentType]
@@ -101,7 +101,7 @@ def test_calls_hand_on_what_has_fallen(cuts: list[int], form: str) -> None:
 
 
 def test_gradients_are_finite_where_nothing_has_fallen_into_it_yet() -> None:
-    head = built(complete({"memory": [{"kind": "window", "size": 4}, {"kind": "full", "gate": "head"}]}), SMALL.shape(4))
+    head = build_head(complete({"memory": [{"kind": "window", "size": 4}, {"kind": "full", "gate": "head"}]}), SMALL.shape(4))
     head.requires_grad_()
     output, _ = run(head, inputs(SMALL.shape(4), 2, 1))
     output.sum().backward()
@@ -112,7 +112,7 @@ def test_slopes_are_alibi() -> None:
     """The logit of each pair is reduced by its distance times 2^(-8h/H)."""
     shape = SMALL.shape(4)
     data = inputs(shape, 1, 11)
-    output, _ = run(built(complete({"position": "none", "memory": [{"kind": "full", "gate": "slopes"}]}), shape), data)
+    output, _ = run(build_head(complete({"position": "none", "memory": [{"kind": "full", "gate": "slopes"}]}), shape), data)
     places = torch.arange(11)
     far = (places[:, None] - places).clamp(min=0)
     for head in range(4):

@@ -17,14 +17,14 @@ from blocks.scores.base import Contenders, Score, pairs_to_evict, places
 from blocks.scores.self_recall import SelfRecall
 from blocks.scores.squared_error import SquaredError
 from composer.graph.composition import HeadSpec
-from composer.graph.lowering import lower, lowered
+from composer.graph.lowering import list_forms, lower
 from composer.graph.program import FallsBack
 from composer.graph.wiring import build_graph
 from tests.blocks.fused.heads import ALIKE, GROUPED, assert_close, assert_defined
 from tests.blocks.fused.kernels import choose
 from tests.composer.graph.heads import graph_of
 from tests.interpreter import nothing_refused
-from tests.laws.cases import built, complete, inputs, run
+from tests.laws.cases import build_head, complete, inputs, run
 from tests.laws.test_ties import strictly
 
 WINDOW = {"kind": "window", "size": 4, "shape": "terraced", "weight": "learned"}
@@ -130,13 +130,13 @@ def test_scores_that_look_at_nothing_else_may_be_any() -> None:
     spec, data = kept_by(ValueNorm()), inputs(GROUPED, 1, 23)
     (form,) = (
         lowered_part.form
-        for lowered_part in lowered(build_graph(spec, GROUPED), "triton", Setting())
+        for lowered_part in list_forms(build_graph(spec, GROUPED), "triton", Setting())
         if lowered_part.part == "sparse"
     )
     assert form.startswith(SAYS)
     with torch.no_grad(), nothing_refused():
-        expected, held = run(built(spec, GROUPED).double(), data, backend="reference")
-        actual, kept = run(built(spec, GROUPED).float(), data.to(torch.float32), backend="triton")
+        expected, held = run(build_head(spec, GROUPED).double(), data, backend="reference")
+        actual, kept = run(build_head(spec, GROUPED).float(), data.to(torch.float32), backend="triton")
     assert_close(actual, expected)
     assert_close(kept["sparse.value"], held["sparse.value"])
 
@@ -145,9 +145,9 @@ def test_its_choices_are_those_of_a_strict_float64_order(monkeypatch: pytest.Mon
     """One of the choices is between scores that differ by less than one part in 512."""
     spec, data = complete(LOLA), inputs(GROUPED, 1, 25, seed=19).to(torch.float32)
     with torch.no_grad(), nothing_refused():
-        _, chosen = run(built(spec, GROUPED).float(), data, backend="triton")
+        _, chosen = run(build_head(spec, GROUPED).float(), data, backend="triton")
         monkeypatch.setattr(sparse, "pairs_to_evict", strictly)
-        _, wanted = run(built(spec, GROUPED).double(), data.to(torch.float64), backend="reference")
+        _, wanted = run(build_head(spec, GROUPED).double(), data.to(torch.float64), backend="reference")
     assert torch.equal(chosen["sparse.position"], wanted["sparse.position"])
 
 
@@ -180,7 +180,7 @@ def test_of_equals_the_older_stay(earlier: int) -> None:
     ],
 )
 def test_where_it_does_not_fit_it_says_so(head: dict[str, Any], setting: Setting, why: str) -> None:
-    forms = {lowered_part.part: lowered_part.form for lowered_part in lowered(graph_of(head), "triton", setting)}
+    forms = {lowered_part.part: lowered_part.form for lowered_part in list_forms(graph_of(head), "triton", setting)}
     assert not any(form.startswith(SAYS) for form in forms.values())
     (reason,) = (step.why for step in lower(graph_of(head), "triton", setting).steps if step.covers[0].node.name == "sparse")
     assert why in reason
@@ -225,7 +225,7 @@ class Refusing:
 
 def test_where_the_kernel_refuses_the_forms_of_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, data = complete(LOLA), inputs(GROUPED, 1, 14).to(torch.float32)
-    module = built(spec, GROUPED).float()
+    module = build_head(spec, GROUPED).float()
     with torch.no_grad():
         expected, held = run(module, data, backend="torch")
         monkeypatch.setattr(lola, "WALKED", Refusing())

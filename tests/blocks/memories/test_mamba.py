@@ -12,7 +12,7 @@ from torch import Tensor
 from blocks.memories.state import StateMemory
 from composer.errors import GraphError
 from tests.blocks.support import close
-from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run
+from tests.laws.cases import SMALL, Inputs, build_head, complete, inputs, pieces, run
 
 SHAPE = SMALL.shape(4)
 MEMORY = {"kind": "state", "normalise": False, "gate": "softplus", "input_scale": "step", "skip": True}
@@ -38,7 +38,7 @@ def by_hand(head: torch.nn.Module, data: Inputs) -> Tensor:
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 def test_it_is_mamba_2(backend: str) -> None:
-    head, data = built(complete(HEAD), SHAPE), inputs(SHAPE, 2, 19)
+    head, data = build_head(complete(HEAD), SHAPE), inputs(SHAPE, 2, 19)
     actual, _ = run(head, data, backend=backend)
     close(actual, by_hand(head, data))
     outputs, state = [], None
@@ -49,7 +49,7 @@ def test_it_is_mamba_2(backend: str) -> None:
 
 
 def test_gradients_are_those_of_the_recurrence() -> None:
-    head, data = built(complete(HEAD), SHAPE).requires_grad_(), inputs(SHAPE, 1, 7)
+    head, data = build_head(complete(HEAD), SHAPE).requires_grad_(), inputs(SHAPE, 1, 7)
     answers = []
     for compute in (lambda: run(head, data)[0], lambda: by_hand(head, data)):
         answers.append(torch.autograd.grad(compute().square().sum(), list(head.parameters())))
@@ -61,17 +61,20 @@ def test_gradients_are_those_of_the_recurrence() -> None:
 def test_of_a_normalised_state_the_step_is_in_the_mass(features: str) -> None:
     """In a normalised state, features times the step and logarithms plus the logarithm of the step give the same mean."""
     memory = {"kind": "state", "gate": "softplus", "input_scale": "step"}
-    head, data = built(complete({"position": "none", "feature_map": features, "memory": [memory]}), SHAPE), inputs(SHAPE, 2, 19)
+    head, data = (
+        build_head(complete({"position": "none", "feature_map": features, "memory": [memory]}), SHAPE),
+        inputs(SHAPE, 2, 19),
+    )
     output, _ = run(head, data)
     close(output, run(head, data, backend="reference")[0], 1e-9)
     (plain,) = ({name: value for name, value in memory.items() if name != "input_scale"},)
-    other = built(complete({"position": "none", "feature_map": features, "memory": [plain]}), SHAPE)
+    other = build_head(complete({"position": "none", "feature_map": features, "memory": [plain]}), SHAPE)
     assert (run(other, data)[0] - output).abs().max() > 1e-3
 
 
 def test_padding_and_documents_have_no_part_in_it() -> None:
     """Padding and other documents change nothing, with the skip connection included."""
-    head, data = built(complete(HEAD), SHAPE), inputs(SHAPE, 2, 9)
+    head, data = build_head(complete(HEAD), SHAPE), inputs(SHAPE, 2, 9)
     whole, _ = run(head, data)
     data.tokens.valid = torch.arange(9).expand(2, -1) < torch.tensor([[9], [5]])
     close(run(head, data)[0][1, :5], whole[1, :5])

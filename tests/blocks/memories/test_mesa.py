@@ -11,7 +11,7 @@ from blocks.legend import Shape
 from blocks.memories.mesa import Mesa
 from composer.errors import GraphError
 from tests.blocks.support import close, started
-from tests.laws.cases import SMALL, built, complete, inputs, run
+from tests.laws.cases import SMALL, build_head, complete, inputs, run
 
 SHAPE = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=2)
 HEAD: dict[str, Any] = {"position": "none", "feature_map": "identity", "memory": [{"kind": "mesa"}]}
@@ -23,8 +23,11 @@ def test_it_is_a_regression_on_the_pairs_that_it_received() -> None:
     the penalty.
     """
     memory = {"kind": "mesa", "gate": "none", "rate": {"kind": "fixed", "value": 0.5}}
-    head, data = built(complete(HEAD | {"memory": [WINDOW, memory], "read": "sum"}), SMALL.shape(4)), inputs(SMALL.shape(4), 1, 30)
-    alone = built(complete({"position": "none", "memory": [WINDOW | {"evict": "drop"}]}), SMALL.shape(4))
+    head, data = (
+        build_head(complete(HEAD | {"memory": [WINDOW, memory], "read": "sum"}), SMALL.shape(4)),
+        inputs(SMALL.shape(4), 1, 30),
+    )
+    alone = build_head(complete({"position": "none", "memory": [WINDOW | {"evict": "drop"}]}), SMALL.shape(4))
     actual = (run(head, data)[0] - run(alone, data)[0])[0, -1]
     penalty = 0.25 + torch.nn.functional.softplus(head.get_parameter("mesa.penalty"))
     for query_head in range(4):

@@ -8,14 +8,14 @@ import torch
 
 from blocks.memories.meta import Meta
 from tests.blocks.support import GROUPED, close, started
-from tests.laws.cases import SMALL, built, complete, inputs, run
+from tests.laws.cases import SMALL, build_head, complete, inputs, run
 
 SHAPE = SMALL.shape(4)
 META, WINDOW = {"kind": "meta", "size": 3}, {"kind": "window", "size": 4, "evict": "drop"}
 
 
 def test_a_window_sees_them_beside_the_last_pairs() -> None:
-    head, data = built(complete({"position": "none", "memory": [META, WINDOW]}), SHAPE), inputs(SHAPE, 2, 11)
+    head, data = build_head(complete({"position": "none", "memory": [META, WINDOW]}), SHAPE), inputs(SHAPE, 2, 11)
     output, state = run(head, data)
     named = dict(head.named_parameters())
     for row in range(2):
@@ -33,8 +33,8 @@ def test_a_window_sees_them_beside_the_last_pairs() -> None:
 
 def test_in_rotary_positions_they_stand_at_the_first() -> None:
     """A rotated query meets keys without rotation at any distance. The head is half of a mixture with a window."""
-    head, data = built(complete({"position": "rope", "memory": [META, WINDOW], "read": "mixture"}), SHAPE), inputs(SHAPE, 1, 7)
-    window, _ = run(built(complete({"position": "rope", "memory": [WINDOW]}), SHAPE), data)
+    head, data = build_head(complete({"position": "rope", "memory": [META, WINDOW], "read": "mixture"}), SHAPE), inputs(SHAPE, 1, 7)
+    window, _ = run(build_head(complete({"position": "rope", "memory": [WINDOW]}), SHAPE), data)
     actual = 2 * run(head, data)[0] - window
     named = dict(head.named_parameters())
     speed = 100.0 ** (-torch.arange(4) / 4)  # a radian at most a token, of eight coordinates
@@ -54,7 +54,7 @@ def test_they_start_as_pairs_that_take_mass_and_say_nothing() -> None:
     assert parameters["key"].shape == (4, 2, 4)
     assert not parameters["value"].any()
     data = inputs(SHAPE, 2, 11)
-    head, alone = (built(complete({"position": "none", "memory": of}), SHAPE, noise=0.0) for of in ([META, WINDOW], [WINDOW]))
+    head, alone = (build_head(complete({"position": "none", "memory": of}), SHAPE, noise=0.0) for of in ([META, WINDOW], [WINDOW]))
     (result, _), (window, _) = run(head, data), run(alone, data)
     keys = dict(head.named_parameters())["meta.key"].repeat_interleave(2, dim=1)
     theirs = (torch.einsum("bthd,mhd->bthm", data.query, keys) / math.sqrt(8)).exp().sum(-1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from blocks.flow import Tokens
-from blocks.memories.ring import oldest, place_of, written
+from blocks.memories.ring import oldest, place_of, write_at
 
 SIZE = 5
 
@@ -21,7 +21,7 @@ def test_the_oldest_entry_is_given_and_written_over(places: list[int], in_place:
     slot = place_of(tokens, SIZE)
     assert slot.shape == (1 if len(set(places)) == 1 else 3,)
     evicted = oldest(state, slot)
-    carried = written(state, slot, new, in_place=in_place)
+    carried = write_at(state, slot, new, in_place=in_place)
     for name, held in before.items():
         expected = held.clone()
         for row, place in enumerate(places):

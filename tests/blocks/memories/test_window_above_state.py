@@ -14,12 +14,12 @@ from blocks.flow import Tokens
 from blocks.fused import joint
 from blocks.legend import Shape
 from blocks.operation import Setting
-from composer.graph.lowering import lower, lowered
+from composer.graph.lowering import list_forms, lower
 from composer.graph.wiring import build_graph
 from tests.blocks.fused.heads import ALIKE, GROUPED, assert_close, assert_defined
 from tests.composer.graph.heads import graph_of
 from tests.interpreter import nothing_refused
-from tests.laws.cases import Inputs, built, complete, inputs, run
+from tests.laws.cases import Inputs, build_head, complete, inputs, run
 
 WINDOW = {"kind": "window", "size": 5, "weight": "learned"}
 TERRACED = {"kind": "window", "size": 4, "shape": "terraced", "weight": "token"}
@@ -149,13 +149,13 @@ def test_a_step_of_decode_is_the_definition(head: dict[str, Any], shape: Shape) 
     calls += [Inputs(*(tensor[:, t : t + 1] for tensor in data.tensors), tokens) for t, tokens in enumerate(steps, 9)]
     forms = {
         lowered_part.part: lowered_part.form
-        for lowered_part in lowered(build_graph(spec, shape), "triton", Setting(one_token=True))
+        for lowered_part in list_forms(build_graph(spec, shape), "triton", Setting(one_token=True))
     }
     assert {forms["window"], forms["state"]} == {STEP}
     answers = []
     with torch.no_grad(), nothing_refused():
         for backend, kind in (("reference", torch.float64), ("triton", torch.float32)):
-            module, state, outputs = built(spec, shape).to(kind), None, []
+            module, state, outputs = build_head(spec, shape).to(kind), None, []
             for number, call in enumerate(calls):
                 output, state = run(module, call.to(kind), state, backend if number else "reference")
                 outputs.append(output)
@@ -169,7 +169,7 @@ def test_a_step_of_decode_is_the_definition(head: dict[str, Any], shape: Shape) 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_step_writes_over_its_state_only_where_it_may(in_place: bool) -> None:
     spec, data = complete(LOLCATS), inputs(GROUPED, 1, 8).to(torch.float32)
-    module = built(spec, GROUPED).float()
+    module = build_head(spec, GROUPED).float()
     with torch.no_grad(), nothing_refused():
         _, state = run(module, data.cut(slice(0, 7)), backend="torch")
         before, last = {name: value.clone() for name, value in state.items()}, data.cut(slice(7, 8))
@@ -272,7 +272,7 @@ def test_a_decay_of_nothing_left_is_no_number_of_its_own(own: tuple[int, ...], c
     ids=["decode", "gradients", "documents", "exponential", "float64", "wide"],
 )
 def test_where_it_does_not_fit_it_says_so(head: dict[str, Any], setting: Setting, why: str) -> None:
-    forms = {lowered_part.part: lowered_part for lowered_part in lowered(graph_of(head), "triton", setting)}
+    forms = {lowered_part.part: lowered_part for lowered_part in list_forms(graph_of(head), "triton", setting)}
     assert not forms["state"].form.startswith(SAYS)
     assert why in next(step.why for step in lower(graph_of(head), "triton", setting).steps if step.covers[0].node.name == "state")
 

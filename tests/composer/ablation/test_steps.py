@@ -16,7 +16,7 @@ from composer.ablation import steps as module
 from composer.ablation.ablate import STEPS
 from composer.ablation.options import Request
 from composer.ablation.plan import AblationStep
-from composer.ablation.steps import FAILURE, MARK, finished, model_of, run_step
+from composer.ablation.steps import FAILURE, MARK, model_of, read_finished, run_step
 from composer.errors import AblationError, TrainingError
 from tests.composer.ablation.variants import chains_of, timeless, write_spec
 from tests.composer.training.processes import ending, forked
@@ -44,9 +44,9 @@ def listed(folder: Path) -> list[str]:
 
 def test_once(steps: Steps, folder: Path) -> None:
     step = steps["build"]
-    assert finished(step, folder) is None
+    assert read_finished(step, folder) is None
     figures = run_step(step, folder)
-    assert finished(step, folder) == figures
+    assert read_finished(step, folder) == figures
     assert set(figures) == {"spec_hash", "seconds"}
     written = (folder / f"{step.name}.json").stat().st_mtime_ns
     assert run_step(step, folder) == figures
@@ -75,7 +75,7 @@ def kept(step: AblationStep, folder: Path, text: str) -> Any:
     """Return the figures of a step whose file has this text."""
     (folder / step.name).mkdir(exist_ok=True)
     (folder / f"{step.name}.json").write_bytes(text.encode(errors="surrogateescape"))
-    return finished(step, folder)
+    return read_finished(step, folder)
 
 
 @pytest.mark.parametrize("kind", GOOD)
@@ -118,13 +118,13 @@ def test_a_model_that_is_gone_is_told(steps: Steps, folder: Path) -> None:
     kept(steps["finetune"], folder, json.dumps(GOOD["finetune"]))
     (folder / steps["finetune"].name).rmdir()
     with pytest.raises(AblationError, match=r"does not exist, but finetune-\w+\.json records it as finished\. Remove it"):
-        finished(steps["finetune"], folder)
+        read_finished(steps["finetune"], folder)
 
 
 def test_figures_that_are_not_finite_are_a_failure(steps: Steps, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module.RUN, "compare", lambda *_: GOOD["compare"] | {"loss": float("nan")})
     assert run_step(steps["compare"], folder)[FAILURE] == "loss: input should be a finite number, got nan"
-    assert finished(steps["compare"], folder) is None
+    assert read_finished(steps["compare"], folder) is None
 
 
 def test_a_kill_between_a_result_and_its_figures(steps: Steps, folder: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_cell_that_fails_leaves_the_others(steps: Steps, folder: Path, monkeyp
         figures = run_step(step, folder)
     assert figures[FAILURE] == "mqar,pairs=2 at 12 tokens: out of memory"
     assert [cell["mean"] is None for cell in figures["cells"]] == [False, True]
-    assert finished(step, folder) is None
+    assert read_finished(step, folder) is None
     again = run_step(step, folder)
     assert FAILURE not in again
     assert timeless(again["cells"][0]) == timeless(figures["cells"][0])

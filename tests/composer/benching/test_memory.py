@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from composer.benching import memory
-from composer.benching.memory import AT_ONCE, allocated, bytes_of, can_tell_resident, resident
-from composer.benching.trial import unmeasured
+from composer.benching.memory import AT_ONCE, bytes_of, can_tell_resident, gauge_allocations, resident
+from composer.benching.trial import run_unmeasured
 
 MIB = 2**20
 RUN = """
@@ -30,7 +30,7 @@ print(*resident(lambda: 7, 5))
 
 
 def test_nothing_is_measured() -> None:
-    assert unmeasured(lambda: 7, 5) == (7, None)
+    assert run_unmeasured(lambda: 7, 5) == (7, None)
 
 
 @pytest.mark.skipif(not can_tell_resident(), reason="this system does not report resident memory")
@@ -69,5 +69,5 @@ def test_what_is_allocated() -> None:
         del block
         return 7
 
-    assert allocated("cuda")(run, cache.nbytes) == (7, 20 * MIB)
+    assert gauge_allocations("cuda")(run, cache.nbytes) == (7, 20 * MIB)
     assert before.nbytes == 8 * MIB

@@ -22,7 +22,7 @@ from composer.data import bounds, plain, reading, streams
 from composer.data.reading import files_of, read_records
 from composer.data.references import FileData, HubData, parse_reference
 from composer.errors import DataError
-from converters.bounded import shortened
+from converters.bounded import shorten
 from tests.composer.data.conftest import Write
 
 ROOT = Path(__file__).parents[3]
@@ -304,7 +304,7 @@ def test_what_is_no_file_is_not_waited_for(write: Write, tmp_path: Path, name: s
             assert f"{path} cannot be read: it leads out of its folder" in message_of(reference)
     path.unlink()
     path.symlink_to(folder / "nowhere")
-    assert f"{path} cannot be read: it is a link to {shortened(str(folder / 'nowhere'))}, which is not there" in message_of(
+    assert f"{path} cannot be read: it is a link to {shorten(str(folder / 'nowhere'))}, which is not there" in message_of(
         str(folder)
     )
 

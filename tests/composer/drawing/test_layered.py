@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.drawing.layered import Link, Placed, Size, _rising, placed
+from composer.drawing.layered import Link, Placed, Size, _rising, place
 
 
 def link(start: str, end: str, label: str = "pairs") -> Link:
@@ -15,7 +15,7 @@ def link(start: str, end: str, label: str = "pairs") -> Link:
 
 
 def laid_out(names: str, ends: list[tuple[str, str]], top: str = "") -> Placed:
-    return placed({name: Size(80, 40, 8) for name in names}, [link(*pair) for pair in ends], frozenset(top))
+    return place({name: Size(80, 40, 8) for name in names}, [link(*pair) for pair in ends], frozenset(top))
 
 
 @given(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.drawing.text import CUT, fitted, lines_of, width
+from composer.drawing.text import CUT, fit_text, lines_of, width
 from tests.composer.drawing.looked_at import measured
 
 
@@ -24,7 +24,7 @@ def test_no_character_is_wider_than_the_table_says(bold: bool) -> None:
 
 @given(text=st.text(max_size=60), most=st.floats(20, 200), bold=st.booleans())
 def test_what_is_fitted_fits(text: str, most: float, bold: bool) -> None:
-    text_that_fits = fitted(text, most, 11, bold=bold)
+    text_that_fits = fit_text(text, most, 11, bold=bold)
     assert width(text_that_fits, 11, bold=bold) <= most
     assert text_that_fits == text or (text_that_fits.endswith(CUT) and text.startswith(text_that_fits[: -len(CUT)]))
 
@@ -33,4 +33,4 @@ def test_what_is_fitted_fits(text: str, most: float, bold: bool) -> None:
 def test_lines_hold_all_pieces_in_their_order(pieces: list[str]) -> None:
     lines = lines_of(pieces, 120, 11)
     assert all(width(line, 11) <= 120 for line in lines)
-    assert " · ".join(lines) == " · ".join(fitted(piece, 120, 11) for piece in pieces)
+    assert " · ".join(lines) == " · ".join(fit_text(piece, 120, 11) for piece in pieces)

@@ -18,7 +18,7 @@ from composer.errors import EvaluationError
 from composer.evaluation import scoring
 from composer.evaluation.perplexity import Perplexity
 from composer.evaluation.report import SampleResult, bucket_size
-from composer.evaluation.scoring import MORE, CellFailed, drawn, ends_of, judge_tokens, score_cell, write
+from composer.evaluation.scoring import MORE, CellFailed, draw_samples, ends_of, judge_tokens, score_cell, write
 from composer.model.cache import CACHE
 from composer.tasks.base import Sample
 from composer.tasks.mqar import Mqar
@@ -34,7 +34,7 @@ FULL = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 
 
 
 def samples_of(task: Any, tokenizer: Any, length: int = LENGTH) -> list[Sample]:
-    every = drawn(task, Writer(tokenizer), length)
+    every = draw_samples(task, Writer(tokenizer), length)
     return [every.draw(index) for index in range(every.count)]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from composer.exporting.folder import configuration
-from composer.exporting.modeling import Exported, written
+from composer.exporting.modeling import Exported, write_file
 
 LENGTH, SHORT = 85, 41
 """Tokens of a text: more than the windows of shipped specs, and more than the small windows around single parts."""
@@ -28,7 +28,7 @@ def randomised(model: Any, seed: int = 0) -> Any:
 
 def of_file(model: Any, *, step: bool = False) -> tuple[Exported, Any]:
     """Return the exported file of a model, and the model that this file builds with the same weights."""
-    exported = written(model, step=step)
+    exported = write_file(model, step=step)
     module = ModuleType(f"exported_{exported.file}")
     sys.modules[module.__name__] = module  # dataclasses look there
     exec(compile(exported.text, f"{exported.file}.py", "exec"), vars(module))

@@ -21,7 +21,7 @@ from blocks.recurrences.additive.naive import naive as additive_naive
 from blocks.recurrences.delta.naive import naive as delta_naive
 from blocks.recurrences.erase.naive import naive as erase_naive
 from blocks.recurrences.rank_one.naive import naive as rank_one_naive
-from composer.exporting.modeling import written
+from composer.exporting.modeling import write_file
 from tests.composer.exporting.models import check_equal, of_file, randomised
 
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
@@ -100,7 +100,7 @@ def test_fla_has_the_arguments_of_the_call(spec: str) -> None:
     trees = [ast.parse(text) for text in sources if f"def {name}(" in text]
     (own,) = (node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
     accepted = {argument.arg for argument in (*own.args.args, *own.args.kwonlyargs)}
-    file = ast.parse(written(composer.build(spec, TEACHER)).text)
+    file = ast.parse(write_file(composer.build(spec, TEACHER)).text)
     calls = [node for node in ast.walk(file) if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
     assert calls
     assert all(not call.args and {keyword.arg for keyword in call.keywords} <= accepted for call in calls)
@@ -108,7 +108,7 @@ def test_fla_has_the_arguments_of_the_call(spec: str) -> None:
 
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_a_file_imports_fla_where_there_is_a_gpu(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = written(composer.build("lawcat", TEACHER)).text
+    text = write_file(composer.build("lawcat", TEACHER)).text
     end = text.index("class LawcatConfig")
     stand_in = ModuleType("fla.ops.gla")
     stand_in.chunk_gla = lambda **_: None  # type: ignore[attr-defined]

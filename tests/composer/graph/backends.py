@@ -10,7 +10,7 @@ import pytest
 
 from blocks.operation import Form, Setting, no_obstacle
 from blocks.recurrences import additive
-from composer.graph.lowering import compiled
+from composer.graph.lowering import compile_head
 from composer.graph.wiring import build_graph
 
 NAME = "own"
@@ -19,7 +19,7 @@ SAYS = "the loop of the test"
 
 def forget() -> None:
     """Clear compiled programs with other forms."""
-    for made in (build_graph, compiled):
+    for made in (build_graph, compile_head):
         made.cache_clear()  # pyright: ignore[reportFunctionMemberAccess]
 
 

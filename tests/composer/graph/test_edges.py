@@ -13,7 +13,7 @@ from composer.graph.wiring import build_graph
 from composer.model.head import Head
 from tests.composer.graph.by_hand import Document
 from tests.composer.graph.heads import feed, graph_of
-from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run
+from tests.laws.cases import SMALL, Inputs, build_head, complete, inputs, pieces, run
 
 SHAPE = SMALL.shape(4)
 WINDOW = {"kind": "window", "size": 3}
@@ -54,7 +54,7 @@ def by_hand(spec: HeadSpec, head: Head, data: Inputs) -> torch.Tensor:
 def test_two_states_below_one_window() -> None:
     """o_t = (Σ_near e^(q·k/√D) v + Σ_{s ≤ t-3} (1 + γ^(t-3-s) / 4) φ(q_t)·φ(k_s) v_s) / the same without v."""
     data, length = inputs(SHAPE, 1, 12), 12
-    output, _ = run(built(complete(FORK), SHAPE), data)
+    output, _ = run(build_head(complete(FORK), SHAPE), data)
     for head in range(4):
         query, key, value = data.query[0, :, head], data.key[0, :, head // 2], data.value[0, :, head // 2]
         features = [torch.where(states > 0, states + 1, states.exp()) for states in (query, key)]
@@ -73,7 +73,7 @@ def test_two_states_below_one_window() -> None:
 @pytest.mark.parametrize("bounds", [(), (1, 4, 9), tuple(range(1, 16))], ids=["whole", "uneven", "one by one"])
 def test_they_answer_what_they_mean_however_calls_are_split(head: dict[str, Any], bounds: tuple[int, ...]) -> None:
     spec, data = complete(head), inputs(SHAPE, 2, 16)
-    module, state, outputs = built(spec, SHAPE), None, []
+    module, state, outputs = build_head(spec, SHAPE), None, []
     for piece in pieces(16, bounds):
         output, state = run(module, data.cut(piece), state)
         outputs.append(output)
@@ -99,7 +99,7 @@ def test_a_memory_may_be_called_by_another_ones_weight() -> None:
     memory = [{**WINDOW, "weight": "learned"}, {"kind": "state", "weight": "learned"}]
     data, plain = inputs(SHAPE, 1, 9), {"feature_map": "elu", "memory": memory}
     named = {**plain, "memory": [memory[0], {**memory[1], "name": "window_weight"}]}
-    actual, expected = (run(built(complete(head), SHAPE), data)[0] for head in (named, plain))
+    actual, expected = (run(build_head(complete(head), SHAPE), data)[0] for head in (named, plain))
     assert torch.equal(actual, expected)
 
 
@@ -107,7 +107,7 @@ def test_a_chain_by_edges_is_the_cascade() -> None:
     chain = {"feature_map": "elu", "memory": [{**WINDOW, "weight": "learned"}, {**SPARSE, "weight": "same"}, {"kind": "state"}]}
     edges = {**chain, "graph": ["sparse -> state", "window -> sparse", "pairs -> window"]}
     data = inputs(SHAPE, 2, 20)
-    actual, expected = (run(built(complete(head), SHAPE), data)[0] for head in (edges, chain))
+    actual, expected = (run(build_head(complete(head), SHAPE), data)[0] for head in (edges, chain))
     assert torch.equal(actual, expected)
     cascade, drawn = (build_graph(complete(head), SHAPE) for head in (chain, edges))
     assert set(cascade.edges) == set(drawn.edges)

@@ -18,14 +18,14 @@ from composer.errors import BuildError
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import INPUTS, SINKS, HeadGraph
 from composer.graph.listing import listing, otherwise, rotations
-from composer.graph.lowering import BACKENDS, compiled, lower, lowered
+from composer.graph.lowering import BACKENDS, compile_head, list_forms, lower
 from composer.graph.program import CoveredOperation
 from composer.graph.wiring import build_graph
 from composer.model.head import Head
 from composer.spec.code import code_of
 from tests.composer.graph.heads import SIZE, graph_of, shipped
 from tests.composer.hosts.families import small
-from tests.laws.cases import built, inputs, once, run
+from tests.laws.cases import build_head, inputs, once, run
 from tests.laws.draw import random_heads
 from tests.shipped import SHIPPED
 
@@ -68,7 +68,7 @@ def assert_reads_well(graph: HeadGraph, backend: str = "auto", setting: Setting 
     assert "output" in known
     assert len(lines) == len(graph.parts) + projected
     text = "\n".join(lines)
-    assert all(lowered_part.form in text for lowered_part in lowered(graph, backend, setting))
+    assert all(lowered_part.form in text for lowered_part in list_forms(graph, backend, setting))
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -116,7 +116,7 @@ def test_a_read_in_a_joined_step_lists_all_that_it_reads() -> None:
 
 def test_the_lines_of_decode_are_those_that_differ() -> None:
     """The window and the state have other lines in decode. All other lines appear once."""
-    program, decode = compiled(shipped("lolcats").heads["head"], SIZE.shape(4)).both("auto", Setting())
+    program, decode = compile_head(shipped("lolcats").heads["head"], SIZE.shape(4)).both("auto", Setting())
     assert squeezed(otherwise(program, decode)) == [
         "window, window_evicted = window(query, pairs) # B T 4 8 torch: one query against the ring of pairs, by PyTorch's kernel",
         "state = state(state_features, window_evicted) # B T 4 8 torch: one step of the recurrence",
@@ -130,7 +130,7 @@ def test_a_step_that_is_other_in_decode_is_listed_whole(name: str) -> None:
     spec = shipped(name)
     for head in spec.heads.values():
         for setting in (Setting(), GPU):
-            lines = otherwise(*compiled(head, spec.shape(4)).both("auto", setting))
+            lines = otherwise(*compile_head(head, spec.shape(4)).both("auto", setting))
             marks = "".join(mark for line in lines for mark in line.partition("#")[2] if mark in "┌├└")
             assert re.fullmatch("(┌├*└)*", marks)
 
@@ -156,7 +156,7 @@ def test_what_is_given_has_the_shape_that_the_line_says(name: str, monkeypatch: 
 
     keep = CoveredOperation.keep
     monkeypatch.setattr(CoveredOperation, "keep", kept)
-    run(built(spec, shape), inputs(shape, 2, 7))
+    run(build_head(spec, shape), inputs(shape, 2, 7))
     lines = listing(lower(build_graph(spec, shape)))[:-1]
     assert len(call) == len(lines)
     for tensor, line in zip(call, lines, strict=True):

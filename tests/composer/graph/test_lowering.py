@@ -14,14 +14,14 @@ from blocks.flow import Tokens
 from blocks.operation import EVERY, Setting
 from composer.errors import BuildError
 from composer.graph.listing import listing
-from composer.graph.lowering import AUTO, BACKENDS, check_backend, lower, lowered
+from composer.graph.lowering import AUTO, BACKENDS, check_backend, list_forms, lower
 from composer.graph.program import FallsBack, HeadInputs
 from composer.graph.wiring import build_graph
 from composer.model.head import Head
 from composer.spec.explain import explain_resolved
 from tests.composer.graph.backends import NAME, SAYS, own_backend
 from tests.composer.graph.heads import SIZE, graph_of, resolved, shipped
-from tests.laws.cases import built, inputs, run
+from tests.laws.cases import build_head, inputs, run
 from tests.shipped import SHIPPED
 
 WINDOW = {"kind": "window", "size": 4}
@@ -32,7 +32,7 @@ CPU, GPU = Setting(), Setting(device="cuda")
 
 
 def head_of(head: dict[str, Any]) -> Head:
-    return built(resolved(head).heads["head"], SIZE.shape(4))
+    return build_head(resolved(head).heads["head"], SIZE.shape(4))
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -40,7 +40,7 @@ def test_every_part_of_every_spec_has_a_form_and_a_reason(name: str) -> None:
     for head in shipped(name).heads.values():
         graph = graph_of(head.model_dump(mode="json"))
         for backend in BACKENDS:
-            explained = lowered(graph, backend, CPU)
+            explained = list_forms(graph, backend, CPU)
             assert {lowered_part.part for lowered_part in explained} == {node.name for node in graph.parts if node.path is not None}
             for lowered_part in explained:
                 assert lowered_part.kind == graph.nodes[lowered_part.part].kind
@@ -63,11 +63,11 @@ def test_every_part_of_every_spec_has_a_form_and_a_reason(name: str) -> None:
 )
 def test_full_attention_says_which_of_its_two_forms_runs(head: dict, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(head)
-    (full,) = [lowered_part for lowered_part in lowered(graph, "torch", CPU) if lowered_part.part == "full"]
+    (full,) = [lowered_part for lowered_part in list_forms(graph, "torch", CPU) if lowered_part.part == "full"]
     assert full.form == form
     if form != "scaled_dot_product_attention":
         assert full.why_not_faster.startswith("scaled_dot_product_attention: PyTorch's attention ")
-    (reference,) = [lowered_part for lowered_part in lowered(graph, "reference", CPU) if lowered_part.part == "full"]
+    (reference,) = [lowered_part for lowered_part in list_forms(graph, "reference", CPU) if lowered_part.part == "full"]
     assert reference.form == "all pairs, masked"
 
     calls, native = [], torch.nn.functional.scaled_dot_product_attention
@@ -81,7 +81,7 @@ def test_full_attention_says_which_of_its_two_forms_runs(head: dict, form: str, 
 
 
 def test_no_gpu_is_promised_where_none_would_help() -> None:
-    by_part = {lowered_part.part: lowered_part.why_not_faster for lowered_part in lowered(graph_of(LINEAR), "torch", CPU)}
+    by_part = {lowered_part.part: lowered_part.why_not_faster for lowered_part in list_forms(graph_of(LINEAR), "torch", CPU)}
     assert by_part["state"] == "this is already the fastest built-in form"
 
 
@@ -90,7 +90,7 @@ def test_both_ways_nothing_is_decoded(memory: Any) -> None:
     head = {"memory": [memory], "mix_input": {"kind": "rglru", "feeds": "inputs" if isinstance(memory, dict) else "qk"}}
     head |= {"feature_map": "elu"} if memory == "state" else {}
     graph = build_graph(resolved(head).heads["head"], replace(SIZE.shape(4), both_ways=True))
-    forms = {lowered_part.part: lowered_part.form for lowered_part in lowered(graph, "torch", CPU)}
+    forms = {lowered_part.part: lowered_part.form for lowered_part in list_forms(graph, "torch", CPU)}
     assert not any("decode" in form or "scaled_dot" in form for form in forms.values())
     assert forms["mix_input"].startswith("a scan over chunks")
 
@@ -99,7 +99,7 @@ def test_on_a_gpu_kernels_come_first_and_what_has_none_says_so() -> None:
     def explained(head: dict[str, Any], backend: str) -> dict[str, tuple[str, str]]:
         return {
             lowered_part.part: (lowered_part.backend, lowered_part.why_not_faster)
-            for lowered_part in lowered(graph_of(head), backend, GPU)
+            for lowered_part in list_forms(graph_of(head), backend, GPU)
         }
 
     assert explained(LINEAR, AUTO)["state"] == ("fla", "this is already the fastest built-in form")
@@ -114,16 +114,18 @@ def test_on_a_gpu_kernels_come_first_and_what_has_none_says_so() -> None:
     assert backend == "torch"
     assert "parallel_attn: its attention returns no mass, and the read needs it" in why
     assert all(
-        "the backend is reference" in lowered_part.why_not_faster for lowered_part in lowered(graph_of(LINEAR), "reference", GPU)
+        "the backend is reference" in lowered_part.why_not_faster for lowered_part in list_forms(graph_of(LINEAR), "reference", GPU)
     )
 
 
 def test_what_decodes_has_a_backend_and_a_reason_of_its_own() -> None:
-    (state,) = [lowered_part for lowered_part in lowered(graph_of(LINEAR), AUTO, GPU) if lowered_part.part == "state"]
+    (state,) = [lowered_part for lowered_part in list_forms(graph_of(LINEAR), AUTO, GPU) if lowered_part.part == "state"]
     assert (state.backend, state.decode, state.decode_backend) == ("fla", "one step of the recurrence", "torch")
     assert state.decode_why_not_faster is not None
     assert state.decode_why_not_faster.startswith("fused_recurrent_simple_gla: its kernel would copy a state for each of the query")
-    (full,) = [lowered_part for lowered_part in lowered(graph_of({"memory": ["full"]}), AUTO, GPU) if lowered_part.part == "full"]
+    (full,) = [
+        lowered_part for lowered_part in list_forms(graph_of({"memory": ["full"]}), AUTO, GPU) if lowered_part.part == "full"
+    ]
     assert (full.decode, full.decode_backend, full.decode_why_not_faster) == (None, None, None)
 
 
@@ -136,7 +138,7 @@ def test_a_form_of_ones_own_is_used_for_its_part_alone(head: dict, form: str, mo
     expected, _ = run(head_of(head), data)
     with own_backend(monkeypatch) as calls:
         graph = graph_of(head)
-        explained = {lowered_part.part: lowered_part for lowered_part in lowered(graph, NAME, CPU)}
+        explained = {lowered_part.part: lowered_part for lowered_part in list_forms(graph, NAME, CPU)}
         for part, lowered_part in explained.items():
             everywhere = any(form.backend == EVERY for form in graph.nodes[part].operation.forms)
             own = part in {"state", "sparse"}
@@ -161,7 +163,7 @@ def test_a_form_of_ones_own_is_used_for_its_part_alone(head: dict, form: str, mo
         torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-10, atol=1e-10)
 
         # Whoever does not ask for it is not given it.
-        assert not any(SAYS in lowered_part.form for backend in BACKENDS for lowered_part in lowered(graph, backend, CPU))
+        assert not any(SAYS in lowered_part.form for backend in BACKENDS for lowered_part in list_forms(graph, backend, CPU))
         calls.clear()
         for backend in BACKENDS:
             run(module, data, backend=backend)
@@ -172,7 +174,7 @@ def test_a_form_that_does_not_fit_is_left_out_with_its_reason(monkeypatch: pytes
     """With a form for single tokens only, prefill falls back with a reason, decode does not, and explain shows both."""
     data = inputs(SIZE.shape(4), 2, 6)
     with own_backend(monkeypatch, lambda setting: None if setting.one_token else "it takes one token") as calls:
-        state_of = {lowered_part.part: lowered_part for lowered_part in lowered(graph_of(LINEAR), NAME, CPU)}["state"]
+        state_of = {lowered_part.part: lowered_part for lowered_part in list_forms(graph_of(LINEAR), NAME, CPU)}["state"]
         assert (state_of.backend, state_of.decode) == ("torch", SAYS)
         assert state_of.why_not_faster == f"{SAYS}: it takes one token"
         module = head_of(LINEAR)

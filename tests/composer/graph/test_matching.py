@@ -18,12 +18,12 @@ from blocks.reads import Read
 from composer.errors import BuildError
 from composer.graph import matching
 from composer.graph.listing import listing
-from composer.graph.lowering import check_backend, lower, lowered
+from composer.graph.lowering import check_backend, list_forms, lower
 from composer.graph.program import FallsBack, Program
 from tests.blocks.support import form_of
 from tests.composer.graph.backends import forget
 from tests.composer.graph.heads import graph_of
-from tests.laws.cases import SMALL, built, complete, inputs, pieces, run
+from tests.laws.cases import SMALL, build_head, complete, inputs, pieces, run
 
 WINDOW = {"kind": "window", "size": 4, "weight": "learned"}
 LOLCATS = {"feature_map": "hedgehog", "memory": [WINDOW, {"kind": "state", "gate": "head"}]}
@@ -68,9 +68,9 @@ def covered(program: Program) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("bounds", [(), (1, 7), tuple(range(1, 12))], ids=["whole", "uneven", "one by one"])
 def test_what_is_found_is_one_step_and_computes_the_same(bounds: tuple[int, ...], joined: Any) -> None:
     data = inputs(SHAPE, 2, 12)
-    expected, _ = run(built(complete(LOLCATS), SHAPE), data)
+    expected, _ = run(build_head(complete(LOLCATS), SHAPE), data)
     joined(pattern())
-    module, state, outputs = built(complete(LOLCATS), SHAPE), None, []
+    module, state, outputs = build_head(complete(LOLCATS), SHAPE), None, []
     for piece in pieces(12, bounds):
         output, state = run(module, data.cut(piece), state)
         outputs.append(output)
@@ -83,7 +83,7 @@ def test_it_is_explained_and_listed_as_one(joined: Any) -> None:
     joined(pattern())
     graph = graph_of(LOLCATS)
     assert covered(lower(graph)) == [("window", "state")]
-    assert {lowered_part.part for lowered_part in lowered(graph, "auto", Setting()) if lowered_part.form == SAYS} == {
+    assert {lowered_part.part for lowered_part in list_forms(graph, "auto", Setting()) if lowered_part.form == SAYS} == {
         "window",
         "state",
     }
@@ -97,7 +97,7 @@ def test_it_is_explained_and_listed_as_one(joined: Any) -> None:
 
 def test_hooks_see_every_part_of_a_step(joined: Any) -> None:
     joined(pattern())
-    module, seen = built(complete(LOLCATS), SHAPE), []
+    module, seen = build_head(complete(LOLCATS), SHAPE), []
     for name in ("window", "state"):
         module.get_submodule(name).register_forward_hook(lambda *_, name=name: seen.append(name))
     run(module, inputs(SHAPE, 1, 6))
@@ -139,10 +139,10 @@ def test_a_fallback_uses_no_pattern_that_reaches_beyond_its_step(joined: Any) ->
     other = Pattern(nodes, (("memory", "read", Kind.PARTIAL),), lambda parts: (Form("torch", SAYS, in_turn),))
     refusing = replace(pattern(), forms=lambda parts: (Form("torch", SAYS, refuse, refuses=True),))
     data = inputs(SHAPE, 2, 12)
-    expected, _ = run(built(complete(LOLCATS), SHAPE), data)
+    expected, _ = run(build_head(complete(LOLCATS), SHAPE), data)
     joined(refusing, other)
     with pytest.warns(FallsBack, match="of a test"):
-        output, _ = run(built(complete(LOLCATS), SHAPE), data)
+        output, _ = run(build_head(complete(LOLCATS), SHAPE), data)
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -159,7 +159,7 @@ def test_a_backend_may_have_forms_of_patterns_alone(joined: Any) -> None:
     assert check_backend("own", [graph]) == "own"
     joint = {
         lowered_part.part
-        for lowered_part in lowered(graph, "own", Setting())
+        for lowered_part in list_forms(graph, "own", Setting())
         if (lowered_part.backend, lowered_part.form) == ("own", SAYS)
     }
     assert joint == {"window", "state"}

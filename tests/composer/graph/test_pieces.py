@@ -12,7 +12,7 @@ from blocks.legend import Shape
 from composer.graph.graph import HeadGraph
 from composer.graph.pieces import NUMBERS, SHORTEST, piece_length, takes_pieces
 from composer.graph.wiring import build_graph
-from tests.laws.cases import SMALL, built, complete, inputs, run
+from tests.laws.cases import SMALL, build_head, complete, inputs, run
 
 SHAPE = SMALL.shape(4)
 
@@ -41,7 +41,7 @@ def test_a_piece_is_as_long_as_its_numbers_allow_and_no_shorter_than_a_window() 
 
 
 def test_the_reference_takes_no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    head, seen = built(complete({"memory": ["state"], "feature_map": "elu"}), SHAPE), []
+    head, seen = build_head(complete({"memory": ["state"], "feature_map": "elu"}), SHAPE), []
     monkeypatch.setattr("composer.graph.pieces.NUMBERS", 0)
     next(iter(head.children())).register_forward_hook(lambda *_: seen.append(1))
     with torch.no_grad():
@@ -50,7 +50,7 @@ def test_the_reference_takes_no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_head_takes_pieces_where_no_gradient_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    head, length = built(complete({"memory": ["state"], "feature_map": "elu"}), SHAPE), 2 * SHORTEST + 3
+    head, length = build_head(complete({"memory": ["state"], "feature_map": "elu"}), SHAPE), 2 * SHORTEST + 3
     data, seen = inputs(SHAPE, 1, length), []
     monkeypatch.setattr("composer.graph.pieces.NUMBERS", 0)
     next(iter(head.children())).register_forward_hook(lambda *_: seen.append(1))

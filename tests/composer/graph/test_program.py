@@ -17,11 +17,11 @@ from blocks.legend import Shape
 from blocks.operation import EVERY, Setting
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import INPUTS
-from composer.graph.lowering import BACKENDS, compiled, lower
+from composer.graph.lowering import BACKENDS, compile_head, lower
 from composer.graph.program import Program
 from composer.graph.wiring import build_graph
 from tests.composer.graph.heads import SIZE, graph_of, shipped
-from tests.laws.cases import SMALL, built, every_head, inputs, once, run
+from tests.laws.cases import SMALL, build_head, every_head, inputs, once, run
 from tests.laws.draw import random_heads
 from tests.shipped import SHIPPED
 
@@ -101,7 +101,7 @@ def assert_forms_fit(head: HeadSpec) -> None:
 @pytest.mark.parametrize("name", HEADS)
 def test_it_hands_on_every_tensor_of_the_state_and_reads_no_other(name: str) -> None:
     """Each operation receives only its own tensors and does not change them."""
-    head, data = built(HEADS[name], SHAPE), inputs(SHAPE, 2, 12)
+    head, data = build_head(HEADS[name], SHAPE), inputs(SHAPE, 2, 12)
     _, state = run(head, data.cut(slice(0, 9)))
     kept = {name: tensor.clone() for name, tensor in state.items()}
     _, after = run(head, data.cut(slice(9, 12)), state)
@@ -123,7 +123,7 @@ def test_what_queries_and_keys_are_projected_from_comes_first() -> None:
 
 def test_a_program_is_made_once_and_nothing_in_it_changes() -> None:
     head = shipped("lolcats").heads["head"]
-    lolcats, same = compiled(head, SIZE.shape(4)), compiled(shipped("lolcats").heads["head"], SIZE.shape(4))
+    lolcats, same = compile_head(head, SIZE.shape(4)), compile_head(shipped("lolcats").heads["head"], SIZE.shape(4))
     assert lolcats is same
     program: Any = lolcats.program("torch", Setting())
     assert lolcats.program("torch", Setting()) is program
@@ -136,7 +136,7 @@ def test_a_program_is_made_once_and_nothing_in_it_changes() -> None:
 def test_copies_of_a_head_share_its_programs() -> None:
     """A deep copy and an unpickled head compute the same with the programs of the first."""
     data = inputs(SHAPE, 1, 7)
-    head = built(shipped("lola", SMALL).heads["head"], SHAPE)
+    head = build_head(shipped("lola", SMALL).heads["head"], SHAPE)
     expected, _ = run(head, data)
     for twin in (copy.deepcopy(head), pickle.loads(pickle.dumps(head))):
         assert twin._compiled is head._compiled

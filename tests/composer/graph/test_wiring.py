@@ -16,11 +16,11 @@ from blocks.legend import Shape
 from blocks.operation import Call, Kind, Port
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph
-from composer.graph.lowering import compiled, lower
+from composer.graph.lowering import compile_head, lower
 from composer.graph.wiring import build_graph
 from composer.model.head import Head
 from tests.composer.graph.heads import SIZE, shipped
-from tests.laws.cases import SHAPES, built, every_head, inputs, once
+from tests.laws.cases import SHAPES, build_head, every_head, inputs, once
 from tests.laws.draw import random_heads
 from tests.shipped import SHIPPED
 
@@ -87,7 +87,7 @@ def sizes(port: Port, value: Any, shape: Shape) -> None:
 @once
 def assert_flows(spec: HeadSpec, shape: Shape) -> None:
     """Run the program step by step, and check kinds and sizes of all outputs and of every state."""
-    head, data = built(spec, shape), inputs(shape, 2, LENGTH)
+    head, data = build_head(spec, shape), inputs(shape, 2, LENGTH)
     modules: Any = head._modules
     program, start = lower(build_graph(spec, shape)), head.empty_state(2, torch.float64, torch.device("cpu"))
     values: dict[tuple[str, str], Any] = {}
@@ -120,7 +120,7 @@ def test_what_flows_in_random_heads_is_what_the_ports_say(drawn: tuple[HeadSpec,
 
 def test_a_graph_is_drawn_once_for_a_head_and_a_shape() -> None:
     """An equal head and shape in another layer has the same graph object."""
-    for kept in (build_graph, compiled):
+    for kept in (build_graph, compile_head):
         cast("Any", kept).cache_clear()  # what other tests have made may push out one of the two
     spec, again = shipped("lolcats").heads["head"], shipped("lolcats").heads["head"]
     graph = build_graph(spec, SIZE.shape(4))

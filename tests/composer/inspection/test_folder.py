@@ -14,7 +14,7 @@ import composer
 from composer.errors import InspectionError
 from composer.inspection import folder
 from composer.inspection.folder import PAGE, SUMMARY
-from composer.inspection.pictures import drawn
+from composer.inspection.pictures import draw_all
 from tests.composer.inspection.conftest import TEACHER
 from tests.composer.viewing.browser import NARROW, NOTHING_HANGS_OUT, opened
 
@@ -67,7 +67,7 @@ def test_a_report_that_is_interrupted(lola: Path, tmp_path: Path, monkeypatch: p
     out, whole, written = tmp_path / "out", folder.files.whole, list[str]()
 
     def stopped(findings: Any) -> Any:
-        yield next(drawn(findings))
+        yield next(draw_all(findings))
         raise KeyboardInterrupt
 
     def third(path: Path, **options: Any) -> Any:

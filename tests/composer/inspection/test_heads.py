@@ -11,7 +11,7 @@ from torch import Tensor
 
 from composer.inspection.findings import HeadFindings
 from composer.inspection.heads import MOMENTS, head_findings
-from tests.laws.cases import SMALL, Inputs, built, complete, inputs, run
+from tests.laws.cases import SMALL, Inputs, build_head, complete, inputs, run
 
 SHAPE = SMALL.shape(4)
 EXPONENTIAL = {"kind": "exp", "linear": False}
@@ -19,7 +19,7 @@ STATE = {"kind": "state", "normalise": False}
 
 
 def looked(head: dict[str, Any], data: Inputs, queries: range, backend: str = "auto") -> HeadFindings:
-    made = built(complete({"position": "none", **head}), SHAPE)
+    made = build_head(complete({"position": "none", **head}), SHAPE)
     inputs = data.of_head()
     return head_findings(0, "head", made, inputs, queries, {}, size=1, backend=backend)
 
@@ -60,7 +60,7 @@ def test_norms_of_features_that_are_out_of_range_are_numbers() -> None:
 def test_other_matrices_are_as_they_are_kept(memory: Any) -> None:
     head = {"memory": [memory]} | ({"feature_map": "elu"} if memory["kind"] == "delta" else {})
     data = inputs(SHAPE, 1, 12)
-    _, state = run(built(complete({"position": "none", **head}), SHAPE), data)
+    _, state = run(build_head(complete({"position": "none", **head}), SHAPE), data)
     findings = looked(head, data, range(12)).norms
     assert list(findings) == [memory["kind"]]
     wanted = state[f"{memory['kind']}.state"][0].flatten(1).norm(dim=1)

@@ -7,25 +7,25 @@ import math
 import numpy as np
 import torch
 
-from composer.inspection.measures import Moment, binned, half_lives, norm, recalled, spectrum, stretches
+from composer.inspection.measures import Moment, half_lives, measure_recall, norm, spectrum, stretches, sum_bins
 
 
 def test_orthogonal_keys_give_every_value_back_and_a_shared_one_does_not() -> None:
     value = torch.eye(4)[:, None]
     exact = Moment(4, torch.tensor([3, 2, 1, 0]), torch.ones(4, 1, dtype=torch.bool), value, value)
     mixed = Moment(4, exact.age, exact.is_stored, value, value.mean(0, keepdim=True).expand_as(value))
-    assert recalled([exact]).error.tolist() == [[0.0]]
-    assert recalled([exact]).ages == (1, 2, 3, 4)
+    assert measure_recall([exact]).error.tolist() == [[0.0]]
+    assert measure_recall([exact]).ages == (1, 2, 3, 4)
     wanted = math.sqrt(0.75**2 + 3 * 0.25**2)
-    np.testing.assert_allclose(recalled([mixed]).error, wanted)
-    np.testing.assert_allclose(recalled([mixed]).cosine_by_age, np.full((4, 1), 0.5))
+    np.testing.assert_allclose(measure_recall([mixed]).error, wanted)
+    np.testing.assert_allclose(measure_recall([mixed]).cosine_by_age, np.full((4, 1), 0.5))
 
 
 def test_what_a_head_does_not_have_is_left_out() -> None:
     value = torch.ones(2, 2, 3)
     present = torch.tensor([[True, True], [False, True]])
     back = torch.stack((value[0], torch.zeros(2, 3)))
-    recall = recalled([Moment(2, torch.tensor([1, 0]), present, value, back)])
+    recall = measure_recall([Moment(2, torch.tensor([1, 0]), present, value, back)])
     assert recall.error.tolist() == [[0.0, 0.5]]
     assert recall.stored == (1.5,)
     assert np.isnan(recall.error_by_age[0, 0])
@@ -47,8 +47,8 @@ def test_half_lives_stretches_and_bins() -> None:
     assert half_lives(torch.tensor([0.0, -0.0])).tolist() == [np.inf, np.inf]
     assert stretches(torch.tensor([True, True, False, True])) == ((0, 1), (3, 3))
     assert stretches(torch.tensor([False])) == ()
-    assert binned(torch.arange(5.0), 2).tolist() == [1.0, 5.0, 4.0]
-    assert binned(torch.arange(5.0), 2, mean=True).tolist() == [0.5, 2.5, 4.0]
+    assert sum_bins(torch.arange(5.0), 2).tolist() == [1.0, 5.0, 4.0]
+    assert sum_bins(torch.arange(5.0), 2, mean=True).tolist() == [0.5, 2.5, 4.0]
 
 
 def test_norms_of_large_numbers() -> None:

@@ -10,7 +10,7 @@ import pytest
 import composer
 from composer.inspection.findings import Findings
 from composer.inspection.folder import page
-from composer.inspection.pictures import drawn
+from composer.inspection.pictures import draw_all
 from tests.composer.inspection.conftest import TEACHER
 
 
@@ -21,7 +21,7 @@ def looked(**options: Any) -> tuple[str, str]:
 
 
 def _map(findings: Findings) -> str:
-    return next(picture.says for picture in drawn(findings) if picture.name.startswith("weights"))
+    return next(picture.says for picture in draw_all(findings) if picture.name.startswith("weights"))
 
 
 def test_a_text_that_asks_nothing_has_no_answer() -> None:

@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 
 import composer
 from composer.inspection.findings import Findings
-from composer.inspection.pictures import drawn
+from composer.inspection.pictures import draw_all
 from composer.inspection.pictures.parts import LEAST
 from composer.inspection.pictures.style import OF_MEMORIES, DrawnFigure, memory_colours
 from composer.plotting import offscreen
@@ -57,7 +57,7 @@ def pictures(findings_of: Found) -> Iterator[Pictures]:
         if spec not in kept:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(offscreen(), "close", lambda _: None)
-                kept[spec] = list(drawn(findings_of(spec)))
+                kept[spec] = list(draw_all(findings_of(spec)))
         return kept[spec]
 
     yield of

@@ -52,7 +52,7 @@ class Operations(TorchDispatchMode):
 
 
 def recorded(step: Computation) -> Computation:
-    """Replace ``composer.model.cuda_graph.captured`` without a GPU."""
+    """Replace ``composer.model.cuda_graph.capture`` without a GPU."""
     with Operations() as operations:
         logits = step()
     for whole, before in operations.before.values():
@@ -73,6 +73,6 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch, *asking: ModuleType) -> None:
     """Record steps as on a GPU, where Python reads no numbers. asking: modules that ask whether they may record."""
     for module in (flow, tensors, ring, window):
         monkeypatch.setattr(module, "may_read_numbers", lambda numbers: False)
-    monkeypatch.setattr(product, "captured", recorded)
+    monkeypatch.setattr(product, "capture", recorded)
     for module in (generation, *asking):
         monkeypatch.setattr(module, "may_record", lambda model: True)

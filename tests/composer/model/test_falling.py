@@ -9,7 +9,7 @@ from blocks.flow import Tokens
 from blocks.legend import Shape
 from composer.graph.program import HeadInputs
 from composer.model.head import Head
-from tests.laws.cases import built, complete, inputs, run
+from tests.laws.cases import build_head, complete, inputs, run
 
 KEY = torch.tensor([1.0, 0.0], dtype=torch.float64)
 
@@ -47,7 +47,7 @@ def test_a_score_sees_what_a_state_of_exponentials_answers(backend: str, scale: 
     memory = [{"kind": "sparse", "size": 2, "keep": "self_recall"}, state]
     spec = complete({"position": "none", "feature_map": "exp", "memory": memory, "read": "sum"})
     shape = Shape(hidden_size=4, heads=1, key_heads=1, head_dim=2)
-    head, data = built(spec, shape, noise=0.0), inputs(shape, 1, 12, scale=2.0)
+    head, data = build_head(spec, shape, noise=0.0), inputs(shape, 1, 12, scale=2.0)
     features = torch.cat((data.key, -data.key), dim=-1)[0, :, 0].exp()
     held, matrix, value = list[int](), torch.zeros(4, 2, dtype=torch.float64), data.value[0, :, 0]
     for t in range(12):

@@ -15,7 +15,7 @@ from blocks.flow import Tokens
 from blocks.legend import Shape
 from composer.model import stepwise
 from composer.model.implicit_attention import implicit_attention
-from tests.laws.cases import SMALL, built, complete, inputs
+from tests.laws.cases import SMALL, build_head, complete, inputs
 
 LOLA = {
     "position": "rope",
@@ -30,7 +30,7 @@ LOLA = {
 
 def test_of_a_full_memory_they_are_its_softmax() -> None:
     shape = SMALL.shape(4)
-    head, data = built(complete({"position": "none", "memory": ["full"]}), shape), inputs(shape, 2, 12)
+    head, data = build_head(complete({"position": "none", "memory": ["full"]}), shape), inputs(shape, 2, 12)
     weights = implicit_attention(head, data.of_head(), range(12), "auto").total()
     for query in range(12):
         keys = data.key[:, : query + 1].repeat_interleave(2, dim=2)
@@ -43,7 +43,7 @@ def test_of_a_state_they_are_its_features_products() -> None:
     """The weights are φ(q)·φ(k)γ^(t-s) over their sum, with φ = elu + 1 and the gate's decay γ."""
     shape = SMALL.shape(4)
     gated = {"kind": "state", "gate": "constant"}
-    head, data = built(complete({"position": "none", "feature_map": "elu", "memory": [gated]}), shape), inputs(shape, 1, 9)
+    head, data = build_head(complete({"position": "none", "feature_map": "elu", "memory": [gated]}), shape), inputs(shape, 1, 9)
     weights = implicit_attention(head, data.of_head(), range(9), "auto").total()
     (piece,) = stepwise.pieces(head, data.of_head(), "auto")
     decay = (
@@ -63,7 +63,7 @@ def test_in_pieces_they_are_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -
     shape = SMALL.shape(4)
     for head in (LOLA, {"memory": ["full"]}, {"memory": [{"kind": "latents", "size": 8}]}):
         monkeypatch.setattr(stepwise, "LONGEST", 1024)
-        made, data = built(complete(head), shape), inputs(shape, 2, 50)
+        made, data = build_head(complete(head), shape), inputs(shape, 2, 50)
         whole = implicit_attention(made, data.of_head(), (3, 30, 49), "auto")
         monkeypatch.setattr(stepwise, "LONGEST", 16)
         assert len(list(stepwise.pieces(made, data.of_head(), "auto"))) == 4
@@ -74,7 +74,7 @@ def test_in_pieces_they_are_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_document_sees_another() -> None:
     shape = SMALL.shape(4)
-    made, data = built(complete(LOLA), shape), inputs(shape, 1, 40)
+    made, data = build_head(complete(LOLA), shape), inputs(shape, 1, 40)
     segment = torch.tensor([[1] * 15 + [2] * 25])
     data.tokens = Tokens(torch.cat((torch.arange(15), torch.arange(25)))[None], segment)
     weights = implicit_attention(made, data.of_head(), (14, 15, 39), "auto")
@@ -87,9 +87,9 @@ def test_no_document_sees_another() -> None:
 @pytest.mark.parametrize("memory", [["meta", "state"], [{"kind": "delta", "steps": 2}]])
 def test_a_head_that_inference_mode_made_is_asked_as_any_other(memory: Any) -> None:
     spec, shape = complete({"feature_map": "hedgehog", "memory": memory, "output": "norm"}), SMALL.shape(4)
-    wanted = implicit_attention(built(spec, shape), inputs(shape, 1, 9).of_head(), (3, 8), "auto").total()
+    wanted = implicit_attention(build_head(spec, shape), inputs(shape, 1, 9).of_head(), (3, 8), "auto").total()
     with torch.inference_mode():
-        head = built(spec, shape)
+        head = build_head(spec, shape)
         weights = implicit_attention(head, inputs(shape, 1, 9).of_head(), (3, 8), "auto").total()
         assert all(parameter.is_inference() for parameter in head.parameters())
     torch.testing.assert_close(weights, wanted, rtol=0, atol=0)
@@ -157,7 +157,7 @@ def test_live_bytes_are_counted_until_they_are_freed() -> None:
 def test_memory_grows_with_the_tokens_and_not_with_their_square(name: str) -> None:
     """One T × T matrix of one head would have 256 MiB."""
     shape, length = Shape(hidden_size=8, heads=1, key_heads=1, head_dim=4), 8192
-    head, data = built(complete(LONG[name]), shape).float(), inputs(shape, 1, length).to(torch.float32)
+    head, data = build_head(complete(LONG[name]), shape).float(), inputs(shape, 1, length).to(torch.float32)
     with LiveBytes() as counted:
         weights = implicit_attention(head, data.of_head(), (length // 2, length - 1), "auto")
     assert weights.total().shape == (1, 2, 1, length)

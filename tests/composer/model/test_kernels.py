@@ -18,7 +18,7 @@ import composer
 from blocks.kernels import FLASH_LINEAR_ATTENTION, TRITON_PACKAGE
 from composer.graph.program import FallsBack
 from tests.composer.graph.backends import forget
-from tests.interpreter import launched
+from tests.interpreter import count_launches
 
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
 TEXT = torch.randint(3, 500, (1, 13), generator=torch.Generator().manual_seed(0))
@@ -94,7 +94,7 @@ def test_a_student_answers(backend: str, broken: str, tmp_path: Path, monkeypatc
         version_message = f"{PACKAGES[backend].name} 0.5 is installed, and a later one is needed"
         monkeypatch.setattr(blocks.kernels, "_missing", lambda _: version_message)
         expected_messages = [re.escape(version_message)]
-    with warnings.catch_warnings(record=True) as warned, launched() as answered:
+    with warnings.catch_warnings(record=True) as warned, count_launches() as answered:
         warnings.simplefilter("always")
         for _ in range(2):
             for actual, other in zip(answers(backend, backend), wanted, strict=True):

@@ -11,7 +11,7 @@ from composer.graph.program import HeadInputs
 from composer.model import stepwise
 from composer.model.head import Head, anatomy
 from composer.model.stepwise import ordinary_inputs, pieces
-from tests.laws.cases import SMALL, built, every_head, inputs, run
+from tests.laws.cases import SMALL, build_head, every_head, inputs, run
 
 HEADS = {name: head for name, head in every_head().items() if name.startswith("memory")}
 LENGTH = 40
@@ -19,7 +19,7 @@ LENGTH = 40
 
 def called(spec: HeadSpec) -> tuple[Head, HeadInputs, torch.Tensor]:
     """Return the head, its inputs, and its output in one call."""
-    head, data = built(spec, SMALL.shape(4)), inputs(SMALL.shape(4), 2, LENGTH)
+    head, data = build_head(spec, SMALL.shape(4)), inputs(SMALL.shape(4), 2, LENGTH)
     return head, data.of_head(), run(head, data)[0]
 
 

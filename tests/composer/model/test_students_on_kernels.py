@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 import composer
 from tests.checkpoints import llama_model
-from tests.interpreter import launched, nothing_refused
+from tests.interpreter import count_launches, nothing_refused
 
 SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
 TEXT = torch.randint(3, 97, (1, 67), generator=torch.Generator().manual_seed(0))
@@ -108,7 +108,7 @@ def close(actual: Tensor, wanted: Tensor) -> None:
 def test_a_student_is_the_same(spec: str, backend: str, student: Callable[[str], tuple[Path, Answers]]) -> None:
     folder, wanted = student(spec)
     close(torch.cat((wanted.prefill, wanted.decode), dim=1), wanted.text[:, :DECODED])
-    with launched() as kernels:
+    with count_launches() as kernels:
         actual = answers(folder, backend)
     assert set(kernels) == ANSWERS[spec, backend]
     close(actual.text, wanted.text)

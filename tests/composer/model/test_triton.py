@@ -11,7 +11,7 @@ import torch
 
 import composer
 from composer.model.modeling import ComposedForCausalLM
-from tests.interpreter import launched, nothing_refused
+from tests.interpreter import count_launches, nothing_refused
 
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
 SMALL, WINDOWED = ("head.memory.0.size=8",), {"lolcats", "lola"}
@@ -51,7 +51,7 @@ def test_logits_and_gradients(spec: str, overrides: tuple[str, ...], kernels: di
     for backend in ("torch", "triton"):
         model.set_backend(backend)
         model.zero_grad()
-        with nothing_refused(), launched() as called:
+        with nothing_refused(), count_launches() as called:
             logits = model(IDS).logits
             logits.logsumexp(-1).sum().backward()
         slopes = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -83,7 +83,7 @@ def test_what_is_written_behind_a_prompt(spec: str, overrides: tuple[str, ...], 
     results = {}
     for backend in ("torch", "triton"):
         model.set_backend(backend)
-        with nothing_refused(), launched() as called:
+        with nothing_refused(), count_launches() as called:
             results[backend] = model.generate(ids, **options, output_logits=True, return_dict_in_generate=True)
     assert torch.equal(results["triton"].sequences, results["torch"].sequences)
     for first, other in zip(results["triton"].logits, results["torch"].logits, strict=True):

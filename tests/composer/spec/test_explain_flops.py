@@ -10,7 +10,7 @@ from composer.model.head import Head
 from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Dimensions, resolve
-from tests.laws.cases import Inputs, built, inputs, run
+from tests.laws.cases import Inputs, build_head, inputs, run
 
 SIZE = Dimensions(hidden_size=64, layers=1, heads=4, key_heads=4, head_dim=16, rope_theta=100.0)
 CHUNK = 32
@@ -33,7 +33,7 @@ def test_a_prefill_with_a_gate_executes_the_masked_pairs_too(tokens: int) -> Non
     counted = explain_resolved(resolved, sequence=tokens).groups[0].prefill_flops_per_token
     seen = (tokens + 1) / 2 * 4
     assert counted == pytest.approx(gate + seen * (4 * 16 + 1), abs=1)
-    total, _ = executed(built(resolved.heads["head"], shape), inputs(shape, 1, tokens))
+    total, _ = executed(build_head(resolved.heads["head"], shape), inputs(shape, 1, tokens))
     assert total / tokens == gate + tokens * 4 * 4 * 16
     assert 1.8 < total / tokens / counted < 2
 
@@ -44,7 +44,7 @@ def test_decode_with_a_cache_is_a_mean_over_the_tokens_of_a_chunk() -> None:
     shape = SIZE.shape(4)
     counted = explain_resolved(resolved, sequence=4 * CHUNK).groups[0].decode_flops_per_token
     assert counted is not None
-    head, data = built(resolved.heads["head"], shape), inputs(shape, 1, 5 * CHUNK)
+    head, data = build_head(resolved.heads["head"], shape), inputs(shape, 1, 5 * CHUNK)
     _, state = executed(head, data.cut(slice(0, 4 * CHUNK)))
     steps = []
     for token in range(4 * CHUNK, 5 * CHUNK):

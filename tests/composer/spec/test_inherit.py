@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from composer.spec import Spec, load_spec
-from composer.spec.inherit import MOST_FILES, merged
+from composer.spec.inherit import MOST_FILES, merge_nodes
 from composer.spec.places import from_plain, plain
 from composer.spec.reading import MOST_BYTES
 from tests.composer.spec.error_messages import message_of
@@ -28,7 +28,7 @@ head:
 
 
 def over(base: object, child: object) -> object:
-    return plain(merged(from_plain({"head": base}), from_plain({"head": child}), (Spec,)))["head"]
+    return plain(merge_nodes(from_plain({"head": base}), from_plain({"head": child}), (Spec,)))["head"]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_child_over_its_parent(base: object, child: object, result: object) ->
 
 
 def test_a_word_that_is_no_part_is_replaced() -> None:
-    merge = plain(merged(from_plain({"recipe": {"data": "a"}}), from_plain({"recipe": {"data": {"b": 1}}}), (Spec,)))
+    merge = plain(merge_nodes(from_plain({"recipe": {"data": "a"}}), from_plain({"recipe": {"data": {"b": 1}}}), (Spec,)))
     assert merge == {"recipe": {"data": {"b": 1}}}
 
 

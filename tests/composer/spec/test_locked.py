@@ -8,7 +8,7 @@ from blocks.positions import Llama3Scaling
 from composer.errors import SpecError
 from composer.spec.dimensions import Dimensions
 from composer.spec.loading import load_specs, resolve_spec
-from composer.spec.locked import locked
+from composer.spec.locked import lock_document
 from composer.spec.places import plain
 from composer.spec.reading import read_text
 from composer.spec.resolve import Resolved
@@ -25,7 +25,7 @@ SCALED = EXAMPLE.model_copy(
 
 
 def written(resolved: Resolved) -> dict[str, object]:
-    return plain(read_text(to_yaml(locked(resolved.model_dump(mode="json"))), "locked.yaml"))
+    return plain(read_text(to_yaml(lock_document(resolved.model_dump(mode="json"))), "locked.yaml"))
 
 
 @pytest.mark.parametrize("name", shipped_specs())

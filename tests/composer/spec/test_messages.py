@@ -13,7 +13,7 @@ from blocks.catalogue import CATALOGUE
 from composer.errors import SpecError
 from composer.spec import Spec, json_schema
 from composer.spec.fields import alternatives, is_model, kind_words
-from composer.spec.loading import checked
+from composer.spec.loading import validate_document
 from composer.spec.messages import PATTERNS
 from composer.spec.reading import read_text
 from tests.composer.spec.error_messages import message_of
@@ -293,7 +293,7 @@ def test_thousands_of_mistakes_are_told_of_in_time_that_grows_with_them(mistakes
     document = read_text(f"compose: 1\nname: x\n{lines}\n", "x.yaml")
     began = time.process_time()
     with pytest.raises(SpecError) as caught:
-        checked(document, Spec)
+        validate_document(document, Spec)
     assert time.process_time() - began < 5
     told_of = str(caught.value).splitlines()
     assert len(told_of) == 101

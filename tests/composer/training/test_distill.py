@@ -53,14 +53,14 @@ def logits(model: Any) -> torch.Tensor:
 def distilled(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingReport, torch.Tensor]:
     """The folder of a run of both stages, its report, and the student's logits in memory at its end."""
     seen: list[torch.Tensor] = []
-    original, out = module._changed, tmp_path_factory.mktemp("runs") / "out"
+    original, out = module._find_changed, tmp_path_factory.mktemp("runs") / "out"
 
     def spy(learned: Any, trained: Any, **options: Any) -> Any:
         seen.append(logits(trained.eval()))
         return original(learned, trained, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_changed", spy)
+        patch.setattr(module, "_find_changed", spy)
         report = run(student, out, texts)
     return out, report, seen[0]
 

@@ -21,8 +21,8 @@ from composer.training.finetune import (
     add_adapters,
     divergence,
     finetune_unit,
+    fold_adapters,
     loss_of,
-    merged,
     next_token_losses,
     why_not_fused,
 )
@@ -197,7 +197,7 @@ def test_an_adapter_is_scaled_by_alpha_over_rank() -> None:
     course = course_of(student, lora=LORA)
     stirred(student)
     own, with_adapters = dict(student.named_parameters()), loss(course, batch)
-    folded = merged(student)
+    folded = fold_adapters(student)
     assert len(folded) == 8
     for name, weight in folded.items():
         stem = name.removesuffix(".weight")

@@ -20,14 +20,23 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from composer.devices import seeded
+from composer.devices import seed_for_block
 from composer.errors import TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Stage
 from composer.training import checkpoint, distill, loop, processes
 from composer.training.distill import train
 from composer.training.journal import LOG
-from composer.training.processes import added, broadcast_from_first, by_first, process_group, shard, shares, take_gpu, whole
+from composer.training.processes import (
+    add_over_processes,
+    broadcast_from_first,
+    by_first,
+    process_group,
+    shard,
+    shares,
+    take_gpu,
+    whole,
+)
 from composer.training.run import TrainingOptions
 from composer.training.student import read_student
 from composer.training.unit import Unit
@@ -250,7 +259,7 @@ def test_each_draws_random_numbers_of_its_own(tmp_path: Path) -> None:
     """Each process continues with its own random state."""
 
     def act(rank: int) -> None:
-        with process_group(), seeded(loop.seed_of(0, "finetune"), "cpu"):
+        with process_group(), seed_for_block(loop.seed_of(0, "finetune"), "cpu"):
             unit = Unit("unit", Stage(lr=1, steps=1), [(1.0, {"weight": nn.Parameter(torch.zeros(2))})])
             checkpoint.save(tmp_path, 1, [unit], {})
             drawn = torch.rand(3)
@@ -272,7 +281,9 @@ def test_what_the_first_meets_all_meet(tmp_path: Path) -> None:
         with process_group():
             assert by_first(lambda: f"of {rank}") == "of 0"
             assert broadcast_from_first(float(rank)) == 0.0
-            assert added({"a": rank + 0.5, "b": math.inf * rank}) == pytest.approx({"a": 2.0, "b": math.nan}, nan_ok=True)
+            assert add_over_processes({"a": rank + 0.5, "b": math.inf * rank}) == pytest.approx(
+                {"a": 2.0, "b": math.nan}, nan_ok=True
+            )
             assert whole({"a": torch.ones(1)}, for_first=True).keys() == ({"a"} if rank == 0 else set())
             with pytest.raises(OSError, match="No space left"):
                 by_first(full)

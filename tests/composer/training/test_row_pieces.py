@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 from composer.errors import DataError, TrainingError
 from composer.spec.recipe import Finetune
 from composer.training.finetune import FinetuneCourse, finetune_unit
-from composer.training.processes import added, count, process_group, shares, sharing_rows
+from composer.training.processes import add_over_processes, count, process_group, shares, sharing_rows
 from composer.training.row_pieces import check_row_processes
 from composer.training.run import TrainingOptions
 from tests.composer.model.models import llama
@@ -47,7 +47,7 @@ def learned(spec: str, how: Any) -> tuple[float, float, dict[str, Tensor]]:
         losses["learned"] += float(course.learn(part, divisor)["model"])
     for part, divisor in shares(batch, 1, total):
         losses["judged"] += float(course.judge(part, divisor)["model"])
-    losses, slopes = added(losses), gradients(student)
+    losses, slopes = add_over_processes(losses), gradients(student)
     if count() > 1:
         for name in sorted(slopes):
             distributed.all_reduce(slopes[name])
