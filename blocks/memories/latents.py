@@ -102,7 +102,7 @@ class Latents(Memory):
             Form(REFERENCE, "T × T weights of each document", by(partial(pooling.by_document, left=True))),
             Form(
                 TRITON, "means of each document by stretches of it, and each token's mixture of them", by(pooling.by_kernel),
-                pooling.obstacle, missing=pooling.POOLED.missing, refuses=True,
+                pooling.obstacle, missing=pooling.POOL.missing, refuses=True,
             ),
             Form(TORCH, "sums over each document, whole", by(pooling.by_document)),
         )  # fmt: skip

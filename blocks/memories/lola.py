@@ -27,7 +27,7 @@ from blocks.scores.self_recall import SelfRecall
 from blocks.scores.squared_error import SquaredError
 from blocks.tensors import accumulating, repeat_heads
 
-WALKED = Kernel("blocks.fused.cascade", "walked", TRITON_PACKAGE)
+WALK = Kernel("blocks.fused.cascade", "walk_pairs", TRITON_PACKAGE)
 MOST = 256
 """The largest number of candidates for the cache at once: the pairs of the cache and of a chunk."""
 WIDEST = 128
@@ -75,7 +75,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
         entries = query, extended.key, extended.value, extended.position, features, evicted
         passing = inputs["state"].get("decay"), summed["state"], summed.get("maximum")
         chunks, scores = Chunks(size, pieces, rows, start), Scores(_score_kind(keep), worth, resolution, length)
-        return (*WALKED(*entries, cache, weights, *passing, chunks, scores, row_max=shared.asks_maximum), worth)
+        return (*WALK(*entries, cache, weights, *passing, chunks, scores, row_max=shared.asks_maximum), worth)
 
     output, members, worth = read.compute(run)
     if numbers is not None:
@@ -178,7 +178,7 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     assert isinstance(window, Window)
     assert isinstance(sparse, Sparse)
     description = "from chunk to chunk: evicted pairs, kept pairs and answers, in one pass"
-    return (Form(TRITON, description, _run, partial(_obstacle, window, sparse), missing=WALKED.missing, refuses=True),)
+    return (Form(TRITON, description, _run, partial(_obstacle, window, sparse), missing=WALK.missing, refuses=True),)
 
 
 LOLA = Pattern(

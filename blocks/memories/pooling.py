@@ -13,7 +13,7 @@ from blocks.operation import Setting
 from blocks.stretches import Stretches
 from blocks.tensors import repeat_heads
 
-POOLED = Kernel("blocks.fused.pooled", "pooled", TRITON_PACKAGE)
+POOL = Kernel("blocks.fused.pooled", "pool", TRITON_PACKAGE)
 WIDEST = 256
 """Numbers of a value: a tile of more does not fit a processor of the GPU."""
 
@@ -22,7 +22,7 @@ def by_kernel(
     query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T K V"], tokens: Tokens
 ) -> Float[Tensor, "B T H V"]:
     """All documents at once."""
-    return POOLED(query, logits, value, tokens.once(("stretches",), lambda: _stretches(tokens)))
+    return POOL(query, logits, value, tokens.once(("stretches",), lambda: _stretches(tokens)))
 
 
 def _stretches(tokens: Tokens) -> Stretches:

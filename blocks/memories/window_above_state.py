@@ -24,7 +24,7 @@ from blocks.recurrences.stabilised import stabilise_step
 from blocks.tensors import repeat_heads
 
 JOINT = Kernel("blocks.fused.joint", "attend_jointly", TRITON_PACKAGE)
-STEPPED = Kernel("blocks.fused.window_and_state_step", "stepped", TRITON_PACKAGE)
+STEP = Kernel("blocks.fused.window_and_state_step", "step_once", TRITON_PACKAGE)
 RING = ("key", "value", "position")
 WIDEST = 256
 """The largest size of a head, and the largest number of features. Larger blocks do not fit into the memory of a processor of the
@@ -141,7 +141,7 @@ def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]
 
     def run(_: Any) -> Tensor:
         rest = taken, decay, weight, ring, summed["state"]
-        return STEPPED(query, pairs.key, pairs.value, call.tokens.position, call.tokens.in_row(), query_features, *rest, **further)
+        return STEP(query, pairs.key, pairs.value, call.tokens.position, call.tokens.in_row(), query_features, *rest, **further)
 
     output = read.compute(run)
     others = {name: entries for name, entries in held.items() if name not in RING}
@@ -249,7 +249,7 @@ def _step_obstacle(setting: Setting) -> str | None:
 
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     description = "one token against ring and state, which are written over, in one pass"
-    step = Form(TRITON, description, _run_step, _step_obstacle, decode=True, missing=STEPPED.missing, refuses=True)
+    step = Form(TRITON, description, _run_step, _step_obstacle, decode=True, missing=STEP.missing, refuses=True)
     description = "blocks of queries against the state before them, the pairs evicted since and the window, in one pass"
     return (step, Form(TRITON, description, _run, _obstacle, missing=JOINT.missing, refuses=True))
 

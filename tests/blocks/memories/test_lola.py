@@ -228,7 +228,7 @@ def test_where_the_kernel_refuses_the_forms_of_each_answer(monkeypatch: pytest.M
     module = build_head(spec, GROUPED).float()
     with torch.no_grad():
         expected, held = run(module, data, backend="torch")
-        monkeypatch.setattr(lola, "WALKED", Refusing())
+        monkeypatch.setattr(lola, "WALK", Refusing())
         with pytest.warns(FallsBack, match="of a test"):
             actual, kept = run(module, data, backend="triton")
     torch.testing.assert_close(actual, expected)

@@ -76,7 +76,7 @@ def test_a_report_that_is_interrupted(lola: Path, tmp_path: Path, monkeypatch: p
             raise KeyboardInterrupt
         return whole(path, **options)
 
-    for name, patched in (("drawn", stopped), ("files.whole", third)):
+    for name, patched in (("draw_all", stopped), ("files.whole", third)):
         with monkeypatch.context() as now:
             now.setattr(f"composer.inspection.folder.{name}", patched)
             with pytest.raises(KeyboardInterrupt):

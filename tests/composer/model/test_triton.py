@@ -67,8 +67,8 @@ def test_logits_and_gradients(spec: str, overrides: tuple[str, ...], kernels: di
 @pytest.mark.parametrize(
     ("spec", "overrides", "kernels"),
     [
-        ("lolcats", (), {"attend_jointly": 2, "stepped": 8, "shares": 20}),
-        ("lola", ("head.memory.1.size=6",), {"walked": 10, "shares": 30}),
+        ("lolcats", (), {"attend_jointly": 2, "step_once": 8, "shares": 20}),
+        ("lola", ("head.memory.1.size=6",), {"walk_pairs": 10, "shares": 30}),
         ("lawcat", (), {"convolved_shares": 20}),
     ],
     ids=["lolcats", "lola", "lawcat"],

@@ -87,7 +87,7 @@ def test_an_error_has_so_many_mistakes_of_such_a_length() -> None:
 def test_rules_are_read_a_few_times_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heads: int) -> None:
     calls: Counter[str] = Counter()
     for module in (layer_rules, problems, resolve):
-        for name in ("layers_at", "named"):
+        for name in ("layers_at", "names_in"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, _counted(calls, name, getattr(module, name)))
     for text in (document(heads), document(heads, at="{}")):
@@ -95,7 +95,7 @@ def test_rules_are_read_a_few_times_each(tmp_path: Path, monkeypatch: pytest.Mon
         spec = load(tmp_path, text)
         problems.problems(spec, size(heads))
         assert 0 < calls["layers_at"] <= 6 * heads
-        assert 0 < calls["named"] <= 6 * heads
+        assert 0 < calls["names_in"] <= 6 * heads
 
 
 def _counted(calls: Counter[str], name: str, function: Any) -> Any:
