@@ -136,7 +136,7 @@ class Pairs:
     max_per_token: int = 1
     known_present: bool = False
 
-    def rotated(self, by: Rotation) -> Float[Tensor, "B E K D"]:
+    def rotate(self, by: Rotation) -> Float[Tensor, "B E K D"]:
         """Return the keys, rotated by ``by``."""
         if self.by is by or (self.by.base if self.by is not None else ()) == by.base:
             return self.key
@@ -144,11 +144,11 @@ class Pairs:
 
     def mappable(self, by: Rotation) -> Float[Tensor, "B E N D"]:
         """Return the keys that enter a feature map, rotated by ``by``."""
-        return self.rotated(by) if self.convolved is None else self._at(by, self.convolved)
+        return self.rotate(by) if self.convolved is None else self._at(by, self.convolved)
 
-    def kept(self, by: Rotation) -> Pairs:
+    def to_storage(self, by: Rotation) -> Pairs:
         """Return the pairs as a memory stores them, with keys rotated by ``by``."""
-        return replace(self, key=self.rotated(by), by=by)
+        return replace(self, key=self.rotate(by), by=by)
 
     def _at(self, by: Rotation, raw: Tensor) -> Tensor:
         return by.rotate(raw, self.position) if self.tokens is None else by.rotate_tokens(raw, self.tokens)
@@ -169,7 +169,7 @@ class Pairs:
         numbers = {name: change(entries) for name, entries in self.numbers.items()}
         return Pairs(key, convolved, change(self.value), change(self.position), numbers=numbers, by=self.by)
 
-    def joined(self, later: Pairs) -> Pairs:
+    def append(self, later: Pairs) -> Pairs:
         """Concatenate these pairs and ``later``. Numbers that ``later`` lacks are 0 there."""
 
         def join(these: Tensor, those: Tensor | None) -> Tensor:

@@ -124,7 +124,7 @@ class Part(Closed):
         """Return the tensors of the state, which is passed from call to call, by name, for one batch row."""
         return {}
 
-    def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
+    def calibrate(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
         """First values for some of the parameters, computed from a teacher's attention; empty where all keep their own."""
         return {}
 

@@ -164,7 +164,7 @@ class FeatureMap(Part):
             fresh |= {f"{side}bias": Fresh((heads, columns), zero) for side, heads in rows.items()}
         return fresh
 
-    def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
+    def calibrate(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
         """Fit matrices and biases to the teacher's weights by a few steps on measured queries and keys. φ(q)·φ(k) is not linear
         in the matrices, so there is no closed form. A map without a matrix, or with features that can be negative, keeps its
         initial values."""

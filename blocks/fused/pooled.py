@@ -163,11 +163,11 @@ class _Pooled(torch.autograd.Function):
         total, largest = (logits.new_empty(count, heads, latents) for _ in range(2))
         ends = stretches.begins, stretches.ends
         sum_up[count, heads, tiles](logits, value, *ends, summed, total, largest, **constants)
-        top = stretches.joined(largest, "max")
+        top = stretches.reduce(largest, "max")
         finite = top.masked_fill(top.isneginf(), 0.0)
         left = (largest - finite[stretches.document]).exp()
-        total = stretches.joined(total * left)
-        mean = stretches.joined(summed * left[..., None]) / total.masked_fill(total == 0, 1.0)[..., None]
+        total = stretches.reduce(total * left)
+        mean = stretches.reduce(summed * left[..., None]) / total.masked_fill(total == 0, 1.0)[..., None]
         mass = (finite + total.log()).masked_fill(total == 0, math.inf)
         output = value.new_empty(*shares.shape[:3], dim)
         answered = {name: constant for name, constant in constants.items() if name != "K"}
@@ -186,7 +186,7 @@ class _Pooled(torch.autograd.Function):
         of_shares, of_logits, of_value = (torch.empty_like(tensor) for tensor in (shares, logits, value))
         brought = mean.new_empty(count, *mean.shape[1:])
         of_means[count, heads, tiles](shares, mean, *where, upstream.contiguous(), of_shares, brought, **answered)
-        of_mean = stretches.joined(brought)
+        of_mean = stretches.reduce(brought)
         even = (of_mean * mean).sum(-1)
         of_tokens[count, key_heads](logits, value, mass, of_mean, even, *where, of_logits, of_value, **constants)
         return of_shares, of_logits, of_value, None

@@ -49,7 +49,7 @@ class BoundedChannel(PerOwnHead):
     def flops(self, shape: Shape, tokens: int) -> int:
         return flops_of_matrices(shape.hidden_size, self.columns(shape), self.rank)
 
-    def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
+    def calibrate(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
         """b by the mean age of what each head attends to, in closed form; all features of a head start alike."""
         share = attended.rate(self.own_heads(shape)) / self.steepest
         return {"bias": torch.logit(share, 1e-6).repeat_interleave(shape.features)}

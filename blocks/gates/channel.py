@@ -42,7 +42,7 @@ class PerChannel(PerOwnHead):
     def flops(self, shape: Shape, tokens: int) -> int:
         return flops_of_matrices(shape.hidden_size, self.columns(shape), self.rank)
 
-    def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
+    def calibrate(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
         """Compute b from the mean age of the pairs that each head attends to, in closed form. All features of a head start with
         the same b."""
         return {"bias": bias_of_rate(attended.rate(self.own_heads(shape)), self.temperature).repeat_interleave(shape.features)}

@@ -37,7 +37,7 @@ class PerHead(PerOwnHead):
     def flops(self, shape: Shape, tokens: int) -> int:
         return 2 * shape.hidden_size * self.own_heads(shape)
 
-    def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
+    def calibrate(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
         """Compute b from the mean age of the pairs that each head attends to, in closed form."""
         return {"bias": bias_of_rate(attended.rate(self.own_heads(shape)), self.temperature)}
 

@@ -60,7 +60,7 @@ class Softplus(PerOwnHead):
             "rate": Fresh((heads,), rate_between(self.slowest, self.fastest), precise=True),
         }
 
-    def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
+    def calibrate(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
         """Compute b from the mean age of the pairs that each head attends to, in closed form. A keeps its initial value."""
         return {"bias": bias_of_step(attended.rate(self.own_heads(shape)), parameters["rate"])}
 

@@ -127,7 +127,7 @@ class Memory(Part):
             return {"weight": Fresh((shape.heads,), initialise.constant(LOLCATS_FACTOR))}
         return {}
 
-    def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
+    def calibrate(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
         """Compute a learned weight σ with which the memory has the teacher's mean share in each head, by bisection. The factor of a
         mass stays below 1."""
         if self.weight != "learned" or attended.balanced is None:

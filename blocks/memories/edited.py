@@ -62,7 +62,7 @@ class Edited(Recurrent):
         inputs = (taken.fill_absent(key, 0.0), value, *(taken.fill_absent(edit, 0.0) for edit in edits))
         log_decay = still(decay, call.tokens)
         output, matrix = run(recurrence, call, features.query, *inputs, log_decay, call.tokens.segment, call.state["state"])
-        return (Partial(self.scaled(output, features.query.shape[-1]), None),), {"state": matrix}
+        return (Partial(self.scale_output(output, features.query.shape[-1]), None),), {"state": matrix}
 
     def edits(
         self,
@@ -76,7 +76,7 @@ class Edited(Recurrent):
         the inputs after the value are 0."""
         raise NotImplementedError
 
-    def scaled(self, output: Float[Tensor, "B T H V"], features: int) -> Float[Tensor, "B T H V"]:
+    def scale_output(self, output: Float[Tensor, "B T H V"], features: int) -> Float[Tensor, "B T H V"]:
         """The answer, times the memory's scale."""
         return output
 

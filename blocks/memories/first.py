@@ -63,7 +63,7 @@ class First(Holding):
     ) -> tuple[tuple[Partial, Pairs], State]:
         """Compute the partial attention. Pairs that are not kept are evicted at their own tokens."""
         tokens, size = call.tokens, self.size
-        entries = self.pairs_of(call.state).joined(pairs.kept(self.rotation))
+        entries = self.pairs_of(call.state).append(pairs.to_storage(self.rotation))
         stays = pairs.present & (pairs.position < size)
         present = torch.cat((call.state["position"] >= 0, stays), dim=1)
         entry, segment = torch.arange(present.shape[1], device=present.device), tokens.extended_segment(size)

@@ -151,7 +151,7 @@ class Full(Memory):
         rotation, tokens, state = self.rotation, call.tokens, call.state
         query = self._rotate_and_scale(query, call)
         earlier = state["key"].shape[1]
-        key, value = _append(state["key"], pairs.rotated(rotation)), _append(state["value"], pairs.value)
+        key, value = _append(state["key"], pairs.rotate(rotation)), _append(state["value"], pairs.value)
         position = torch.cat((state["position"], pairs.position), dim=1)
         faded = self._faded(call, decay)
         result = attention(query, key, value, position, pairs, call, faded)
@@ -171,7 +171,7 @@ class Full(Memory):
         attention: Callable[..., Partial],
     ) -> tuple[tuple[Partial], State]:
         """Compute the partial attention of one token, in the document of the state."""
-        key, value = _append(call.state["key"], pairs.rotated(self.rotation)), _append(call.state["value"], pairs.value)
+        key, value = _append(call.state["key"], pairs.rotate(self.rotation)), _append(call.state["value"], pairs.value)
         position = torch.cat((call.state["position"], pairs.position), dim=1)
         seen, window = position, call.shape.window
         if window is not None:
@@ -263,7 +263,7 @@ class Full(Memory):
         visible = pairs.present[:, None].expand(-1, query.shape[1], -1)
         if tokens.segment is not None:
             visible = visible & (tokens.segment[:, :, None] == tokens.segment[:, None])
-        result = dense(call.rotate(query, rotation), pairs.rotated(rotation), pairs.value, visible, call.shape.softcap)
+        result = dense(call.rotate(query, rotation), pairs.rotate(rotation), pairs.value, visible, call.shape.softcap)
         return (result,), {}
 
 

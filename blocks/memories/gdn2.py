@@ -80,7 +80,7 @@ class Gdn2(Edited):
         value = value * as_dtype(written.view(value.shape), value.dtype)
         return key, value, self.largest * erased.view(key.shape)
 
-    def scaled(self, output: Float[Tensor, "B T H V"], features: int) -> Float[Tensor, "B T H V"]:
+    def scale_output(self, output: Float[Tensor, "B T H V"], features: int) -> Float[Tensor, "B T H V"]:
         return output / math.sqrt(features) if self.scale == "root" else output
 
     def products(self, shape: Shape) -> int:

@@ -250,7 +250,7 @@ class Sparse(Holding):
         """Return the pairs in the form of the state: those of each query head, with rotated keys."""
         convolved = {} if pairs.convolved is None else {"convolved": pairs.convolved}
         held = {name: entries for name, entries in {**pairs.numbers, **convolved}.items() if name in call.state}
-        held |= {"key": pairs.rotated(self.rotation), "value": pairs.value}
+        held |= {"key": pairs.rotate(self.rotation), "value": pairs.value}
         held = {name: repeat_heads(entries, call.shape.heads) for name, entries in held.items()}
         position = pairs.position if pairs.position.dim() == 3 else pairs.position[..., None].expand(-1, -1, call.shape.heads)
         return held | {"position": position}

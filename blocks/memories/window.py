@@ -169,7 +169,7 @@ class Window(Holding):
     def entries(self, call: Call, pairs: Pairs) -> Pairs:
         """Return the pairs of the state, the oldest first, followed by those of the call."""
         before = self.pairs_of(call.state).each(lambda entries: by_age(entries, call.tokens))
-        return before.joined(pairs.kept(self.rotation))
+        return before.append(pairs.to_storage(self.rotation))
 
     def carried(self, call: Call, extended: Pairs) -> State:
         """Return the new state: the last ``held`` pairs."""
@@ -193,7 +193,7 @@ class Window(Holding):
         tokens, state = call.tokens, call.state
         place = place_of(tokens, self.held)
         evicted = None if self.drops else self.evicted_pairs(call, pairs)
-        carried = write_at(state, place, state_of(pairs.kept(self.rotation), state), in_place=call.in_place)
+        carried = write_at(state, place, state_of(pairs.to_storage(self.rotation), state), in_place=call.in_place)
         query, bias = call.rotate(query, self.rotation), None
         if not self.is_sliding:
             bias = tokens.once(("two chunks", self.size, query.dtype), lambda: self._two_chunks_bias(tokens, query.dtype))
@@ -258,7 +258,7 @@ class Window(Holding):
     ) -> tuple[tuple[Partial, None], State]:
         """Softmax over the pairs nearer than ``size``, before and after each token (Latte, section 4.4). Nothing is evicted."""
         tokens = call.tokens
-        query, key = call.rotate(query, self.rotation), pairs.rotated(self.rotation)
+        query, key = call.rotate(query, self.rotation), pairs.rotate(self.rotation)
         if not blocks:
             entry = torch.arange(query.shape[1], device=query.device)
             visible = pairs.present[:, None] & ((entry[:, None] - entry).abs() < self.size)

@@ -131,7 +131,7 @@ def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]
     """Return the head's output for one token. Tensors of pairs that no kernel needs, such as a key before its convolution, are
     written into the state separately."""
     window, state, read = bound["window"], bound["state"], bound["read"]
-    pairs: Pairs = inputs["window"]["pairs"].kept(_window(window).rotation)
+    pairs: Pairs = inputs["window"]["pairs"].to_storage(_window(window).rotation)
     evicted = window.compute(lambda _: _window(window).evicted_pairs(window.call, pairs))
     arguments = window, evicted, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     query_features, taken, decay, weight, summed = state.compute(_step_features, state, *arguments)

@@ -45,7 +45,7 @@ def cumulate(
     alone = _Sums(largest, (logits - _finite(largest)).exp(), segment)
     carried = _Sums(maximum.detach()[:, None], total[:, None], None if segment is None else torch.zeros_like(segment[:, :1]))
     if logits.shape[1] == 1:
-        earlier, last = carried, carried.joined(alone)
+        earlier, last = carried, carried.join(alone)
     else:
         running = _running(carried.then(alone))
         earlier, last = running.at(slice(-1)), running.at(slice(-1, None))
@@ -82,7 +82,7 @@ class _Sums:
             return self.maximum
         return self.maximum.masked_fill((self.segment != later.segment)[..., None, None], -math.inf)
 
-    def joined(self, later: _Sums) -> _Sums:
+    def join(self, later: _Sums) -> _Sums:
         """Return each stretch and the one that follows it as one (eq. 19)."""
         before = self.seen_from(later)
         maximum = torch.maximum(before, later.maximum)
@@ -96,10 +96,10 @@ def _running(alone: _Sums) -> _Sums:
     length = alone.maximum.shape[1]
     if length == 1:
         return alone
-    odd = _running(alone.at(slice(0, length // 2 * 2, 2)).joined(alone.at(slice(1, None, 2))))
+    odd = _running(alone.at(slice(0, length // 2 * 2, 2)).join(alone.at(slice(1, None, 2))))
     even = alone.at(slice(1))
     if length > 2:
-        even = even.then(odd.at(slice((length - 1) // 2)).joined(alone.at(slice(2, None, 2))))
+        even = even.then(odd.at(slice((length - 1) // 2)).join(alone.at(slice(2, None, 2))))
     return _Sums(_interleave(even.maximum, odd.maximum), _interleave(even.total, odd.total), alone.segment)
 
 

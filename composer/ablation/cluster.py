@@ -77,7 +77,7 @@ class _Cluster:
     def start(self, step: AblationStep, folder: Path) -> None:
         self._waiting[self._task.remote(_WithParts(step), folder.resolve(), Path.cwd())] = step
 
-    def ended(self) -> tuple[AblationStep, Figures]:
+    def wait_for_one(self) -> tuple[AblationStep, Figures]:
         (done, *_), _ = self._ray.wait(list(self._waiting))
         step = self._waiting.pop(done)
         try:

@@ -43,7 +43,7 @@ class Workers(Protocol):
         """Start a step, or queue it."""
         ...
 
-    def ended(self) -> tuple[AblationStep, Figures]:
+    def wait_for_one(self) -> tuple[AblationStep, Figures]:
         """Waits for the next started step to end."""
         ...
 
@@ -92,7 +92,7 @@ def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: On
         while ready and under_way < workers.at_once:
             workers.start(ready.pop(0), folder)
             under_way += 1
-        step, figures = workers.ended()
+        step, figures = workers.wait_for_one()
         under_way -= 1
         ended(step, figures)
         if tell is not None:
@@ -115,7 +115,7 @@ class _Here:
     def start(self, step: AblationStep, folder: Path) -> None:
         self._next = step, folder
 
-    def ended(self) -> tuple[AblationStep, Figures]:
+    def wait_for_one(self) -> tuple[AblationStep, Figures]:
         step, folder = self._next
         return step, run_step(step, folder)
 
@@ -135,7 +135,7 @@ class _Pool:
         with _interrupts_held():
             self._waiting[self._executor.submit(_run_in_process, step, folder)] = step
 
-    def ended(self) -> tuple[AblationStep, Figures]:
+    def wait_for_one(self) -> tuple[AblationStep, Figures]:
         done = next(iter(wait(self._waiting, return_when=FIRST_COMPLETED).done))
         step = self._waiting.pop(done)
         try:

@@ -74,7 +74,7 @@ def bench(
         device=options.device,
     )
     out = None if options.out is None else options.out.expanduser()
-    with nullcontext() if out is None else STORE.opened(out, force=options.force):
+    with nullcontext() if out is None else STORE.hold(out, force=options.force):
         with _threads(options.threads):
             report = _run(opened, trial, options, built or {}, measured_apart=options.memory and not cuda)
         if out is not None:

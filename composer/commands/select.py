@@ -117,7 +117,7 @@ def run_select(options: SelectOptions) -> Selection:
     )
     room = room_for(f"on {options.device}", fewer, SelectionError)
     with (
-        STORE.opened(folder, resume=True, force=options.force),
+        STORE.hold(folder, resume=True, force=options.force),
         progress_callback(options.progress, bar_of) as watch,
         room,
         silent_transformers(),

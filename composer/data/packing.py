@@ -151,7 +151,7 @@ class PackedRows:
         ids, labels, position, valid = (torch.from_numpy(array[chosen]) for array in self._arrays())
         return Batch(ids.long(), labels.long(), position.long(), valid)
 
-    def taken(self, indices: np.ndarray) -> PackedRows:
+    def take(self, indices: np.ndarray) -> PackedRows:
         """Some of the rows, in this order."""
         ids, labels, position, valid = (array[indices] for array in self._arrays())
         return PackedRows(ids, labels, position, valid, self.dropped, self.report)

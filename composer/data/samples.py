@@ -18,7 +18,7 @@ def sample_documents(task: Task, tokenizer: Any, length: int | None, split: Spli
     """
     writer = Writer(tokenizer)
     begins = [token for token in writer.begin if token not in writer.end]
-    for sample in task.drawn(writer, length, split):
+    for sample in task.draw(writer, length, split):
         ids = np.array(sample.ids, dtype=np.int32)
         learned = np.array(sample.answer) if task.learn == "answer" else ~np.isin(ids, begins)
         learned[0] = False  # nothing precedes it, so it cannot be predicted

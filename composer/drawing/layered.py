@@ -76,7 +76,7 @@ def widen(size: Size, links: Sequence[Link]) -> Size:
 
 def place(sizes: Mapping[str, Size], links: Sequence[Link], top: frozenset[str]) -> Placed:
     """Return the layout. sizes: of every box, in the order of the flow. top: boxes of the first layer, if nothing feeds them."""
-    return _Layout(sizes, links, top).done()
+    return _Layout(sizes, links, top).finish()
 
 
 class _Layout:
@@ -217,7 +217,7 @@ class _Layout:
         for key, place, offset in zip(row, _rising(wishes, weights), offsets, strict=True):
             x[key] = place + offset
 
-    def done(self) -> Placed:
+    def finish(self) -> Placed:
         right = max((self.x[key] + self._width(key) for key in self.x), default=0.0)
         result, y = Placed(right, 0.0), 0.0
         tops: list[float] = []

@@ -136,7 +136,7 @@ def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bo
     if folder is None:
         yield ScoreLog(None, setting)
         return
-    with STORE.opened(folder, resume=True, force=force):
+    with STORE.hold(folder, resume=True, force=force):
         yield ScoreLog(folder, STORE.begin(folder, setting, force=force))
 
 

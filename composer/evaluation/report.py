@@ -230,7 +230,7 @@ class EvaluationSetting(Settings):
                 side["samples"] = None
         return list(differences(*sides))
 
-    def joined(self, now: Any) -> Self:
+    def join_with(self, now: Any) -> Self:
         """Return the settings with the models, tasks and lengths of both."""
         return self.model_copy(
             update={

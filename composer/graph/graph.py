@@ -194,7 +194,7 @@ class Draft:
             message = f'two elements of this head have the name "{node.name}"; set another `name:` for this memory'
             raise GraphError(message, next(paths, ())[:2])
 
-    def done(self) -> HeadGraph:
+    def finish(self) -> HeadGraph:
         """Return the finished graph."""
         return HeadGraph(MappingProxyType(self._nodes), tuple(self._edges))
 

@@ -84,7 +84,7 @@ class HeadInputs:
         hidden, query, key, value = (states[:, columns] for states in (self.hidden, self.query, self.key, self.value))
         return replace(self, hidden=hidden, query=query, key=key, value=value, tokens=tokens)
 
-    def detached(self) -> HeadInputs:
+    def detach(self) -> HeadInputs:
         """Return the same inputs, detached from the graph of gradients."""
         return self.each(lambda of: of.detach())
 

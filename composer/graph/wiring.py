@@ -23,7 +23,7 @@ from composer.graph.graph import OUTPUT, READ_NODE, SINKS, Draft, HeadGraph, onc
 @once
 def build_graph(head: HeadSpec, shape: Shape) -> HeadGraph:
     """Return the graph of a completed head on a group of heads of this shape, from its inputs down to its output."""
-    return _Wiring(head, shape).draft.done()
+    return _Wiring(head, shape).draft.finish()
 
 
 class _Wiring:

@@ -156,7 +156,7 @@ def check_place(folder: Path, *, force: bool) -> None:
 def write(findings: Findings, folder: Path, *, force: bool) -> list[Path]:
     """Write the report. Files of an earlier one are removed, and the page is written last. Raises InspectionError."""
     folder = folder.expanduser()
-    with STORE.opened(folder, force=force), STORE.writing(folder):
+    with STORE.hold(folder, force=force), STORE.writing(folder):
         return _write(findings, folder)
 
 

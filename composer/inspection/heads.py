@@ -104,7 +104,7 @@ def head_findings(
         found=on_answers(implied, found_at),
     )
     with torch.no_grad():
-        return _trace(head, inputs.detached(), implied, weighed, size, backend)
+        return _trace(head, inputs.detach(), implied, weighed, size, backend)
 
 
 def on_answers(implied: ImplicitAttention, found_at: Mapping[int, Sequence[int]]) -> PlainArray:

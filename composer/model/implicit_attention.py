@@ -93,7 +93,7 @@ def implicit_attention(head: Head, inputs: HeadInputs, queries: Sequence[int], b
     """
     queries = tuple(sorted(set(queries)))
     with torch.inference_mode(mode=False), _at_rest(head):
-        return _by_gradients(head, ordinary_inputs(inputs).detached(), queries, backend)
+        return _by_gradients(head, ordinary_inputs(inputs).detach(), queries, backend)
 
 
 @contextmanager

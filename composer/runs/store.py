@@ -42,7 +42,7 @@ class Settings(Closed):
         """Return a line for each setting of ``identity`` that differs, with both values."""
         return list(differences(self.identity(), now.identity()))
 
-    def joined(self, now: Any) -> Self:
+    def join_with(self, now: Any) -> Self:
         """Return the settings of the run once it is continued with the settings ``now``, which do not differ."""
         return self
 
@@ -99,7 +99,7 @@ class RunStore:
         return False
 
     @contextmanager
-    def opened(self, folder: Path, *, resume: bool = False, force: bool = False) -> Iterator[bool]:
+    def hold(self, folder: Path, *, resume: bool = False, force: bool = False) -> Iterator[bool]:
         """Make the folder, hold its lock for the block, and ``check`` it. Yields True if it has a run of this command."""
         self.check(folder, resume=resume, force=True)  # before anything is made; another process may be at work on a run there
         with ExitStack() as held:
@@ -127,7 +127,7 @@ class RunStore:
         """
         if (folder / self.mark).is_file() and not force:
             earlier = self.check_same(folder, settings)
-            settings = earlier.joined(settings)
+            settings = earlier.join_with(settings)
             if settings == earlier:
                 return settings
         elif self.is_temporary:

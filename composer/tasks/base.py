@@ -88,7 +88,7 @@ class Task(Closed, ABC):
         """0 to 1 for what a model wrote after the prompt, as the original scores it."""
         raise TaskError(f"{self.name} is scored by {self.scored}, not by what is written.")
 
-    def drawn(self, writer: Writer, length: int | None, split: Split) -> Iterator[Sample]:
+    def draw(self, writer: Writer, length: int | None, split: Split) -> Iterator[Sample]:
         """Yield all samples of the task. length: tokens of a sample if the task does not set its own."""
         tokens = self.length or length
         if tokens is None:

@@ -140,7 +140,7 @@ class _Calibration:
         if maps:
             query, key, decay = self._mapped(node, memory)
             attended = replace(attended, query=query, key=key, decay=decay)
-        results = module(node.part.calibrated, attended, node.shape)
+        results = module(node.part.calibrate, attended, node.shape)
         for name, values in results.items():
             module.get_parameter(name).copy_(values)
         if results:

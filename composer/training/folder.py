@@ -106,6 +106,6 @@ def run_folder(folder: Path, settings: RunSettings, *, resume: bool, force: bool
 
     resume: continue the folder's run. force: replace it. Raises TrainingError.
     """
-    with STORE.opened(folder, resume=resume, force=force):
+    with STORE.hold(folder, resume=resume, force=force):
         STORE.begin(folder, settings, force=not resume)
         yield

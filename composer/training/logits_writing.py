@@ -96,7 +96,7 @@ def write_logits(teacher: Teacher, out: Path, training: TrainingOptions, options
         rows_per_shard=max(1, SHARD_BYTES // (options.top_k * BYTES * rows.sequence)),
     )
     every = rows if held_out is None else _join(rows, held_out)
-    with STORE.opened(out, resume=True, force=training.force), STORE.writing(out):
+    with STORE.hold(out, resume=True, force=training.force), STORE.writing(out):
         record = STORE.begin(out, record, force=training.force)
         _write_shards(teacher, out, record, every, training, options)
         record = record.model_copy(update={"complete": True})
@@ -110,7 +110,7 @@ def _write_shards(
 ) -> None:
     model: ComposedForCausalLM | None = None
     for number, start in enumerate(range(0, len(rows), record.rows_per_shard)):
-        shard_rows = rows.taken(np.arange(start, min(start + record.rows_per_shard, len(rows))))
+        shard_rows = rows.take(np.arange(start, min(start + record.rows_per_shard, len(rows))))
         path = out / SHARD.format(number)
         if not path.is_file():
             model = model or teacher.load(training.device, training.backend)

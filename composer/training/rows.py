@@ -110,7 +110,7 @@ def rows_to_evaluate(stages: Iterable[Stage], rows: PackedRows) -> int:
 
 def some(rows: PackedRows, count: int) -> PackedRows:
     """At most so many of the rows, evenly spaced."""
-    return rows if len(rows) <= count else rows.taken(np.linspace(0, len(rows) - 1, count).round().astype(np.int64))
+    return rows if len(rows) <= count else rows.take(np.linspace(0, len(rows) - 1, count).round().astype(np.int64))
 
 
 def too_few(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:

@@ -44,7 +44,7 @@ def test_gates_forget_by_the_mean_age_of_what_is_attended_to(part: type, per: st
     gate, attention = part(per=per), attended()
     own = gate.own_heads(SHAPE)
     parameters = started(gate, SHAPE)
-    calibrated = parameters | gate.calibrated(parameters, attention, SHAPE)
+    calibrated = parameters | gate.calibrate(parameters, attention, SHAPE)
     decay = gate.log_decay(calibrated, torch.zeros(1, 1, SHAPE.hidden_size, dtype=torch.float64), SHAPE)[0, 0]
     grouped = attention.weights.unflatten(2, (own, -1)).movedim(2, 0).flatten(1)
     ages = attention.age.unflatten(2, (own, -1)).movedim(2, 0).flatten(1)
@@ -62,7 +62,7 @@ def test_a_head_that_attends_to_itself_forgets_at_once_and_one_without_weight_ha
 
 
 def test_a_gate_without_parameters_keeps_its_start() -> None:
-    assert Constant().calibrated({}, attended(), SHAPE) == {}
+    assert Constant().calibrate({}, attended(), SHAPE) == {}
 
 
 def test_a_shift_makes_the_mean_share_the_teachers() -> None:
@@ -77,11 +77,11 @@ def test_a_learned_weight_takes_the_shift_as_far_as_a_factor_goes() -> None:
     """σ(w') = σ(w) exp(shift), capped below 1. If masses are not compared, the weight keeps its start."""
     window, attention = Window(weight="learned"), replace(attended(most=5), balanced=True)
     parameters = started(window, SHAPE)
-    actual = window.calibrated(parameters, attention, SHAPE)["weight"].sigmoid()
+    actual = window.calibrate(parameters, attention, SHAPE)["weight"].sigmoid()
     wanted = (parameters["weight"].sigmoid() * attention.shift().exp()).clamp(max=0.99)
     torch.testing.assert_close(actual, wanted, rtol=1e-6, atol=1e-6)
-    assert window.calibrated(parameters, replace(attention, balanced=None), SHAPE) == {}
-    assert Window().calibrated({}, attention, SHAPE) == {}
+    assert window.calibrate(parameters, replace(attention, balanced=None), SHAPE) == {}
+    assert Window().calibrate({}, attention, SHAPE) == {}
 
 
 def test_divergence_by_hand() -> None:
@@ -123,8 +123,8 @@ def test_maps_come_closer_to_the_teachers_weights(kind: str, balanced: bool | No
     """Calibration reduces the divergence by at least half, is deterministic, and changes no other parameter."""
     torch.manual_seed(1)
     part, parameters, attention = mapped(kind, balanced=balanced)
-    calibrated = part.calibrated(parameters, attention, SHAPE)  # pyright: ignore
-    again = part.calibrated(parameters, attention, SHAPE)  # pyright: ignore
+    calibrated = part.calibrate(parameters, attention, SHAPE)  # pyright: ignore
+    again = part.calibrate(parameters, attention, SHAPE)  # pyright: ignore
     assert calibrated.keys() == parameters.keys()
     assert all(torch.equal(value, again[name]) for name, value in calibrated.items())
     least = -(attention.weights * attention.weights.clamp(min=1e-300).log()).sum() / attention.weights.sum()
@@ -139,7 +139,7 @@ def test_maps_come_closer_to_the_teachers_weights(kind: str, balanced: bool | No
 
 def test_large_logits_stay_finite() -> None:
     part, parameters, attention = mapped("exp", 50.0)
-    calibrated = part.calibrated(parameters, attention, SHAPE)  # pyright: ignore
+    calibrated = part.calibrate(parameters, attention, SHAPE)  # pyright: ignore
     assert all(bool(value.isfinite().all()) for value in calibrated.values())
 
 
@@ -148,4 +148,4 @@ def test_maps_that_cannot_keep_their_start() -> None:
     attention = replace(attended(), query=random(ROWS, LENGTH, 4, 4), key=random(ROWS, LENGTH, 2, 4))
     plain, negative, learned = FEATURE_MAPS["elu"](), FEATURE_MAPS["identity"](linear=True), FEATURE_MAPS["hedgehog"]()  # pyright: ignore
     for part, known in ((plain, attention), (negative, attention), (learned, attended())):
-        assert part.calibrated(started(part, SHAPE), known, SHAPE) == {}
+        assert part.calibrate(started(part, SHAPE), known, SHAPE) == {}

@@ -12,4 +12,4 @@ def test_stretches_cover_each_token_once() -> None:
     assert stretches.begins.tolist() == [0, 3, 3 + SPAN, 3 + 2 * SPAN]
     assert stretches.ends.tolist() == [3, 3 + SPAN, 3 + 2 * SPAN, 4 + 2 * SPAN]
     assert stretches.document.tolist() == [0, 1, 2, 2]
-    assert stretches.joined(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist() == [1.0, 2.0, 7.0]
+    assert stretches.reduce(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist() == [1.0, 2.0, 7.0]

@@ -50,7 +50,7 @@ def test_it_holds_its_own_chunk_and_the_one_before(size: int, calls: list[Call],
         (partial, evicted), state = computed(part, form, CONVOLVED, {}, tokens, state, query=query, pairs=pairs)
         assert partial.lse is not None
         assert evicted.arrival is not None
-        raw = evicted.rotated(NoPosition())
+        raw = evicted.rotate(NoPosition())
         assert all(first <= second for row in evicted.arrival.tolist() for first, second in pairwise(row))
         for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
             for column, (token, gone, held) in enumerate(row.take(real)):

@@ -35,7 +35,7 @@ def test_it_holds_the_last_pairs(size: int, calls: list[Call], form: str) -> Non
         query, pairs, tokens = stream.call(call)
         (partial, evicted), state = computed(part, form, CONVOLVED, {}, tokens, state, query=query, pairs=pairs)
         assert partial.lse is not None
-        raw = evicted.rotated(NoPosition())
+        raw = evicted.rotate(NoPosition())
         for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
             for column, (token, gone, held) in enumerate(row.take(real)):
                 assert evicted.position[index, column : column + 1].tolist() == ([row.tokens[pair][1] for pair in gone] or [-1])

@@ -43,7 +43,7 @@ class Recorded:
         self._waiting.append(step)
         assert len(self._waiting) <= self.at_once
 
-    def ended(self) -> tuple[AblationStep, Figures]:
+    def wait_for_one(self) -> tuple[AblationStep, Figures]:
         step = self._waiting.pop(-1 if self._backwards else 0)
         self.ran.append(step)
         self._done.add(step.name)
@@ -108,7 +108,7 @@ def test_a_process_that_is_killed_is_told(chains: list[Chain], tmp_path: Path, m
         with processes(1)() as workers:
             workers.start(chains[0].steps[0], tmp_path)
             started.extend(workers._executor._processes)  # pyright: ignore[reportAttributeAccessIssue]
-            workers.ended()
+            workers.wait_for_one()
 
     started: list[int] = []
     monkeypatch.setattr(runner, "wait", kill)

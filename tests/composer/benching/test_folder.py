@@ -29,7 +29,7 @@ def test_pictures_of_another_bench_go(tmp_path: Path) -> None:
 
 
 def take(folder: Path, *, force: bool) -> None:
-    with STORE.opened(folder, force=force):
+    with STORE.hold(folder, force=force):
         assert folder.is_dir()
 
 
@@ -64,7 +64,7 @@ def test_a_bench_is_not_added_to(tmp_path: Path) -> None:
 
 def test_one_at_a_time(tmp_path: Path) -> None:
     """A second bench of one folder is refused, with and without --force."""
-    with STORE.opened(tmp_path, force=False):
+    with STORE.hold(tmp_path, force=False):
         for force in (False, True):
             with pytest.raises(BenchError, match="Another bench writes to .*Wait until it has ended, or choose another --out"):
                 take(tmp_path, force=force)

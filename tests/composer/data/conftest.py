@@ -33,7 +33,7 @@ class Echo(Closed):
     seed: int = 0
     learn: Learn = "answer"
 
-    def drawn(self, writer: Writer, length: int, split: Split) -> Iterator[Sample]:
+    def draw(self, writer: Writer, length: int, split: Split) -> Iterator[Sample]:
         random = np.random.default_rng([self.seed, split == "evaluation"])
         for _ in range(self.samples):
             token = int(random.integers(4, 200)) + 200 * (split == "evaluation")

@@ -19,7 +19,7 @@ TASKS = [Passkey(samples=3), Recall(samples=3, pairs=4), Mqar(samples=3, pairs=4
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_documents(task: Passkey | Recall | Mqar | Stories, tokenizer: PreTrainedTokenizerBase) -> None:
-    samples = list(task.drawn(Writer(tokenizer), 200, "train"))
+    samples = list(task.draw(Writer(tokenizer), 200, "train"))
     for learn in ("answer", "all"):
         if task.name == "stories" and learn == "answer":
             continue

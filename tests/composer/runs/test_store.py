@@ -56,19 +56,19 @@ def test_a_run_is_neither_continued_nor_replaced_without_an_option(tmp_path: Pat
 
 
 def test_a_run_is_continued_with_equal_settings(tmp_path: Path) -> None:
-    with STORE.opened(tmp_path / "out") as has_run:
+    with STORE.hold(tmp_path / "out") as has_run:
         assert not has_run
         STORE.begin(tmp_path / "out", Small(seed=0))
     fill(tmp_path / "out")
     before = names_in(tmp_path / "out")
-    with STORE.opened(tmp_path / "out", resume=True) as has_run:
+    with STORE.hold(tmp_path / "out", resume=True) as has_run:
         assert has_run
         STORE.begin(tmp_path / "out", Small(seed=0))
         with pytest.raises(BenchError, match=r"begun with other settings:\n  seed: was 0, now 1\n  names: was none, now a, b\nUse"):
             STORE.begin(tmp_path / "out", Small(seed=1, names=("a", "b")))
         with (
             pytest.raises(BenchError, match="Another try writes to .*Wait until it has ended"),
-            STORE.opened(tmp_path / "out", resume=True),
+            STORE.hold(tmp_path / "out", resume=True),
         ):
             pass
     assert names_in(tmp_path / "out") == before
@@ -85,7 +85,7 @@ def test_force_removes_what_the_command_wrote(tmp_path: Path) -> None:
 def test_a_temporary_folder_is_replaced_and_removed_as_a_whole(tmp_path: Path) -> None:
     folder = tmp_path / "out.run"
     for seed in (0, 1):
-        with TEMPORARY.opened(folder, force=True):
+        with TEMPORARY.hold(folder, force=True):
             TEMPORARY.begin(folder, Small(seed=seed), force=True)
             assert names_in(tmp_path) == {".out.run.lock", f"out.run/{MARK}"}
         (folder / "checkpoint").touch()

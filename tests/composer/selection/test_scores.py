@@ -32,7 +32,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory):
     return (
         load_student(described, options).eval(),
         open_teacher(described.record, None).load("cpu"),
-        rows.taken(torch.tensor([0, 1]).numpy()),
+        rows.take(torch.tensor([0, 1]).numpy()),
     )
 
 

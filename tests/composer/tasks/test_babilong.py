@@ -42,7 +42,7 @@ def test_a_file_is_read_by_the_question(babi: Path) -> None:
 
 def test_facts_are_told_in_order(letters: Writer, babi: Path) -> None:
     places = []
-    for sample in BabilongQa2(babi=babi, samples=30).drawn(letters, 1200, "evaluation"):
+    for sample in BabilongQa2(babi=babi, samples=30).draw(letters, 1200, "evaluation"):
         facts = ["Mary went to the kitchen.", "Mary got the milk there.", "Mary went to the garden."]
         match = re.fullmatch(rf"(.*){re.escape(facts[0])}(.*){re.escape(facts[1])}(.*){re.escape(facts[2])}(.*)", sample.text)
         assert match
@@ -57,7 +57,7 @@ def test_facts_are_told_in_order(letters: Writer, babi: Path) -> None:
 
 
 def test_what_is_said_to_models_that_have_not_learned_it(letters: Writer, babi: Path) -> None:
-    (sample,) = BabilongQa1(babi=babi, samples=1, instruction="Answer in one word.").drawn(letters, 700, "train")
+    (sample,) = BabilongQa1(babi=babi, samples=1, instruction="Answer in one word.").draw(letters, 700, "train")
     assert re.fullmatch(
         r"Answer in one word\.\n<context>\n[^\n]*John went to the hallway\.[^\n]*\n</context>\n"
         r"Question: Where is Mary\? (bathroom|office)",
@@ -103,7 +103,7 @@ def test_without_files(name: str, any_text: Writer, monkeypatch: pytest.MonkeyPa
     made = TASKS[name].model_validate({"samples": 6})
     for split in SPLITS:
         calls.clear()
-        for sample in made.drawn(any_text, 1200, split):
+        for sample in made.draw(any_text, 1200, split):
             assert 1140 <= len(sample.ids) <= 1200
             assert sample.answers
             assert made.score(sample, sample.answers[0]) == 1
@@ -123,15 +123,15 @@ def test_labels() -> None:
 def test_each_split_has_its_file(letters: Writer, babi: Path) -> None:
     (babi / "qa1_some-words_test.txt").write_text("1 Sandra went to the garden.\n2 Where is Sandra? \tgarden\t1\n")
     made = BabilongQa1(babi=babi, samples=20)
-    assert not any("Sandra" in sample.text for sample in made.drawn(letters, 700, "train"))
-    assert all("Sandra" in sample.text for sample in made.drawn(letters, 700, "evaluation"))
+    assert not any("Sandra" in sample.text for sample in made.draw(letters, 700, "train"))
+    assert all("Sandra" in sample.text for sample in made.draw(letters, 700, "evaluation"))
 
 
 def test_a_file_that_is_written_anew_is_read_anew(letters: Writer, babi: Path) -> None:
     made = BabilongQa1(babi=babi, samples=1)
     for name in ("Sandra", "Daniel Brown"):
         (babi / "qa1_some-words_test.txt").write_text(f"1 {name} went to the garden.\n2 Where is {name}? \tgarden\t1\n")
-        (sample,) = made.drawn(letters, 700, "evaluation")
+        (sample,) = made.draw(letters, 700, "evaluation")
         assert name in sample.text
 
 
@@ -143,7 +143,7 @@ def test_a_single_file_is_divided(part: str, letters: Writer, babi: Path) -> Non
     (babi / f"qa1_some-words_{part}.txt").write_text("".join(stories))
     made = BabilongQa1(babi=babi, samples=60)
     digits: dict[Any, set[str]] = {
-        split: {digit for sample in made.drawn(letters, 100, split) for digit in re.findall(r"met (\d) of", sample.text)}
+        split: {digit for sample in made.draw(letters, 100, split) for digit in re.findall(r"met (\d) of", sample.text)}
         for split in ("train", "evaluation")
     }
     assert digits == {"train": set("01234567"), "evaluation": set("89")}
@@ -151,11 +151,11 @@ def test_a_single_file_is_divided(part: str, letters: Writer, babi: Path) -> Non
 
 def test_what_cannot_be_read(letters: Writer, babi: Path) -> None:
     with pytest.raises(TaskError, match="has no file of bAbI's task 3, such as qa3_"):
-        list(BabilongQa3(babi=babi).drawn(letters, 700, "train"))
+        list(BabilongQa3(babi=babi).draw(letters, 700, "train"))
     for wrong in ("Mary went.", "1 Where is Mary?\tgarden", "2 Mary went.", "1 Where is Mary?\tgarden\t7"):
         (babi / "qa1_some-words_train.txt").write_text(wrong)
         with pytest.raises(TaskError, match=r"qa1_some-words_train.txt:1 is no line of bAbI"):
-            list(BabilongQa1(babi=babi, seed=1).drawn(letters, 700, "train"))
+            list(BabilongQa1(babi=babi, seed=1).draw(letters, 700, "train"))
     path = babi / "qa1_some-words_train.txt"
     path.write_text("".join(f"{number} Mary went to the garden.\n" for number in range(1, MOST_FACTS + 2)))
     with pytest.raises(TaskError, match=f"train.txt:{MOST_FACTS + 1}: a story has more than 2,000 facts"):
@@ -164,26 +164,26 @@ def test_what_cannot_be_read(letters: Writer, babi: Path) -> None:
     (babi.parent / "else.txt").write_text("1 Mary went.\n")
     path.symlink_to(babi.parent / "else.txt")
     with pytest.raises(TaskError, match="cannot be read as text: it leads out of its folder"):
-        list(BabilongQa1(babi=babi, seed=2).drawn(letters, 700, "train"))
+        list(BabilongQa1(babi=babi, seed=2).draw(letters, 700, "train"))
 
 
 def test_too_short(letters: Writer, babi: Path) -> None:
     with pytest.raises(TaskError, match=r"babilong-qa1 needs at least \d+ tokens, not 20: the shortest of 100 stories"):
-        list(BabilongQa1(babi=babi).drawn(letters, 20, "train"))
-    (sample,) = BabilongQa1(babi=babi, samples=1).drawn(letters, 75, "train")
+        list(BabilongQa1(babi=babi).draw(letters, 20, "train"))
+    (sample,) = BabilongQa1(babi=babi, samples=1).draw(letters, 75, "train")
     assert "Where is Mary?" in sample.text
 
 
 def test_words_that_the_tokenizer_does_not_have(words: Writer, babi: Path) -> None:
     with pytest.raises(TaskError, match=r'cannot write "Mary moved to the bathroom\."'):
-        list(BabilongQa1(babi=babi).drawn(words, 300, "train"))
+        list(BabilongQa1(babi=babi).draw(words, 300, "train"))
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="bAbI does not lie beside the repository")
 @pytest.mark.parametrize("name", ["babilong-qa1", "babilong-qa2", "babilong-qa3"])
 def test_the_real_files(name: str, letters: Writer) -> None:
     made = TASKS[name].model_validate({"babi": REAL, "samples": 8})
-    for sample in made.drawn(letters, 2500, "evaluation"):
+    for sample in made.draw(letters, 2500, "evaluation"):
         assert 2470 <= len(sample.ids) <= 2500
         assert sample.answers
         assert sample.answers[0] in PLACES

@@ -19,7 +19,7 @@ SPLITS: tuple[Split, ...] = ("train", "evaluation")
 
 
 def samples(writer: Writer, length: int, **options: Any) -> list[Sample]:
-    return list(ListOps.model_validate({"samples": 10} | options).drawn(writer, length, "evaluation"))
+    return list(ListOps.model_validate({"samples": 10} | options).draw(writer, length, "evaluation"))
 
 
 def read(symbols: list[str]) -> tuple[int, int, int]:
@@ -156,6 +156,6 @@ def test_score(written: str, right: float) -> None:
 
 def test_training_and_evaluation_are_apart(letters: Writer) -> None:
     made = ListOps(above=3, below=6, samples=300)
-    train, evaluation = ({sample.text for sample in made.drawn(letters, 100, split)} for split in SPLITS)
+    train, evaluation = ({sample.text for sample in made.draw(letters, 100, split)} for split in SPLITS)
     assert not train & evaluation
     assert len(evaluation) > 20

@@ -78,7 +78,7 @@ def test_gaps_follow_the_power_law() -> None:
 def test_a_text_says_the_values(letters: Writer) -> None:
     made = Mqar(samples=5, pairs=6, vocabulary=100)
     ordinary = letters.ordinary[:100]
-    for sample in made.drawn(letters, 66, "train"):
+    for sample in made.draw(letters, 66, "train"):
         symbols = [ordinary.index(token) for token in sample.ids[1:]]
         assert len(symbols) == 64  # an even number, after BOS
         stated = dict(zip(symbols[:12:2], symbols[1:12:2], strict=True))
@@ -95,12 +95,12 @@ def test_what_cannot_be_asked(letters: Writer) -> None:
         ({"vocabulary": 100_000}, 500, r"mqar: the tokenizer has \d+ tokens that are not special, not 100000"),
     ]:
         with pytest.raises(TaskError, match=message):
-            list(Mqar.model_validate(options).drawn(letters, length, "train"))
+            list(Mqar.model_validate(options).draw(letters, length, "train"))
     with pytest.raises(TaskError, match="mqar has an even number of symbols, not 33"):
         multiquery_ar(64, 1, 33, 0)
 
 
 def test_samples_differ(letters: Writer) -> None:
     splits: tuple[Split, ...] = ("train", "evaluation")
-    samples: list[Sample] = [sample for split in splits for sample in Mqar(samples=20).drawn(letters, 64, split)]
+    samples: list[Sample] = [sample for split in splits for sample in Mqar(samples=20).draw(letters, 64, split)]
     assert len({sample.ids for sample in samples}) == 40

@@ -40,7 +40,7 @@ def parted(sample: Sample) -> tuple[list[tuple[str, str]], str, str]:
 
 
 def test_multikey(words: Writer) -> None:
-    for sample in made("multikey", keys=5).drawn(words, 256, "train"):
+    for sample in made("multikey", keys=5).draw(words, 256, "train"):
         needles, filler, question = parted(sample)
         match = re.fullmatch(r" the pass key of (\w+)\? The pass key of \1 is (\d{5})", question)
         assert match
@@ -55,7 +55,7 @@ def test_multikey(words: Writer) -> None:
 
 
 def test_multivalue(words: Writer) -> None:
-    for sample in made("multivalue", values=3).drawn(words, 256, "train"):
+    for sample in made("multivalue", values=3).draw(words, 256, "train"):
         needles, filler, question = parted(sample)
         match = re.fullmatch(r" the pass key of (\w+)\? Find all of them\. The pass key of \1 is ([\d ]+)", question)
         assert match
@@ -68,7 +68,7 @@ def test_multivalue(words: Writer) -> None:
 
 def test_two_needles(words: Writer) -> None:
     orders = Counter[bool]()
-    for sample in made("two-needles").drawn(words, 256, "train"):
+    for sample in made("two-needles").draw(words, 256, "train"):
         needles, filler, question = parted(sample)
         match = re.fullmatch(r" the pass key of (\w+) and of (\w+)\? The pass key of \1 and of \2 is (\d{5}) (\d{5})", question)
         assert match
@@ -83,7 +83,7 @@ def test_two_needles(words: Writer) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_needles_stand_anywhere(name: str, words: Writer) -> None:
     quarters = Counter[int]()
-    for sample in made(name, samples=150).drawn(words, 250, "evaluation"):
+    for sample in made(name, samples=150).draw(words, 250, "evaluation"):
         sentences = re.findall(r"[A-Z][^.]*\.", parted(sample)[1])
         text, filler = sample.text, len(sentences)
         for result in re.finditer(r"The pass key of \w+ is \d{5}\.", text):
@@ -95,7 +95,7 @@ def test_needles_stand_anywhere(name: str, words: Writer) -> None:
 
 @pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
 def test_the_depth_of_the_one_that_is_asked_for(depth: float, words: Writer) -> None:
-    for sample in made("multikey", depth=depth, samples=10).drawn(words, 400, "evaluation"):
+    for sample in made("multikey", depth=depth, samples=10).draw(words, 400, "evaluation"):
         assert sample.depth == pytest.approx(depth, abs=0.02)
         before = len(
             re.findall(r"(?:green|blue|yellow|go|again)\.", sample.text[: sample.text.index((sample.answers or ("",))[0])])
@@ -130,7 +130,7 @@ def test_scores_are_exact(task: Needles, answers: tuple[str, ...], written: str,
 def test_chance_is_what_any_key_of_the_text_is_worth(name: str, options: dict[str, Any], words: Writer) -> None:
     """Chance is the score of answering 600 texts with their keys in random order."""
     task, rng, scores = made(name, samples=600, **options), random.Random(0), list[float]()
-    for sample in task.drawn(words, 100, "evaluation"):
+    for sample in task.draw(words, 100, "evaluation"):
         keys = re.findall(r"is (\d{5})\.", sample.text)
         scores.append(task.score(sample, " ".join(rng.sample(keys, len(keys)))))
     assert sum(scores) / 600 == pytest.approx(task.chance, abs=4 * (task.chance * (1 - task.chance) / 600) ** 0.5)
@@ -142,7 +142,7 @@ def test_chance_where_all_keys_of_the_text_are_asked_for() -> None:
 
 @pytest.mark.parametrize(("name", "least"), [("multikey", 97), ("multivalue", 117), ("two-needles", 84)])
 def test_too_short(name: str, least: int, words: Writer) -> None:
-    (sample,) = made(name, samples=1).drawn(words, least, "train")
+    (sample,) = made(name, samples=1).draw(words, least, "train")
     assert len(sample.ids) == least
     with pytest.raises(TaskError, match=f"{name} needs at least {least} tokens, not {least - 1}"):
-        list(made(name, samples=1).drawn(words, least - 1, "train"))
+        list(made(name, samples=1).draw(words, least - 1, "train"))

@@ -22,7 +22,7 @@ VALUES = {"niah-single-1": r"[1-9]\d{6}", "niah-single-2": r"[1-9]\d{6}", "niah-
 
 
 def samples(name: str, writer: Writer, length: int, split: Split = "evaluation", **options: Any) -> list[Sample]:
-    return list(TASKS[name].model_validate({"samples": 12} | options).drawn(writer, length, split))
+    return list(TASKS[name].model_validate({"samples": 12} | options).draw(writer, length, split))
 
 
 def parts(name: str, sample: Sample) -> tuple[str, str]:

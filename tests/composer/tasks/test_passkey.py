@@ -18,7 +18,7 @@ GRASS = "The grass is green. The sky is blue. The sun is yellow. Here we go. The
 
 
 def samples(writer: Writer, length: int, count: int = 40, **options: Any) -> list[Sample]:
-    return list(Passkey.model_validate({"samples": count} | options).drawn(writer, length, "evaluation"))
+    return list(Passkey.model_validate({"samples": count} | options).draw(writer, length, "evaluation"))
 
 
 def test_plain(words: Writer) -> None:

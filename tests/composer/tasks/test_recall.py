@@ -20,7 +20,7 @@ def test_words() -> None:
 
 @pytest.mark.parametrize("pairs", [2, 16, 32])
 def test_recall(pairs: int, words: Writer) -> None:
-    for sample in Recall(pairs=pairs, samples=20).drawn(words, 256, "train"):
+    for sample in Recall(pairs=pairs, samples=20).draw(words, 256, "train"):
         symbols = sample.text.split()
         keys, values = symbols[::2], symbols[1::2]
         value_of = dict(zip(keys[:pairs], values[:pairs], strict=True))
@@ -36,7 +36,7 @@ def test_recall(pairs: int, words: Writer) -> None:
 def test_all_64_pairs(words: Writer) -> None:
     """256 tokens have room for all questions but one. At 512 tokens each pair is asked for more than once."""
     for length, queries in ((256, 63), (512, 191)):
-        for sample in Recall(pairs=64, samples=5).drawn(words, length, "evaluation"):
+        for sample in Recall(pairs=64, samples=5).draw(words, length, "evaluation"):
             symbols = sample.text.split()
             value_of = dict(zip(symbols[:128:2], symbols[1:128:2], strict=True))
             assert set(value_of) == set(KEYS)
@@ -45,19 +45,19 @@ def test_all_64_pairs(words: Writer) -> None:
             assert len(set(symbols[128::2])) == min(queries, 64)
             assert sum(sample.answer) == queries
     with pytest.raises(TaskError, match="recall of 64 pairs needs at least 131 tokens, not 130"):
-        list(Recall(pairs=64).drawn(words, 130, "train"))
+        list(Recall(pairs=64).draw(words, 130, "train"))
 
 
 def test_recall_in_any_tokens(any_text: Writer) -> None:
-    for sample in Recall(pairs=4, samples=5).drawn(any_text, 300, "evaluation"):
+    for sample in Recall(pairs=4, samples=5).draw(any_text, 300, "evaluation"):
         answers = [token for token, wanted in zip(sample.ids, sample.answer, strict=True) if wanted]
         assert any_text.decode(answers).split() == sample.text.split()[9::2]
 
 
 def test_recall_that_does_not_fit(words: Writer) -> None:
     with pytest.raises(TaskError, match="recall of 32 pairs needs at least 67 tokens, not 66"):
-        list(Recall().drawn(words, 66, "train"))
-    (sample,) = Recall(samples=1).drawn(words, 67, "train")
+        list(Recall().draw(words, 66, "train"))
+    (sample,) = Recall(samples=1).draw(words, 67, "train")
     assert sum(sample.answer) == 1
 
 
@@ -121,7 +121,7 @@ def test_gaps_follow_the_power_law() -> None:
 @pytest.mark.parametrize("random_non_queries", [True, False])
 def test_mqar_as_a_text(random_non_queries: bool, words: Writer) -> None:
     made = Mqar(pairs=4, samples=30, vocabulary=200, random_non_queries=random_non_queries)
-    for sample in made.drawn(words, 64, "train"):
+    for sample in made.draw(words, 64, "train"):
         assert len(sample.ids) == 63  # BOS, and an even number of symbols
         symbols = np.array(sample.ids[1:]) - 4  # the special tokens of this tokenizer are its first four
         assert symbols.min() >= 0
@@ -141,6 +141,6 @@ def test_mqar_that_cannot_be(words: Writer) -> None:
         ({"vocabulary": 16, "pairs": 8}, 64, "a vocabulary of at least 18 for 8 different keys, not 16"),
     ]:
         with pytest.raises(TaskError, match=message):
-            list(Mqar.model_validate(options).drawn(words, length, "train"))
+            list(Mqar.model_validate(options).draw(words, length, "train"))
     with pytest.raises(TaskError, match="an even number of symbols, not 63"):
         multiquery_ar(100, 1, 63, 0)

@@ -80,7 +80,7 @@ def test_the_page_of_tasks() -> None:
 
 def test_what_the_shipped_teacher_can_write(words: Writer, babi: Path) -> None:
     for name in sorted({*TASKS} - {"babilong-qa3", "babilong-qa4"}):
-        drawn = task(name, babi, samples=1).drawn(words, 800, "train")
+        drawn = task(name, babi, samples=1).draw(words, 800, "train")
         if name in IN_WORDS:
             assert len(list(drawn)) == 1
         else:
@@ -94,7 +94,7 @@ def test_what_the_shipped_teacher_can_write(words: Writer, babi: Path) -> None:
 @pytest.mark.parametrize("name", sorted((WRITTEN | OTHERS) - {"listops"}))
 def test_lengths(name: str, length: int, any_text: Writer, babi: Path) -> None:
     made = task(name, babi, samples=2)
-    for sample in made.drawn(any_text, length, "train"):
+    for sample in made.draw(any_text, length, "train"):
         assert len(sample.ids) == len(sample.answer) <= length
         assert len(sample.ids) >= length - SLACK.get(name, 30)
         assert list(sample.ids[: len(any_text.begin)]) == any_text.begin
@@ -110,7 +110,7 @@ def test_too_short(name: str, letters: Writer, babi: Path) -> None:
 @pytest.mark.parametrize("name", IN_WORDS)
 @pytest.mark.parametrize("length", [90, 256, 513])
 def test_lengths_in_words(name: str, length: int, words: Writer, babi: Path) -> None:
-    for sample in task(name, babi).drawn(words, length, "train"):
+    for sample in task(name, babi).draw(words, length, "train"):
         assert length - 5 < len(sample.ids) <= length
         assert name == "mqar" or words.tokenizer.unk_token_id not in sample.ids
 
@@ -118,7 +118,7 @@ def test_lengths_in_words(name: str, length: int, words: Writer, babi: Path) -> 
 @pytest.mark.parametrize("name", sorted(WRITTEN))
 def test_what_is_written_after_the_prompt(name: str, any_text: Writer, babi: Path) -> None:
     made = task(name, babi, samples=2)
-    for sample in made.drawn(any_text, 900, "evaluation"):
+    for sample in made.draw(any_text, 900, "evaluation"):
         assert sample.prompt is not None
         assert sample.answers is not None
         assert sample.text.startswith(f"{sample.prompt} ")
@@ -142,11 +142,11 @@ def test_what_is_written_after_the_prompt(name: str, any_text: Writer, babi: Pat
 @pytest.mark.parametrize("name", sorted(WRITTEN | OTHERS))
 def test_a_seed_says_everything(name: str, letters: Writer, babi: Path) -> None:
     made = task(name, babi, samples=2)
-    first = list(made.drawn(letters, 800, "evaluation"))
-    assert list(made.drawn(letters, 800, "evaluation")) == first
-    assert list(task(name, babi, samples=1).drawn(letters, 800, "evaluation")) == first[:1]
-    reseeded = task(name, babi, samples=2, seed=1).drawn(letters, 800, "evaluation")
-    training = made.drawn(letters, 800, "train")
+    first = list(made.draw(letters, 800, "evaluation"))
+    assert list(made.draw(letters, 800, "evaluation")) == first
+    assert list(task(name, babi, samples=1).draw(letters, 800, "evaluation")) == first[:1]
+    reseeded = task(name, babi, samples=2, seed=1).draw(letters, 800, "evaluation")
+    training = made.draw(letters, 800, "train")
     assert len({sample.text for sample in (*first, *reseeded, *training)}) == 6
 
 
@@ -162,7 +162,7 @@ def test_training_and_evaluation_are_apart(name: str, words: Writer, babi: Path,
     options = {"recall": {"pairs": 2}, "mqar": {"pairs": 1, "vocabulary": 40, "random_non_queries": False}}.get(name, {})
     length = {"recall": 7, "stories": 5, "mqar": 5}.get(name, 90)
     texts: dict[Split, set[str]] = {
-        split: {sample.text for sample in task(name, babi, samples=100, **options).drawn(words, length, split)} for split in SPLITS
+        split: {sample.text for sample in task(name, babi, samples=100, **options).draw(words, length, split)} for split in SPLITS
     }
     assert not texts["train"] & texts["evaluation"]
     assert min(map(len, texts.values())) > 3
@@ -188,16 +188,16 @@ def test_streams_differ() -> None:
 
 
 def test_the_length_is_the_task_s_or_the_caller_s(words: Writer, babi: Path) -> None:
-    assert {len(sample.ids) for sample in task("stories", babi, length=50).drawn(words, 200, "train")} == {50}
-    assert {len(sample.ids) for sample in task("stories", babi).drawn(words, 200, "train")} == {200}
+    assert {len(sample.ids) for sample in task("stories", babi, length=50).draw(words, 200, "train")} == {50}
+    assert {len(sample.ids) for sample in task("stories", babi).draw(words, 200, "train")} == {200}
     with pytest.raises(TaskError, match="stories: set the length of its samples"):
-        list(task("stories", babi).drawn(words, None, "train"))
+        list(task("stories", babi).draw(words, None, "train"))
 
 
 def test_only_what_is_written_has_a_score(words: Writer, babi: Path) -> None:
     for name in ("recall", "mqar", "stories"):
         made = task(name, babi)
-        (sample, *_) = made.drawn(words, 100, "train")
+        (sample, *_) = made.draw(words, 100, "train")
         assert (sample.prompt, sample.answers) == (None, None)
         with pytest.raises(TaskError, match=rf"{name} is scored by {made.scored}"):
             made.score(sample, "")

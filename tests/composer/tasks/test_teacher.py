@@ -52,7 +52,7 @@ def teacher() -> Any:
 def share_right(model: Any, task: Task, writer: Writer) -> float:
     """Return the share of the answers' tokens that are the model's first choice after the true text."""
     right: list[torch.Tensor] = []
-    for sample in task.drawn(writer, 256, "evaluation"):
+    for sample in task.draw(writer, 256, "evaluation"):
         ids = torch.tensor([sample.ids])
         chosen = model(input_ids=ids).logits[0, :-1].argmax(-1)
         right.append((chosen == ids[0, 1:])[torch.tensor(sample.answer[1:])])
@@ -66,7 +66,7 @@ def test_recall(teacher: Any, words: Writer) -> None:
 @torch.no_grad()
 def test_passkey(teacher: Any, words: Writer) -> None:
     task, scores = Passkey(samples=20), []
-    for sample in task.drawn(words, 256, "evaluation"):
+    for sample in task.draw(words, 256, "evaluation"):
         prompt = torch.tensor([sample.prompt_ids])
         mask = torch.ones_like(prompt)
         written = teacher.generate(prompt, attention_mask=mask, max_new_tokens=8, do_sample=False)[0, len(sample.prompt_ids) :]

@@ -22,7 +22,7 @@ FORM = (
 
 
 def samples(writer: Writer, length: int, **options: Any) -> list[Sample]:
-    return list(VariableTracking.model_validate({"samples": 8} | options).drawn(writer, length, "evaluation"))
+    return list(VariableTracking.model_validate({"samples": 8} | options).draw(writer, length, "evaluation"))
 
 
 def chains(context: str, size: int) -> dict[str, list[str]]:

@@ -48,11 +48,11 @@ def spaced(letters: Writer) -> Writer:
 
 
 def common(writer: Writer, length: int, **options: Any) -> list[Sample]:
-    return list(CommonWords.model_validate({"samples": 4} | options).drawn(writer, length, "evaluation"))
+    return list(CommonWords.model_validate({"samples": 4} | options).draw(writer, length, "evaluation"))
 
 
 def frequent(writer: Writer, length: int, **options: Any) -> list[Sample]:
-    return list(FrequentWords.model_validate({"samples": 6} | options).drawn(writer, length, "evaluation"))
+    return list(FrequentWords.model_validate({"samples": 6} | options).draw(writer, length, "evaluation"))
 
 
 def entries(numbered: str) -> list[str]:
