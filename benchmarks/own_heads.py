@@ -73,7 +73,7 @@ def apart(found: Tensor, other: Tensor) -> float:
 def maps(bench: Bench, length: int) -> dict[str, Any]:
     """Hedgehog's features of queries, forward and backward."""
     _, shape = bench.head("lolcats")
-    part = Hedgehog().resolved(shape)
+    part = Hedgehog().with_dim(shape)
     weight = torch.randn(part.parameters(shape)["query_weight"].shape, generator=torch.Generator().manual_seed(2))
     weight = (weight / shape.head_dim**0.5).to(bench.device, bench.kind).requires_grad_()
     query = bench.inputs(shape, 1, length)[1].requires_grad_()
@@ -96,7 +96,7 @@ def maps(bench: Bench, length: int) -> dict[str, Any]:
 def taps_and_map(bench: Bench, length: int) -> dict[str, Any]:
     """LAWCAT's convolution and features of queries, forward and backward: in one launch, in two, and composed."""
     _, shape = bench.head("lolcats")
-    part, taps = Hedgehog().resolved(shape), Convolution()
+    part, taps = Hedgehog().with_dim(shape), Convolution()
     generator = torch.Generator().manual_seed(2)
     sizes = (shape.heads, shape.head_dim, taps.kernel), (shape.heads, shape.head_dim, part.dim or shape.head_dim)
     filters, weight = (torch.randn(size, generator=generator) / shape.head_dim**0.5 for size in sizes)

@@ -67,7 +67,7 @@ class Convolution(Part):
         """Number of heads of the convolved keys."""
         return shape.heads if "k" in self.inputs and self.per == "query_head" else shape.key_heads
 
-    def _convolved(self, shape: Shape) -> dict[str, tuple[int, int]]:
+    def _convolved_sizes(self, shape: Shape) -> dict[str, tuple[int, int]]:
         """The inputs that are convolved, each with its number of heads and the numbers of a head."""
         size, values = shape.head_dim, shape.value_dim
         sizes = {"q": (shape.heads, size), "k": (shape.key_heads, size), "v": (shape.key_heads, values)}
@@ -78,11 +78,11 @@ class Convolution(Part):
         size = shape.head_dim
         rows = {"weight": (key_filters, size)} if self.share == "qk" else {"query": (shape.heads, size), "key": (key_filters, size)}
         rows["value"] = shape.key_heads, shape.value_dim
-        used = {"weight", *self._convolved(shape)}
+        used = {"weight", *self._convolved_sizes(shape)}
         return {name: Fresh((*sizes, self.kernel), initialise.current_token) for name, sizes in rows.items() if name in used}
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        return {name: Slot((self.kernel - 1, *sizes), "pairs") for name, sizes in self._convolved(shape).items()}
+        return {name: Slot((self.kernel - 1, *sizes), "pairs") for name, sizes in self._convolved_sizes(shape).items()}
 
     def shows(self, parameters: Parameters, call: Call, inputs: Mapping[str, Any]) -> dict[str, Shown]:
         description = "weight of the current token, the last tap, and of those before it"
@@ -90,10 +90,10 @@ class Convolution(Part):
 
     def flops(self, shape: Shape, tokens: int) -> int:
         keys = {"key": (self.key_heads(shape), shape.head_dim)} if "k" in self.inputs else {}
-        return 2 * self.kernel * sum(heads * size for heads, size in (self._convolved(shape) | keys).values())
+        return 2 * self.kernel * sum(heads * size for heads, size in (self._convolved_sizes(shape) | keys).values())
 
     def operation(self, shape: Shape) -> Operation:
-        ports = tuple(Port(name, Kind(name), *sizes) for name, sizes in self._convolved(shape).items())
+        ports = tuple(Port(name, Kind(name), *sizes) for name, sizes in self._convolved_sizes(shape).items())
         return Operation(
             reads=ports,
             gives=tuple(replace(port, heads=self.key_heads(shape)) if port.kind is Kind.KEY else port for port in ports),

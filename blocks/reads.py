@@ -91,7 +91,7 @@ class Shared(Read):
     """exact: the textbook's masses; row_max: the logits of exact memories minus their row maximum, the linear term as it is."""
 
     def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H V"]:
-        masses = [_mass(partial) for partial in self._scaled(partials)]
+        masses = [_mass(partial) for partial in self._scale(partials)]
         # Where no memory has a mass, all answer 0, and any weights do.
         least = torch.finfo(masses[0].dtype).min / 4
         if len(masses) == 2:
@@ -108,7 +108,7 @@ class Shared(Read):
             return None
         return "`scale: row_max` rescales exact memories against others; this head has not both: remove it", ("scale",)
 
-    def _scaled(self, partials: Sequence[Partial]) -> Sequence[Partial]:
+    def _scale(self, partials: Sequence[Partial]) -> Sequence[Partial]:
         maxima = [partial.maximum for partial in partials if partial.maximum is not None]
         if self.scale == "exact" or not maxima:
             return partials

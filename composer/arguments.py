@@ -64,12 +64,12 @@ def check_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments
     signature = inspect.signature(function)
 
     @wraps(function)
-    def wrapped(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+    def check_and_call(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         for name, value in signature.bind(*arguments, **options).arguments.items():
             _check_argument(name, value, str(signature.parameters[name].annotation))
         return function(*arguments, **options)
 
-    return wrapped
+    return check_and_call
 
 
 def _check_argument(name: str, value: object, annotation: str) -> None:

@@ -180,7 +180,7 @@ def translate_errors(function: Callable[Arguments, Result]) -> Callable[Argument
     """
 
     @wraps(function)
-    def wrapped(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+    def translate(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         try:
             return function(*arguments, **options)
         except ConverterError as error:
@@ -190,4 +190,4 @@ def translate_errors(function: Callable[Arguments, Result]) -> Callable[Argument
                 raise
             raise ComposerError(system_message(error)) from error
 
-    return wrapped
+    return translate

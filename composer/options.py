@@ -230,7 +230,7 @@ def in_python(text: str, options: Mapping[str, Option]) -> str:
     """
     names = {flag: name for name, entry in options.items() for part in entry.flags for flag in part.split("/")}
 
-    def written(match: re.Match[str]) -> str:
+    def write(match: re.Match[str]) -> str:
         flag, value = match["flag"] or match["argument"], match["value"] or ""
         if flag not in names:
             return match[0]
@@ -249,7 +249,7 @@ def in_python(text: str, options: Mapping[str, Option]) -> str:
             value, rest = "", value
         return f"`{name}{value and '='}{value}`{rest and ' '}{rest}"
 
-    return _FLAG.sub(written, text).replace('"]` `overrides=["', '", "')
+    return _FLAG.sub(write, text).replace('"]` `overrides=["', '", "')
 
 
 def function_of(

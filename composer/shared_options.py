@@ -29,11 +29,11 @@ Converter = TypeVar("Converter", bound=Callable[..., Any])
 def reads(kind: Any) -> Callable[[Converter], Converter]:
     """Set the type that the command line reads before a converter."""
 
-    def marked(converter: Converter) -> Converter:
+    def mark(converter: Converter) -> Converter:
         converter.kind = kind  # type: ignore[attr-defined]
         return converter
 
-    return marked
+    return mark
 
 
 @reads(Path)

@@ -134,19 +134,19 @@ class _Client:
             try:
                 return self.worker.ask(template, request)
             except (OSError, ValueError):
-                worker = self._dropped()
+                worker = self._drop_worker()
                 raise TemplateError(_end_message(worker.process.returncode)) from None
             except BaseException:  # such as Ctrl-C, after which its answer would be read as that to the next request
-                self._dropped()
+                self._drop_worker()
                 raise
 
     def stop(self) -> None:
         """End the child. The next template starts another."""
         with self.lock:
             if self.worker is not None:
-                self._dropped()
+                self._drop_worker()
 
-    def _dropped(self) -> _Worker:
+    def _drop_worker(self) -> _Worker:
         worker, self.worker = self.worker, None
         assert worker is not None
         worker.stop()

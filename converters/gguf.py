@@ -157,13 +157,13 @@ class _Reader:
     def text(self, longest: int = MOST_HEADER) -> str:
         length = self.count()
         if length > longest:
-            raise self.damaged(f"a string of {length:,} bytes; at most {longest:,} are read")
+            raise self.damage_error(f"a string of {length:,} bytes; at most {longest:,} are read")
         try:
             return self.take(length).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise self.damaged(f"a string that is not UTF-8, at byte {error.start} of it") from error
+            raise self.damage_error(f"a string that is not UTF-8, at byte {error.start} of it") from error
 
-    def damaged(self, what: str) -> WeightsError:
+    def damage_error(self, what: str) -> WeightsError:
         return WeightsError(f"{self.file} has a damaged header: {what}. Fetch it again.")
 
 
@@ -173,7 +173,7 @@ def _metadata(reader: _Reader, count: int) -> tuple[dict[str, MetadataValue], di
     for _ in range(count):
         key = reader.text(LONGEST_NAME)
         if key in metadata or key in lists:
-            raise reader.damaged(f"{brief(key)} is there twice")
+            raise reader.damage_error(f"{brief(key)} is there twice")
         kind = int(reader.number("<I"))
         if kind == _LIST:
             lists[key] = _skip_list(reader, key)
@@ -182,7 +182,7 @@ def _metadata(reader: _Reader, count: int) -> tuple[dict[str, MetadataValue], di
         elif kind in _SCALARS:
             metadata[key] = reader.number(_SCALARS[kind])
         else:
-            raise reader.damaged(f"{brief(key)} has the unknown type {kind}")
+            raise reader.damage_error(f"{brief(key)} has the unknown type {kind}")
     return metadata, lists
 
 
@@ -191,17 +191,17 @@ def _skip_list(reader: _Reader, key: str) -> int:
     kind, count = int(reader.number("<I")), reader.count()
     reader.elements += count
     if reader.elements > MOST_ELEMENTS:
-        raise reader.damaged(f"its lists have more than {MOST_ELEMENTS:,} elements, {brief(key)} the last of them")
+        raise reader.damage_error(f"its lists have more than {MOST_ELEMENTS:,} elements, {brief(key)} the last of them")
     if kind in _SCALARS:
         reader.take(count * struct.calcsize(_SCALARS[kind]))
     elif kind == _STRING:
         for _ in range(count):
             length = reader.count()
             if length > LONGEST_TOKEN:
-                raise reader.damaged(f"{brief(key)} has a string of {length:,} bytes; at most {LONGEST_TOKEN:,} are read")
+                raise reader.damage_error(f"{brief(key)} has a string of {length:,} bytes; at most {LONGEST_TOKEN:,} are read")
             reader.take(length)
     else:
-        raise reader.damaged(f"{brief(key)} is a list of elements of type {kind}; expected numbers or strings")
+        raise reader.damage_error(f"{brief(key)} is a list of elements of type {kind}; expected numbers or strings")
     return count
 
 
@@ -213,7 +213,9 @@ def _check_lists(reader: _Reader, lists: Mapping[str, int], tensors: Iterable[Gg
         if key.startswith(VOCABULARY):
             most = max(most, embeddings * (MOST_MERGES if key == MERGES else 1))
         if count > most:
-            raise reader.damaged(f"{brief(key)} has {count:,} elements; at most {most:,} are read for {embeddings:,} embeddings")
+            raise reader.damage_error(
+                f"{brief(key)} has {count:,} elements; at most {most:,} are read for {embeddings:,} embeddings"
+            )
 
 
 def _check_kind(file: Path, metadata: Mapping[str, MetadataValue]) -> None:
@@ -247,7 +249,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> tuple[GgufTensor, .
         dimensions = int(reader.number("<I"))
         if name in table or not 0 < dimensions <= MOST_DIMENSIONS:
             problem = "is there twice" if name in table else f"has {dimensions:,} dimensions; expected 1 to {MOST_DIMENSIONS}"
-            raise reader.damaged(f"the tensor {brief(name)} {problem}")
+            raise reader.damage_error(f"the tensor {brief(name)} {problem}")
         shape = tuple(reversed([reader.count() for _ in range(dimensions)]))
         kind, offset = int(reader.number("<I")), reader.count()
         if kind not in sizes:
@@ -257,7 +259,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> tuple[GgufTensor, .
             )
         label, values, stored = sizes[kind]
         if math.prod(shape) == 0 or shape[-1] % values or offset % alignment:
-            raise reader.damaged(f"the tensor {brief(name)} of type {label} has the shape {brief(list(shape))} at {offset:,}")
+            raise reader.damage_error(f"the tensor {brief(name)} of type {label} has the shape {brief(list(shape))} at {offset:,}")
         table[name] = shape, label, offset, math.prod(shape) // values * stored
     start = -(-reader.stream.tell() // alignment) * alignment
     tensors = [
@@ -267,7 +269,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> tuple[GgufTensor, .
     end = start
     for tensor in sorted(tensors, key=lambda located: located.start):
         if tensor.start < end:
-            raise reader.damaged(f"the tensor {brief(tensor.name)} lies over another one")
+            raise reader.damage_error(f"the tensor {brief(tensor.name)} lies over another one")
         end = tensor.end
     if end > reader.size:
         raise WeightsError(f"{reader.file} is truncated: {reader.size:,} bytes where its header describes {end:,}. Fetch it again.")

@@ -137,7 +137,7 @@ def header_bytes(tensors: Iterable[tuple[str, Dtype, tuple[int, ...]]]) -> bytes
 def _parse(file: Path, text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
     mappings = 0
 
-    def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def parse_mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         nonlocal mappings
         mappings += 1
         if max(mappings - 2, len(pairs) - 1) > MOST_TENSORS:  # one per tensor, beside its own, and one for the file's metadata
@@ -149,7 +149,7 @@ def _parse(file: Path, text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
         return mapping
 
     try:
-        header = parse_json(text, unrepeated)
+        header = parse_json(text, parse_mapping)
     except ValueError as error:
         raise WeightsError(f"{file} has a damaged header ({error}). Fetch it again.") from error
     if not isinstance(header, dict):

@@ -228,7 +228,7 @@ def check_opened_by_libraries(folder: Path) -> None:
 
 
 def _check_readable(folder: Path, name: str, most: int | None = None) -> None:
-    path = _own(folder, name)
+    path = _own_file(folder, name)
     try:
         check_file(path, most)
     except OSError as error:
@@ -239,12 +239,12 @@ def weight_files(folder: Path, read: Callable[[Path], Shard] = read_shard) -> di
     """Return the weight files that transformers would load: a single file has precedence over an index. read: reads the header of
     one."""
     if os.path.lexists(folder / SINGLE):
-        return {SINGLE: read(_own(folder, SINGLE))}
+        return {SINGLE: read(_own_file(folder, SINGLE))}
     path = folder / INDEX
     if not os.path.lexists(path):
         raise WeightsError(_no_weights(folder))
     try:
-        content = read_bytes(_own(folder, INDEX), MOST_NAMES)
+        content = read_bytes(_own_file(folder, INDEX), MOST_NAMES)
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {reason(error)}.") from error
     weight_map = _json(path, content, WeightsError).get("weight_map")
@@ -257,7 +257,7 @@ def weight_files(folder: Path, read: Callable[[Path], Shard] = read_shard) -> di
         if not os.path.lexists(folder / file):
             count = sum(1 for value in weight_map.values() if value == file)
             raise WeightsError(f"{folder / file} is missing: {path.name} places {count} tensors in it. Fetch it again.")
-        shards[file] = read(_own(folder, file))
+        shards[file] = read(_own_file(folder, file))
     for name, file in weight_map.items():
         if name not in shards[file].tensors and name not in shards[file].masks:
             raise WeightsError(f"{path} places {brief(name)} in {file}, which does not hold it. Fetch both again.")
@@ -287,7 +287,7 @@ def _check_generation(folder: Path, trunk: Sizes) -> None:
     if not os.path.lexists(path):
         return
     try:
-        content = read_bytes(_own(folder, GENERATION_CONFIG), MOST_CONFIG)
+        content = read_bytes(_own_file(folder, GENERATION_CONFIG), MOST_CONFIG)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {reason(error)}.") from error
     for key, value in _json(path, content, ConfigError).items():
@@ -328,7 +328,7 @@ def _gguf_files(folder: Path) -> str:
     return f" It has GGUF files; name one of them in place of the folder: {list_first(names)}" if names else ""
 
 
-def _own(folder: Path, name: str) -> Path:
+def _own_file(folder: Path, name: str) -> Path:
     """Return a file of the folder that is not a link out of it."""
     try:
         return within(folder, name)

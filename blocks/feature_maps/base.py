@@ -114,12 +114,12 @@ class FeatureMap(Part):
         def map_key(pairs: Pairs) -> Tensor:
             keys = pairs.mappable(position)
             try:
-                return self.mapped(parameters, "key_", keys, scale, plain)
+                return self.map_side(parameters, "key_", keys, scale, plain)
             except Refused as refusal:  # this runs later than the queries' features, during another step
                 warnings.warn(f"{refusal}. In its place: as defined", RuntimeWarning, stacklevel=2)
-                return self.mapped(parameters, "key_", keys, scale)
+                return self.map_side(parameters, "key_", keys, scale)
 
-        mapped = self.mapped(parameters, "query_", call.rotate(query, position), scale, plain)
+        mapped = self.map_side(parameters, "query_", call.rotate(query, position), scale, plain)
         return (Mapped(mapped, map_key, scale == "logarithm"),), {}
 
     def activate(self, inputs: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class FeatureMap(Part):
         """Return log f(u) ‖ log f(-u)."""
         return self.log_activate(_both_signs(inputs)).flatten(-2)
 
-    def resolved(self, shape: Shape) -> Self:
+    def with_dim(self, shape: Shape) -> Self:
         """Return the same map with its dimension set."""
         return self.model_copy(update={"dim": self.dim or shape.head_dim}) if self.linear else self
 
@@ -216,13 +216,13 @@ class FeatureMap(Part):
 
     def map_query(self, parameters: Parameters, query: Float[Tensor, "B T H D"], *, scale: Scale = "plain") -> Tensor:
         """Return the features of queries alone, B T H F."""
-        return self.mapped(parameters, "query_", query, scale)
+        return self.map_side(parameters, "query_", query, scale)
 
     def map_key(self, parameters: Parameters, key: Float[Tensor, "B E N D"], *, scale: Scale = "plain") -> Tensor:
         """Return the features of keys alone, B E M F, with M heads of the map's own, or N."""
-        return self.mapped(parameters, "key_", key, scale)
+        return self.map_side(parameters, "key_", key, scale)
 
-    def mapped(self, parameters: Parameters, side: str, inputs: Tensor, scale: Scale, plain: Plain | None = None) -> Tensor:
+    def map_side(self, parameters: Parameters, side: str, inputs: Tensor, scale: Scale, plain: Plain | None = None) -> Tensor:
         side = "" if self.share == "qk" else side
         logarithm = scale == "logarithm" or (isinstance(scale, UnitLength) and self.exponential)
         if plain is not None:

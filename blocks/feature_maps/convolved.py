@@ -53,7 +53,7 @@ def _compute_both(
             filtered[name], shares = CONVOLVED_SHARES(x, earlier, taps, start, matrix, bias, **sides)
             return shares
 
-        mapped_tensors[name] = part.mapped(parameters, f"{name}_", inputs["conv"][name], scale, at_once)
+        mapped_tensors[name] = part.map_side(parameters, f"{name}_", inputs["conv"][name], scale, at_once)
     plain = partial(SHARES, **sides)
 
     def map_key(pairs: Pairs) -> Tensor:
@@ -68,10 +68,10 @@ def _compute_both(
 def _others(part: Hedgehog, parameters: Parameters, keys: Tensor, scale: Any, plain: Plain) -> Tensor:
     """Map keys that are not the call's own."""
     try:
-        return part.mapped(parameters, "key_", keys, scale, plain)
+        return part.map_side(parameters, "key_", keys, scale, plain)
     except Refused as refusal:  # this runs during another step
         warnings.warn(f"{refusal}. In its place: as defined", RuntimeWarning, stacklevel=2)
-        return part.mapped(parameters, "key_", keys, scale)
+        return part.map_side(parameters, "key_", keys, scale)
 
 
 def _start(tokens: Tokens, past: int) -> Tensor | None:

@@ -33,7 +33,7 @@ class Hedgehog(FeatureMap):
     """The smallest feature. With it, queries and keys without a common feature still have a mass above 0."""
 
     def misfit(self, shape: Shape) -> Problem | None:
-        if self.resolved(shape).dim == 1 or (shape.head_dim == 1 and not self.linear):
+        if self.with_dim(shape).dim == 1 or (shape.head_dim == 1 and not self.linear):
             return "a softmax over one column is always 1; set `dim` to 2 or more", ("dim",)
         return super().misfit(shape)
 

@@ -154,12 +154,12 @@ class Delta(Rated):
             value = pairs.value if recurrence.backend == FLA else as_dtype(pairs.value, accumulating(pairs.value.dtype))
             rate = pairs.fill_absent(rate, 0.0)
         output, matrix = run(recurrence, call, query, key, value, rate, log_decay, call.tokens.segment, call.state["state"])
-        return Partial(self._scaled(output, query.shape[-1]), None), {"state": matrix}
+        return Partial(self._scale_by_root(output, query.shape[-1]), None), {"state": matrix}
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H V"]:
-        return self._scaled(torch.einsum("behf,bhfv->behv", key, state["state"]), key.shape[-1])
+        return self._scale_by_root(torch.einsum("behf,bhfv->behv", key, state["state"]), key.shape[-1])
 
-    def _scaled(self, output: Tensor, features: int) -> Tensor:
+    def _scale_by_root(self, output: Tensor, features: int) -> Tensor:
         return output / math.sqrt(features) if self.scale == "root" else output
 
     def matrix(self, state: State) -> Float[Tensor, "B N F V"]:

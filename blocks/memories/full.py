@@ -101,7 +101,7 @@ class Full(Memory):
         return f"{{kind: window, size: {window}, evict: drop}}"
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
-        masked = partial(self.answer, attention=self._masked)
+        masked = partial(self.answer, attention=self._attend_masked)
         step_run = partial(self.answer_step, attention=single)
         kernel, obstacle = (fla_forms.FORGETTING, _kernel_obstacle) if self.fades else (fla_forms.ATTENTION, _packed_obstacle)
         forms = (
@@ -153,7 +153,7 @@ class Full(Memory):
         earlier = state["key"].shape[1]
         key, value = _append(state["key"], pairs.rotate(rotation)), _append(state["value"], pairs.value)
         position = torch.cat((state["position"], pairs.position), dim=1)
-        faded = self._faded(call, decay)
+        faded = self._compute_fading(call, decay)
         result = attention(query, key, value, position, pairs, call, faded)
         if tokens.segment is not None:
             segment = tokens.extended_segment(earlier)
@@ -179,7 +179,7 @@ class Full(Memory):
             seen = position.masked_fill(pair_place <= query_place - window, -1)
         elif pairs.tokens is not None and pairs.tokens.once(("all",), lambda: all_present(position)):
             seen = None
-        faded = self._faded(call, decay)
+        faded = self._compute_fading(call, decay)
         # For a single token, the sums of log decays are those of the new state.
         bias = None if faded is None else faded.left().transpose(1, 2).unflatten(1, (key.shape[2], -1))
         result = attention(self._rotate_and_scale(query, call), key, value, seen, bias, call.shape.softcap)
@@ -194,7 +194,7 @@ class Full(Memory):
         scale = (call.tokens.position.to(dtype) + self.length_scale).log() / math.log(self.length_scale)
         return (query.to(dtype) * scale[..., None, None]).to(query.dtype)
 
-    def _faded(self, call: Call, decay: Tensor | None) -> Fading | None:
+    def _compute_fading(self, call: Call, decay: Tensor | None) -> Fading | None:
         return None if decay is None else fading(call.state["faded"], decay, call.tokens)
 
     def _visible(self, position: Tensor, pairs: Pairs, call: Call, earlier: int) -> Tensor:
@@ -214,7 +214,7 @@ class Full(Memory):
         here, and pairs that another memory evicts come from earlier tokens."""
         return call.tokens.ahead if self.is_softmax_over_all and pairs.tokens is not None else None
 
-    def _masked(
+    def _attend_masked(
         self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None
     ) -> Partial:
         visible = self._visible(position, pairs, call, key.shape[1] - query.shape[1])

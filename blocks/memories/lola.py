@@ -82,7 +82,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
         assert worth is not None
         extended = replace(extended, numbers={**extended.numbers, numbers: worth[:, :, cache.size :].transpose(1, 2)})
     kept = sparse.compute(lambda _: _keep(members.long().transpose(1, 2), sparse.call.state, extended, ends))
-    carried = window.compute(lambda _: terraced.carried(window.call, extended))
+    carried = window.compute(lambda _: terraced.keep_last(window.call, extended))
     return [((None, None), carried), ((None, None), kept), ((None,), summed), ((output,), {})]
 
 
@@ -143,13 +143,13 @@ def _keep(members: Int[Tensor, "B S H"], held: State, entries: Pairs, ends: Int[
     first = ends[:, None, None]
     present: Bool[Tensor, "B S H"] = torch.where(old, first == 0, among_entries >= first)
 
-    def chosen(name: str, before: Tensor) -> Tensor:
+    def choose(name: str, before: Tensor) -> Tensor:
         after = every[name]
         new = after[row, among_entries, head // (heads // after.shape[2])]
         was_held = old.view(*old.shape, *[1] * (before.dim() - 3))
         return torch.where(was_held, before[row, among_held, head], new.to(before.dtype))
 
-    kept = {name: chosen(name, before) for name, before in held.items()}
+    kept = {name: choose(name, before) for name, before in held.items()}
     return kept | {"position": kept["position"].masked_fill(~present, -1)}
 
 

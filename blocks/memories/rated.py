@@ -38,6 +38,6 @@ class Rated(Recurrent):
     def rates(self) -> Mapping[str, Rate]:
         return {self._travels_as: self.rate}
 
-    def mapped(self, key: Float[Tensor, "B E N F"], pairs: Pairs) -> Features:
+    def features_of(self, key: Float[Tensor, "B E N F"], pairs: Pairs) -> Features:
         """Return the mapped pairs, with the write strength of each."""
-        return replace(super().mapped(key, pairs), rate=pairs.numbers[self._travels_as])
+        return replace(super().features_of(key, pairs), rate=pairs.numbers[self._travels_as])

@@ -85,9 +85,9 @@ class Recurrent(Memory):
 
     def features(self, features: Mapped, pairs: Pairs) -> Features:
         """Return the pairs in the form that this memory writes."""
-        return self.mapped(features.key(pairs), pairs)
+        return self.features_of(features.key(pairs), pairs)
 
-    def mapped(self, key: Float[Tensor, "B E N F"], pairs: Pairs) -> Features:
+    def features_of(self, key: Float[Tensor, "B E N F"], pairs: Pairs) -> Features:
         """Return the pairs in the form that this memory writes. key: their features."""
         return Features(
             key, pairs.value, None if pairs.all_present else pairs.present, pairs.arrival, max_per_token=pairs.max_per_token

@@ -47,7 +47,7 @@ class StateBelow:
     def set_pairs(self, pairs: Pairs, keys: Tensor) -> None:
         """Set the pairs of the calls that follow. Some of them are evicted."""
         self._settle()
-        self.pairs = self.memory.mapped(keys, pairs)
+        self.pairs = self.memory.features_of(keys, pairs)
 
     def reach(self, column: Tensor) -> None:
         """Write the last evicted pairs, and advance to this column, without its decay."""
@@ -107,7 +107,7 @@ class StateBelow:
         """Return the state's partial for the only token, at which these pairs are evicted, and the new state."""
         taken = None
         if pairs is not None and keys is not None:
-            taken = self.memory.mapped(keys, pairs)
+            taken = self.memory.features_of(keys, pairs)
             if keys.shape[1] > 1:
                 taken = replace(taken, arrival=torch.zeros(keys.shape[:2], dtype=torch.int64, device=keys.device))
         return self.memory.recall(self.call, self.mapped.query, taken, self.log_decay, self.recurrence)

@@ -140,10 +140,10 @@ class StateMemory(Recurrent):
             taken = replace(taken, key=key + step.log() if call.shape.exponential else key * step)
         result, state = self.recall(call, features.query, taken, decay, recurrence)
         if self.skip and pairs is not None:
-            result = self._skipped(parameters, result, pairs.value)
+            result = self._add_skip(parameters, result, pairs.value)
         return (result,), state
 
-    def _skipped(self, parameters: Parameters, result: Partial, value: Float[Tensor, "B T K V"]) -> Partial:
+    def _add_skip(self, parameters: Parameters, result: Partial, value: Float[Tensor, "B T K V"]) -> Partial:
         """Return the partial with the tokens' own values added, times the learned ``skip`` of each head."""
         output = result.output
         skipped = repeat_heads(value.to(output.dtype), output.shape[2]) * parameters["skip"].to(output.dtype)[:, None]
@@ -191,7 +191,7 @@ class StateMemory(Recurrent):
         elif self.normalise and not shape.even:
             query, log_scale = scale_to_one(query)
         output, carried["state"] = run(recurrence, call, query, key, value, log_decay, segment, matrix)
-        return self._normalised(output, log_scale, dtype, query.shape[-1], mass=call.needs_mass), carried
+        return self._normalise(output, log_scale, dtype, query.shape[-1], mass=call.needs_mass), carried
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H V"]:
         matrix, log_scale = state["state"], None
@@ -203,7 +203,7 @@ class StateMemory(Recurrent):
         elif self.normalise:
             key, _ = scale_to_one(key)
         output = torch.einsum("behf,bhfv->behv", key, matrix)
-        return self._normalised(output, log_scale, output.dtype, key.shape[-1], mass=False).output
+        return self._normalise(output, log_scale, output.dtype, key.shape[-1], mass=False).output
 
     def matrix(self, state: State) -> Float[Tensor, "B N F V"]:
         """S, times exp(M) of exponential features, without z."""
@@ -240,10 +240,10 @@ class StateMemory(Recurrent):
             sums, scale = _whole(query, key, value, inside[..., None, None], exponential)
             output = output + sums * inside[..., None, None]
             log_scale = log_scale + scale * inside[..., None]
-        result = self._normalised(output, log_scale, dtype, query.shape[-1])
-        return (self._skipped(parameters, result, pairs.value) if self.skip else result,), {}
+        result = self._normalise(output, log_scale, dtype, query.shape[-1])
+        return (self._add_skip(parameters, result, pairs.value) if self.skip else result,), {}
 
-    def _normalised(
+    def _normalise(
         self, output: Tensor, log_scale: Tensor | None, dtype: torch.dtype, features: int, *, mass: bool = True
     ) -> Partial:
         """Return the output as this state normalises it. log_scale: the logarithm of a factor of the output; None: no factor. mass:

@@ -162,7 +162,7 @@ class Window(Holding):
                 sums = extended.numbers[number.name] + sums
                 extended = replace(extended, numbers={**extended.numbers, number.name: sums})
 
-        carried = self.carried(call, extended)
+        carried = self.keep_last(call, extended)
         evict = self._pair_per_token if self.is_sliding else self._chunks
         return (result, evict(extended, segment, tokens)), carried
 
@@ -171,7 +171,7 @@ class Window(Holding):
         before = self.pairs_of(call.state).each(lambda entries: by_age(entries, call.tokens))
         return before.append(pairs.to_storage(self.rotation))
 
-    def carried(self, call: Call, extended: Pairs) -> State:
+    def keep_last(self, call: Call, extended: Pairs) -> State:
         """Return the new state: the last ``held`` pairs."""
         tokens = call.tokens
         held_on, current = extended.each(lambda entries: tokens.tail(entries, self.held)), tokens.tail_is_current(self.held)
@@ -198,7 +198,7 @@ class Window(Holding):
         if not self.is_sliding:
             bias = tokens.once(("two chunks", self.size, query.dtype), lambda: self._two_chunks_bias(tokens, query.dtype))
         if any(number.error for number in call.shape.numbers):
-            carried |= self._summed(call, features, query, self.pairs_of(carried), bias)
+            carried |= self._sum_errors(call, features, query, self.pairs_of(carried), bias)
         position = carried["position"]
         # If each token adds its pair, windows of one size hold the same positions in all layers.
         full = pairs.tokens is tokens and tokens.once(("full", self.held), lambda: all_present(position))
@@ -215,7 +215,7 @@ class Window(Holding):
         )
         return self.pairs_of(evicted, known_present=known)
 
-    def _summed(
+    def _sum_errors(
         self, call: Call, features: Mapping[str, Mapped], query: Tensor, every: Pairs, bias: Tensor | None
     ) -> dict[str, Tensor]:
         """Return the sums of errors, with those of the only token."""

@@ -38,7 +38,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     arguments = window, extended, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     state_features, rest = state.compute(_features, state, *arguments)
     output, summed = read.compute(_attend_jointly, query, extended, state_features, rest, _shared_arguments(read).asks_maximum)
-    carried = window.compute(lambda _: _window(window).carried(window.call, extended))
+    carried = window.compute(lambda _: _window(window).keep_last(window.call, extended))
     return [((None, None), carried), ((None,), {"state": summed}), ((output,), {})]
 
 

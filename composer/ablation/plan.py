@@ -200,26 +200,26 @@ def _steps(
     last: AblationStep | None = None
     parts = {kind: str(origin) for kind, origin in stored_parts(variant.spec).items()}
 
-    def made(kind: StepKind, **decides: Any) -> AblationStep:
+    def make_step(kind: StepKind, **decides: Any) -> AblationStep:
         inputs = {"kind": kind, "after": last and last.key, "versions": common["versions"] | parts, **decides}
         return AblationStep(kind, key_of(inputs), last, variant, request, seed)
 
     data = {name: common[name] for name in ("data", "held_out", "teacher")}
     data |= {"share": request.share, "seed": seed, "device": device, "autocast": request.bfloat16}
     data |= {"sequence": recipe.sequence, "rows": recipe.rows}
-    last = made("build", spec=meaning, seed=seed, source=common["source"], tokenizer=common["tokenizer"])
+    last = make_step("build", spec=meaning, seed=seed, source=common["source"], tokenizer=common["tokenizer"])
     yield last
     if "transfer" in stages:
-        last = made("transfer", recipe=stages["transfer"].model_dump(mode="json"), **data)
+        last = make_step("transfer", recipe=stages["transfer"].model_dump(mode="json"), **data)
         yield last
     if request.source is not None and request.holds_out:
-        yield made("compare", average=average_of(recipe), **data)
+        yield make_step("compare", average=average_of(recipe), **data)
     for kind in STAGES[1:]:
         if kind in stages:
-            last = made(kind, recipe=stages[kind].model_dump(mode="json"), **data)
+            last = make_step(kind, recipe=stages[kind].model_dump(mode="json"), **data)
             yield last
     if request.tasks:
-        yield made(
+        yield make_step(
             "evaluate", tasks=common["tasks"], lengths=sorted(request.lengths), samples=request.samples, device=request.device
         )
 

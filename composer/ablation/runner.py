@@ -66,25 +66,25 @@ def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: On
     followers: dict[str, list[AblationStep]] = {}
     under_way, warned = 0, set[tuple[str, str]]()
 
-    def reached(step: AblationStep) -> None:
+    def reach(step: AblationStep) -> None:
         before = results[step.after.name] if step.after is not None else {}
         done = {FAILURE: before[FAILURE]} if FAILURE in before else read_finished(step, folder)
         if done is None:
             ready.append(step)
         else:
-            ended(step, done)
+            end(step, done)
 
-    def ended(step: AblationStep, figures: Figures) -> None:
+    def end(step: AblationStep, figures: Figures) -> None:
         results[step.name] = figures
         for follower in followers.pop(step.name, ()):
-            reached(follower)
+            reach(follower)
 
     first: list[AblationStep] = []
     for name in order:
         step = steps[name]
         (first if step.after is None else followers.setdefault(step.after.name, [])).append(step)
     for step in first:
-        reached(step)
+        reach(step)
     if tell is not None:
         tell(None, {}, len(results), len(steps))
     while ready or under_way:
@@ -94,7 +94,7 @@ def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: On
             under_way += 1
         step, figures = workers.wait_for_one()
         under_way -= 1
-        ended(step, figures)
+        end(step, figures)
         if tell is not None:
             tell(step, figures, len(results), len(steps))
         _warn(step, figures, warned)

@@ -146,7 +146,7 @@ def _decode(report: BenchReport, pyplot: Any) -> Any:
     memory = "state, MiB" if setting.peak is None else "weights and peak, MiB"
     weights = {model.label: model.weight_bytes for model in setting.models}
 
-    def taken(cell: BenchCell) -> float | None:
+    def mebibytes(cell: BenchCell) -> float | None:
         if setting.peak is None:
             return None if cell.state_bytes is None else cell.state_bytes / MIB
         return None if cell.peak_bytes is None else (weights[cell.model] + cell.peak_bytes) / MIB
@@ -154,7 +154,7 @@ def _decode(report: BenchReport, pyplot: Any) -> Any:
     for rate, room, (title, label, own, across) in zip(axes[::2], axes[1::2], rows, strict=True):
         _lines(rate, report, own, across, _tokens_per_second)
         rate.set(title=title, xlabel=label, ylabel="tokens a second", ylim=(0, None))
-        _lines(room, report, own, across, taken)
+        _lines(room, report, own, across, mebibytes)
         room.set(title=title, xlabel=label, ylabel=memory)
         by_powers(room)
     return figure

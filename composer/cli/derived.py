@@ -45,7 +45,7 @@ def command(
     screen: the fields of ``Screen`` that the command has. name: left out, that of the function.
     """
 
-    def derived(run: Callable[[Options, Screen], None]) -> Command:
+    def derive(run: Callable[[Options, Screen], None]) -> Command:
         fields = {key: entry for key, entry in options_of(options).items() if not entry.is_hidden}
         shown = {key: options_of(Screen)[key] for key in screen}
 
@@ -64,7 +64,7 @@ def command(
         callback.__annotations__ = {entry.name: entry.annotation for entry in parameters} | {"return": None}
         return Command(callback.__name__, options, screen, callback)
 
-    return derived
+    return derive
 
 
 def _parameter(name: str, entry: Option) -> inspect.Parameter:

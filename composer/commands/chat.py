@@ -92,7 +92,7 @@ class Chat:
             settings = settings_refused(self._folder / GENERATION_CONFIG)
             try:
                 with room(lambda: no_room(self._model, len(ids) + most)), settings, seed_for_block(seed, device):
-                    if hasattr(self._model.config, "resolved"):
+                    if hasattr(self._model.config, "read_spec"):
                         cache = self._read(tokens, cache, known)
                     answer = self._model.generate(
                         input_ids=tokens,

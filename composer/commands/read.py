@@ -162,7 +162,7 @@ def owner_of(model: str, folder: Path, loaded: Any) -> StateOwner:
     facts = opened.facts(None)
     files = [name for name in small_files(folder, TOKENIZER) if "chat_template" not in name]
     return StateOwner(
-        spec_hash=loaded.config.resolved().hash,
+        spec_hash=loaded.config.read_spec().hash,
         config_sha256=facts.config_sha256,
         weights=facts.weights,
         tokenizer={name: sha256(folder / name) for name in files},

@@ -64,9 +64,9 @@ def settings_refused(settings: Path) -> Iterator[None]:
 
 def no_room(model: Any, tokens: int) -> ComposerError:
     """Return the error where memory has run out, with the bytes of the state and a remedy."""
-    if not hasattr(model.config, "resolved"):
+    if not hasattr(model.config, "read_spec"):
         return ComposerError(f"out of memory at {tokens:,} tokens: use a shorter prompt, or generate fewer tokens")
-    spec, kind = model.config.resolved(), dtype_name(model.dtype)
+    spec, kind = model.config.read_spec(), dtype_name(model.dtype)
     cost = explain_resolved(spec, sequence=tokens, dtype=kind)
     sizes = {(memory.name or memory.kind, memory.room) for head in spec.heads.values() for memory in head.memory}
     name, largest = max(sizes, key=lambda item: item[1])

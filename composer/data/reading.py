@@ -159,12 +159,12 @@ def without_filling(fields: dict[str, Any]) -> dict[str, Any]:
     A column that is None is kept, and so is a message's ``content``.
     """
 
-    def cleaned(value: Any) -> Any:
+    def clean(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: cleaned(item) for key, item in value.items() if item is not None or key == "content"}
-        return [cleaned(item) for item in value] if isinstance(value, list) else value
+            return {key: clean(item) for key, item in value.items() if item is not None or key == "content"}
+        return [clean(item) for item in value] if isinstance(value, list) else value
 
-    return {column: cleaned(value) for column, value in fields.items()}
+    return {column: clean(value) for column, value in fields.items()}
 
 
 def _with_all_columns(records: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -105,7 +105,7 @@ def causal(model: Composed) -> ComposedForCausalLM:
     """Return the model. Raises ExportError if its class, its direction or its family cannot be exported."""
     if not isinstance(model, ComposedForCausalLM):
         raise ExportError("classifiers are not exported; a causal language model was expected")
-    if model.config.resolved().direction != "causal":
+    if model.config.read_spec().direction != "causal":
         raise ExportError("bidirectional models are not exported; a causal language model was expected")
     if model.base.is_inside:
         raise ExportError(

@@ -110,7 +110,7 @@ class Functions:
             function, facts = self.function(key), self.facts.get(key, {})
             tree, known = _folded_once(function, facts, self.unread)
             self.trees[key] = tree
-            for called, bound in self._used(function, tree, known):
+            for called, bound in self._used_functions(function, tree, known):
                 waiting.append(called)
                 bounds_of.setdefault(called, []).append(bound)
         return {key: self._common(key, bounds) for key, bounds in bounds_of.items()}
@@ -135,7 +135,7 @@ class Functions:
         facts = {name: join_facts(bound.get(name) for bound in bounds if bound is not None) for name in names}
         return {name: fact for name, fact in facts.items() if fact is not None}
 
-    def _used(
+    def _used_functions(
         self, function: Function, tree: ast.FunctionDef, facts: Facts
     ) -> Iterator[tuple[str, Mapping[str, ArgumentFact | None] | None]]:
         """Yield the functions that a folded one uses, with the facts about their arguments. Note its classes and numbers."""

@@ -59,7 +59,7 @@ class HeadClass:
         """True if `forward` calls `piece`, which takes a fixed number of tokens, for one piece after the other."""
         for mixing in (False, True)[: 1 + self.mixes]:
             try:
-                self.methods[mixing, False] = self._recorded(mixing, SIZES)
+                self.methods[mixing, False] = self._record_program(mixing, SIZES)
             except ExportError as error:
                 if mixing or any(0 in slot.shape for slot in self.graph.slots.values()):
                     raise
@@ -67,7 +67,7 @@ class HeadClass:
         self.has_step = step or (False, False) not in self.methods or self.takes_pieces
         """True if the class has methods for one token."""
         if self.has_step:
-            self.methods |= {(mixing, True): self._recorded(mixing, ONE_TOKEN) for mixing in (False, True)[: 1 + self.mixes]}
+            self.methods |= {(mixing, True): self._record_program(mixing, ONE_TOKEN) for mixing in (False, True)[: 1 + self.mixes]}
 
     def _record_piece(self, reason: str) -> None:
         """Record the program for a fixed number of tokens, unless that is long. reason: why it cannot be for any number.
@@ -77,7 +77,7 @@ class HeadClass:
         self.recorded = self.head
         self.graph = compile_head(self.head, self.shape).graph
         try:
-            piece = self._recorded(False, PIECES)
+            piece = self._record_program(False, PIECES)
         except ExportError as error:
             self.one_by_one = f"{reason}; of {PIECE} tokens: {error}"
             return
@@ -87,7 +87,7 @@ class HeadClass:
             return
         self.methods[False, False], self.takes_pieces = piece, True
 
-    def _recorded(self, mixing: bool, sizes: tuple[tuple[int, int], ...]) -> Method:
+    def _record_program(self, mixing: bool, sizes: tuple[tuple[int, int], ...]) -> Method:
         """Record a program with several numbers of rows and tokens. Raises ExportError if their lines differ."""
         methods: list[tuple[Method, list[str]]] = []
         for size in sizes:

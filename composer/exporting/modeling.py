@@ -85,7 +85,7 @@ def write_file(model: Any, *, step: bool = False) -> Exported:
 
     Raises ExportError if a part of the model cannot be written.
     """
-    resolved, host = model.config.resolved(), _host_of(model)
+    resolved, host = model.config.read_spec(), _host_of(model)
     title = resolved.name or "composed"
     name = _camel(title) + ("Composed" if f"{_camel(title)}Config" == host.config.__name__ else "")
     model_type = f"{re.sub(r'[^A-Za-z0-9_-]', '-', title)}_{host.type}"
@@ -224,7 +224,7 @@ def _head_classes(model: Any, step: bool) -> tuple[list[HeadClass], list[dict[st
 
 def model_rotation(model: Any) -> Rope | None:
     """Return the rotation in the spec of a model on Llama's blocks; None if the host rotates by its own code."""
-    size = model.config.resolved().dimensions
+    size = model.config.read_spec().dimensions
     if model.config.model_type != OWN or size.rope_theta is None:
         return None
     return Rope(theta=size.rope_theta, scaling=size.rope_scaling)
@@ -258,25 +258,25 @@ def rotated(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:  # B T H D
 def _imports(body: str, host: _Host) -> str:
     """Return the imports that the rest of a file uses."""
 
-    def used(name: str) -> bool:
+    def is_used(name: str) -> bool:
         return re.search(rf"(?<![\w.]){name}\b", body) is not None
 
     names = [host.causal.__name__, host.model.__name__, host.attention.__name__, host.rotary or "", "apply_rotary_pos_emb"]
-    used_names = [name for name in sorted(names) if name and used(name)]
+    used_names = [name for name in sorted(names) if name and is_used(name)]
     conversions = [f"{name}_checkpoint_conversion_mapping" for name in ("get", "register")]
-    conversions = [name for name in conversions if used(name)]
-    collections = [name for name in ("Callable", "Iterable", "Iterator", "Mapping", "Sequence") if used(name)]
+    conversions = [name for name in conversions if is_used(name)]
+    collections = [name for name in ("Callable", "Iterable", "Iterator", "Mapping", "Sequence") if is_used(name)]
     standard = [
-        *(f"import {name}" for name in ("itertools", "math") if used(name)),
+        *(f"import {name}" for name in ("itertools", "math") if is_used(name)),
         *([f"from collections.abc import {', '.join(collections)}"] if collections else []),
-        *(["from dataclasses import dataclass"] if used("dataclass") else []),
-        *(["from functools import partial"] if used("partial") else []),
-        *(["from itertools import repeat"] if used("repeat") else []),
+        *(["from dataclasses import dataclass"] if is_used("dataclass") else []),
+        *(["from functools import partial"] if is_used("partial") else []),
+        *(["from itertools import repeat"] if is_used("repeat") else []),
         "from typing import Any",
     ]
     others = [
         "import torch",
-        *(["import torch.nn.functional as F"] if used("F") else []),
+        *(["import torch.nn.functional as F"] if is_used("F") else []),
         "from torch import Tensor, nn",
         "from transformers.cache_utils import Cache, CacheLayerMixin",
         *([f"from transformers.conversion_mapping import {', '.join(conversions)}"] if conversions else []),

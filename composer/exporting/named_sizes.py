@@ -83,7 +83,7 @@ def with_named_sizes(head: HeadSpec, shape: Shape) -> HeadSpec:
 
 def _columns(head: HeadSpec, shape: Shape) -> int | None:
     """Return the columns of the matrix of the head's feature map; None where there is none."""
-    return None if head.feature_map is None else getattr(head.feature_map.resolved(shape), "dim", None)
+    return None if head.feature_map is None else getattr(head.feature_map.with_dim(shape), "dim", None)
 
 
 def _has_size(memory: Memory) -> bool:

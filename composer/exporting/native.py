@@ -119,14 +119,14 @@ def softmax_head(model_rotates: bool, **fields: Any) -> HeadSpec:
 def _ministral(model: Any, heads: list[LayerHead]) -> Native:
     sizes = sorted({memory.size for head in heads for memory in head.spec.memory if isinstance(memory, Window)})
 
-    def expected(head: LayerHead) -> HeadSpec:
+    def expected_spec(head: LayerHead) -> HeadSpec:
         full = softmax_head(True)
         if not isinstance(head.spec.memory[0], Window):
             return full
         window = Window(name="window", size=sizes[0], evict="drop", position=Rope())
         return full.model_copy(update={"memory": (window,)})
 
-    differences = [*_different_heads(heads, expected), *llama_differences(model)]
+    differences = [*_different_heads(heads, expected_spec), *llama_differences(model)]
     by_layer = {head.layer: type(head.spec.memory[0]) for head in heads}
     if any(type(head.spec.memory[0]) is not by_layer[head.layer] for head in heads):
         differences.append("a layer has heads with a window and heads without one; expected one kind of head in each layer")
@@ -137,7 +137,7 @@ def _ministral(model: Any, heads: list[LayerHead]) -> Native:
 
 
 def _qwen3_next(model: Any, heads: list[LayerHead]) -> Native:
-    def expected(head: LayerHead) -> HeadSpec:
+    def expected_spec(head: LayerHead) -> HeadSpec:
         if isinstance(head.spec.memory[0], Delta):
             return delta_head(head.spec, model.config)
         # Norms of queries and keys are compared with an epsilon of the class; a missing output gate is written as one that is 1.
@@ -145,7 +145,7 @@ def _qwen3_next(model: Any, heads: list[LayerHead]) -> Native:
         gate = {"kind": "gate"} if head.spec.output is not None else None
         return softmax_head(True, qk_norm=norm, output=gate)
 
-    differences = [*_different_heads(heads, expected), *llama_differences(model)]
+    differences = [*_different_heads(heads, expected_spec), *llama_differences(model)]
     counts = {layer: sum(head.layer == layer for head in heads) for layer in {head.layer for head in heads}}
     differences += [f"layer {layer}: {count} groups of heads; expected 1" for layer, count in counts.items() if count > 1]
     if not any(isinstance(head.spec.memory[0], Full) for head in heads):

@@ -243,7 +243,7 @@ class ProgramRecording(TorchFunctionMode):
         """Return the value with calls in the place of their results."""
         call = value if isinstance(value, Recorded) else self.call_of(value)
         if call is not None:
-            return self._detached(value, call) if call.detached and torch.is_grad_enabled() and call.kind != "own" else call
+            return self._record_detach(value, call) if call.detached and torch.is_grad_enabled() and call.kind != "own" else call
         if isinstance(value, torch.Tensor):
             raise ExportError(f"a computation uses a tensor that does not come from an input {self._where()}")
         if isinstance(value, tuple | list):
@@ -255,7 +255,7 @@ class ProgramRecording(TorchFunctionMode):
             return slice(*(self._bound(item) for item in (value.start, value.stop, value.step)))
         return value
 
-    def _detached(self, value: Any, call: Recorded) -> Recorded:
+    def _record_detach(self, value: Any, call: Recorded) -> Recorded:
         """Record a detach for a value that was computed without gradients and is used with gradients."""
         call.detached = False
         if id(value) not in self._of:
@@ -293,7 +293,7 @@ class ProgramRecording(TorchFunctionMode):
             self._look(frame.f_back)
             for name, value in arguments.items():
                 if (call := self.call_of(value)) is not None:
-                    self._called(call.number, name, False)
+                    self._note_name(call.number, name, False)
             self._inside = frame, function_name, arguments
         elif event == "return" and self._inside is not None and self._inside[0] is frame:
             (_, function_name, arguments), self._inside = self._inside, None
@@ -312,10 +312,10 @@ class ProgramRecording(TorchFunctionMode):
                         result = self._of.get(id(tensor))
                         label = suffix.strip("_") if name == "self" else name.strip("_") + suffix
                         if result is not None and label:
-                            self._called(result[1].number, label, name not in parameters)
+                            self._note_name(result[1].number, label, name not in parameters)
             frame = frame.f_back
 
-    def _called(self, number: int, name: str, variable: bool) -> None:
+    def _note_name(self, number: int, name: str, variable: bool) -> None:
         before = self.names.get(number)
         if before is None or (variable and not before[1]):
             self.names[number] = name, variable

@@ -218,17 +218,19 @@ class _Renamed(ast.NodeTransformer):
             values |= {keyword.arg: self.visit(keyword.value) for keyword in node.keywords if keyword.arg}
             return with_arguments(self.functions.short[key or ""], values)
         if ast.unparse(node.func) == "partial" and (key := self._key(node.args[0])) is not None:
-            args, keywords = self._left(key, node.args[1:], node.keywords)
+            args, keywords = self._left_arguments(key, node.args[1:], node.keywords)
             name = self.visit(node.args[0])
             if not args and not keywords:
                 return name
             return self.generic_visit(ast.copy_location(ast.Call(node.func, [name, *args], keywords), node))
         if (key := self._key(node.func)) is not None:
-            args, keywords = self._left(key, node.args, node.keywords)
+            args, keywords = self._left_arguments(key, node.args, node.keywords)
             node = ast.copy_location(ast.Call(node.func, args, keywords), node)
         return self.generic_visit(node)
 
-    def _left(self, key: str, args: list[ast.expr], keywords: list[ast.keyword]) -> tuple[list[ast.expr], list[ast.keyword]]:
+    def _left_arguments(
+        self, key: str, args: list[ast.expr], keywords: list[ast.keyword]
+    ) -> tuple[list[ast.expr], list[ast.keyword]]:
         facts, names = self.functions.facts[key], [item.arg for item in Function(key).tree.args.args]
         kept = [value for name, value in zip(names, args, strict=False) if not is_written_out(facts.get(name))]
         return [*kept, *args[len(names) :]], [item for item in keywords if not is_written_out(facts.get(item.arg or ""))]

@@ -65,7 +65,7 @@ class Store:
         keys = spectrum(torch.cat(self._keys), "key", stage, logarithm=self._logarithm)
         return {spectrum.name: spectrum for spectrum in (queries, keys)}
 
-    def recalled(self) -> Recalled | None:
+    def compute_recall(self) -> Recalled | None:
         """Return the recall at all moments; None where no pair has ever been in the memory."""
         return measure_recall(self._moments) if self._moments else None
 
@@ -146,7 +146,7 @@ def _trace(head: Head, inputs: HeadInputs, implied: ImplicitAttention, weighed: 
     return HeadFindings(
         **dict(weighed),
         half_lives={node: half_lives(total / inputs.length) for node, total in flow.decays.items()},
-        recalled={store.name: known for store in stores if (known := store.recalled()) is not None},
+        recalled={store.name: known for store in stores if (known := store.compute_recall()) is not None},
         spectra=spectra,
         norm_columns=tuple(columns),
         norms={memory: np.stack(values) for memory, values in norms.items()},

@@ -71,7 +71,7 @@ def look(
     from composer.inspection.models import TextRun, stream_likeness
     from composer.weights.in_memory import trunk_of
 
-    resolved = student.config.resolved()
+    resolved = student.config.read_spec()
     layers = _layers(options, resolved.dimensions)
     if teacher is not None and _sizes(teacher) != _sizes(student):
         raise InspectionError(
@@ -121,7 +121,7 @@ def _evaluating(model: Any) -> Iterator[None]:
 
 
 def _sizes(model: Any) -> tuple[int, ...]:
-    size = model.config.resolved().dimensions
+    size = model.config.read_spec().dimensions
     vocabulary = model.config.get_text_config().vocab_size
     return size.layers, size.heads, size.key_heads, size.head_dim, size.size_of_values, size.hidden_size, vocabulary
 

@@ -96,11 +96,11 @@ class LoopsOverTensors(interpreter.ASTTransformer):
 def _elementwise(function: numpy.ufunc) -> Any:
     """Return a function of CUDA's library by NumPy's, in float32."""
 
-    def applied(x: Any, _semantic: Any = None) -> Any:
+    def apply(x: Any, _semantic: Any = None) -> Any:
         numbers = function(x.handle.data.astype(numpy.float32)).astype(numpy.float32)
         return tl.core.tensor(interpreter.TensorHandle(numbers, tl.float32), x.type)
 
-    return applied
+    return apply
 
 
 LIBRARY = {
@@ -220,10 +220,10 @@ def count_launches() -> Iterator[Counter[str]]:
     """How often each kernel has answered within."""
     counts, call = Counter[str](), Kernel.__call__
 
-    def counted(kernel: Kernel, *inputs: Any, **options: Any) -> Any:
+    def count(kernel: Kernel, *inputs: Any, **options: Any) -> Any:
         result = call(kernel, *inputs, **options)
         counts[kernel.name] += 1
         return result
 
-    with patch.object(Kernel, "__call__", counted):
+    with patch.object(Kernel, "__call__", count):
         yield counts

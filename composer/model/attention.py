@@ -251,12 +251,12 @@ class ComposedAttention(nn.Module):
             handle.remove()
         self._hooked = projections
         hooks = (
-            (projection.register_forward_pre_hook(_use_mixed), projection.register_forward_hook(self._projected))
+            (projection.register_forward_pre_hook(_use_mixed), projection.register_forward_hook(self._keep_own_columns))
             for projection in projections
         )
         self._handles = tuple(handle for both in hooks for handle in both)
 
-    def _projected(self, _: nn.Module, __: Any, answer: Tensor) -> Tensor:
+    def _keep_own_columns(self, _: nn.Module, __: Any, answer: Tensor) -> Tensor:
         """The hook after a projection. It keeps the columns of each group's own heads."""
         mixed = MIXED.inputs
         if mixed is None or len(mixed) == 1:

@@ -39,7 +39,7 @@ class StateLayer(CacheLayerMixin):
         """Store the new state of a call with this number of columns. A view of a much larger tensor is copied, as it would keep all
         of that tensor in memory."""
         before = self.tensors
-        self.tensors = {name: tensor if tensor is before.get(name) else _own(tensor) for name, tensor in state.items()}
+        self.tensors = {name: tensor if tensor is before.get(name) else _with_own_storage(tensor) for name, tensor in state.items()}
         stays = self.differentiated and any(tensor is before.get(name) for name, tensor in state.items())
         self.differentiated = torch.is_grad_enabled() or stays
         self.columns += columns
@@ -47,7 +47,7 @@ class StateLayer(CacheLayerMixin):
 
     def keep_mixer(self, states: State, columns: int) -> None:
         """Store the new states of the host's mixer. columns: 0 if the layer also has heads, which count them."""
-        self.mixer = {name: _own(tensor) for name, tensor in states.items()}
+        self.mixer = {name: _with_own_storage(tensor) for name, tensor in states.items()}
         # Heads of the same layer still hold the states of the call before.
         self.differentiated = torch.is_grad_enabled() or (self.differentiated and columns == 0)
         self.columns += columns
@@ -108,7 +108,7 @@ def writable(layer: StateLayer) -> bool:
     return torch.is_inference_mode_enabled() or not any(tensor.is_inference() for tensor in states)
 
 
-def _own(tensor: Tensor) -> Tensor:
+def _with_own_storage(tensor: Tensor) -> Tensor:
     # A compiler cannot look at storages, and copies parts of larger tensors where it has to.
     larger = not torch.compiler.is_compiling() and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes
     return tensor.clone() if larger else tensor
@@ -135,8 +135,8 @@ class ComposedCache(Cache):
         """Columns so far, padding included. Layers without any state, such as an MLP by itself, count none."""
         return max(self.state(layer).columns for layer in range(len(self.layers)))
 
-    def seen(self) -> Tensor | None:
-        """Real tokens of each row so far, ``B``, int64; None before the first. Raises ValueError if a call was cut short."""
+    def count_tokens(self) -> Tensor | None:
+        """Return each row's number of real tokens so far, ``B``; None before any. Raises ValueError if a call was cut short."""
         counted = self.state(0).tensors.get(SEEN)
         if counted is None and self.get_seq_length():
             raise ValueError(

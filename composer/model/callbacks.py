@@ -10,11 +10,11 @@ from typing import Any, Protocol
 class Keeper(Protocol):
     """Keeps the record of a model while it is in memory, and writes it into every folder that the model is saved to."""
 
-    def loaded(self, model: Any, reference: Any, where: Mapping[str, Any]) -> None:
+    def after_load(self, model: Any, reference: Any, where: Mapping[str, Any]) -> None:
         """The model has been loaded from a folder or the Hub. where: the options of ``from_pretrained``."""
         ...
 
-    def saved(self, model: Any, folder: Path) -> None:
+    def after_save(self, model: Any, folder: Path) -> None:
         """The config and the weights of the model have been written to a folder."""
         ...
 

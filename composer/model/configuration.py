@@ -32,7 +32,7 @@ class Composition:
     labels: int | None = None
     """A host of another family writes text."""
 
-    def resolved(self) -> Resolved:
+    def read_spec(self) -> Resolved:
         """Return the spec, validated. Raises ValueError if there is none, or if it does not have its hash."""
         if self.spec is None:
             raise ValueError("this configuration has no spec: a composed model is made by `compose build`")

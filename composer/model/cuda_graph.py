@@ -91,7 +91,7 @@ class Recorder:
         if self._ids is None:
             self._begin(ids)
         if self._off or self._ids is None or self._ids.shape != ids.shape:
-            return self._called(**{name: value for name, value in options.items() if name not in FOLLOWING})
+            return self._call_model(**{name: value for name, value in options.items() if name not in FOLLOWING})
         self._ids.copy_(ids)
         self._hold()
         assert self._replay is not None
@@ -101,7 +101,7 @@ class Recorder:
             self.cache.state(layer).columns += 1
         return CausalLMOutputWithPast(logits=logits, **{CACHE: self.cache})  # pyright: ignore[reportArgumentType]
 
-    def _called(self, **options: Any) -> Any:
+    def _call_model(self, **options: Any) -> Any:
         """Call the model itself, without the recorder."""
         return nn.Module.__call__(self._model, **options)
 
@@ -110,7 +110,7 @@ class Recorder:
         positions, so that they can be recorded."""
         plain = self.cache.follows(options.get("attention_mask"), options.get("position_ids"))
         before = self._shapes()
-        output = self._called(**options)
+        output = self._call_model(**options)
         self._warm, self._off = True, not plain or self._shapes() != before
         return output
 
@@ -129,7 +129,7 @@ class Recorder:
             held.tensors = dict(self._fixed[layer])  # layer by layer, so that what they were is free
         try:
             with _on(ids):
-                self._replay = self._record(self._written)
+                self._replay = self._record(self._run_recorded_step)
         except RuntimeError as error:
             self._off = True
             tell(f"a step of decode cannot be recorded, and runs launch by launch: {str(error).partition(chr(10))[0]}")
@@ -144,11 +144,11 @@ class Recorder:
                     tensor.copy_(held.tensors[name])
             held.tensors = dict(fixed)
 
-    def _written(self) -> Tensor:
+    def _run_recorded_step(self) -> Tensor:
         """Run the step that is recorded: its logits. New state that is not in the cache's fixed tensors is copied into them."""
         columns = [self.cache.state(layer).columns for layer in range(len(self.cache.layers))]
         try:
-            output = self._called(input_ids=self._ids, **{CACHE: self.cache}, use_cache=True)
+            output = self._call_model(input_ids=self._ids, **{CACHE: self.cache}, use_cache=True)
             for fixed, new in zip(self._fixed, self._states(), strict=True):
                 for name, tensor in fixed.items():
                     if new[name] is not tensor:

@@ -49,7 +49,7 @@ class PartModule(nn.Module):
         precise = [parameter for name, parameter in self._parameters.items() if parameter is not None and self.fresh[name].precise]
         precise += [parameter.grad for parameter in precise if parameter.grad is not None]
 
-        def applied(tensor: Tensor) -> Tensor:
+        def apply(tensor: Tensor) -> Tensor:
             answer = fn(tensor)
             wide = accumulating(answer.dtype)
             if wide == answer.dtype or not any(tensor is parameter for parameter in precise):
@@ -57,7 +57,7 @@ class PartModule(nn.Module):
             # From the values before the cast, not from the rounded ones.
             return tensor.to(answer.device, wide)
 
-        return super()._apply(applied, recurse)
+        return super()._apply(apply, recurse)
 
     def forward(self, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         """The result of the function on the parameters and these inputs."""

@@ -67,7 +67,7 @@ class Attentions:
 
 
 def _outward(weights: Tensor, rows: Rows) -> Tensor:
-    if not rows.reordered:
+    if not rows.is_reordered:
         return weights
     queries = rows.outward(weights.transpose(1, 2))
     return rows.outward(queries.permute(0, 3, 2, 1)).permute(0, 2, 3, 1)

@@ -67,9 +67,9 @@ class ComposedHeads(nn.Module):
         """For each group, the hidden states that its queries and keys are projected from, mixed or as they are; and new states."""
         inputs, carried = [], {}
         for name, head in zip(self._names, self._heads(), strict=True):
-            mixed, new = head.mix(hidden, tokens, self._own(name, state), backend, in_place)
+            mixed, new = head.mix(hidden, tokens, self._own_state(name, state), backend, in_place)
             inputs.append(mixed)
-            carried |= self._named(name, new)
+            carried |= self._rename_state(name, new)
         return inputs, carried
 
     def forward(self, inputs: HeadInputs, state: State, backend: str, in_place: bool) -> tuple[Tensor, State]:
@@ -77,20 +77,20 @@ class ComposedHeads(nn.Module):
         if len(self._names) == 1:
             (name,) = self._names
             module: Any = self._modules[name]
-            output, new = module(inputs, self._own(name, state), backend, in_place)
-            return output, self._named(name, new)
+            output, new = module(inputs, self._own_state(name, state), backend, in_place)
+            return output, self._rename_state(name, new)
         outputs, carried = [], {}
         for name, head, own in zip(self._names, self._heads(), split_inputs(self, inputs), strict=True):
-            output, new = head(own, self._own(name, state), backend, in_place)
+            output, new = head(own, self._own_state(name, state), backend, in_place)
             outputs.append(output)
-            carried |= self._named(name, new)
+            carried |= self._rename_state(name, new)
         return torch.cat(outputs, dim=2), carried
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """Return the layer's state before the first token."""
         carried: State = {}
         for name, head in zip(self._names, self._heads(), strict=True):
-            carried |= self._named(name, head.empty_state(batch, dtype, device))
+            carried |= self._rename_state(name, head.empty_state(batch, dtype, device))
         return carried
 
     def split(self, states: Tensor) -> tuple[Tensor, ...]:
@@ -103,14 +103,14 @@ class ComposedHeads(nn.Module):
     def _heads(self) -> list[Head]:
         return [cast("Head", self._modules[name]) for name in self._names]
 
-    def _own(self, name: str, state: State) -> State:
+    def _own_state(self, name: str, state: State) -> State:
         """Return a head's part of the layer's state."""
         try:
             return {part: state[full] for part, full in self._names[name].items()}
         except KeyError as error:
             raise ValueError(f"the cache is of another model: it has no {error} in a layer that keeps one") from error
 
-    def _named(self, name: str, own: State) -> State:
+    def _rename_state(self, name: str, own: State) -> State:
         """Return a head's state, by its names in the layer's state."""
         names = self._names[name]
         return {names[part]: tensor for part, tensor in own.items()}

@@ -145,10 +145,10 @@ def _by_gradients(head: Head, inputs: HeadInputs, queries: tuple[int, ...], back
     if inputs.sinks is not None:
         whole = torch.stack([(memory_weights[name] * parts[name][..., None]).sum(-1) for name in names]).sum(0)
         sunk = (1 - whole).clamp(min=0)
-    return ImplicitAttention(queries, memory_weights, parts, output, values, sunk, _brought(head, inputs, queries, backend))
+    return ImplicitAttention(queries, memory_weights, parts, output, values, sunk, _own_value_part(head, inputs, queries, backend))
 
 
-def _brought(head: Head, inputs: HeadInputs, queries: tuple[int, ...], backend: str) -> Tensor | None:
+def _own_value_part(head: Head, inputs: HeadInputs, queries: tuple[int, ...], backend: str) -> Tensor | None:
     """B Q H V, the part of the answers from values that belong to memories; None where no memory has any.
 
     These values are linear in parameters. The answer is linear in these and in the tokens' values, as long as caches keep the same

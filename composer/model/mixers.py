@@ -277,10 +277,10 @@ def _by_device(function: Callable[..., Any], definition: Callable[..., Any]) -> 
     known = inspect.signature(definition).parameters
 
     @wraps(definition)
-    def chosen(first: Tensor, *arguments: Any, **options: Any) -> Any:
+    def run_by_device(first: Tensor, *arguments: Any, **options: Any) -> Any:
         if first.device.type != "cpu":
             return function(first, *arguments, **options)
         return definition(first, *arguments, **{name: value for name, value in options.items() if name in known})
 
-    setattr(chosen, SERVES_CPU, True)
-    return chosen
+    setattr(run_by_device, SERVES_CPU, True)
+    return run_by_device

@@ -49,7 +49,7 @@ class ComposedPreTrainedModel(PreTrainedModel):
 
     def set_backend(self, backend: str) -> None:
         """Choose the backend whose forms run the heads: one of BACKENDS, or one that a part has a form on. Raises BuildError."""
-        self.run_on(check_backend(backend, graphs_of(self.config.resolved())))
+        self.run_on(check_backend(backend, graphs_of(self.config.read_spec())))
 
     def run_on(self, backend: str) -> None:
         """``set_backend`` without a check: heads without a form on this backend fall back."""
@@ -63,7 +63,7 @@ class ComposedPreTrainedModel(PreTrainedModel):
         """As transformers has it; the model keeps the record of the folder that it is loaded from."""
         answer = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
         for keeper in KEEPERS:
-            keeper.loaded(answer[0] if isinstance(answer, tuple) else answer, pretrained_model_name_or_path, where_of(options))
+            keeper.after_load(answer[0] if isinstance(answer, tuple) else answer, pretrained_model_name_or_path, where_of(options))
         return answer
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, *arguments: Any, **options: Any) -> None:
@@ -71,12 +71,12 @@ class ComposedPreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, is_main_process, *arguments, **options)
         if is_main_process:
             for keeper in KEEPERS:
-                keeper.saved(self, Path(save_directory))
+                keeper.after_save(self, Path(save_directory))
 
     def _upload_modified_files(self, working_dir: Any, *arguments: Any, **options: Any) -> Any:
         """As transformers has it; the record is uploaded, too."""
         for keeper in KEEPERS:
-            keeper.saved(self, Path(working_dir))
+            keeper.after_save(self, Path(working_dir))
         return super()._upload_modified_files(working_dir, *arguments, **options)
 
     @property
@@ -110,7 +110,7 @@ class ComposedModel(ComposedPreTrainedModel):
 
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
-        resolved = config.resolved()
+        resolved = config.read_spec()
         self.backend: str = AUTO
         self.both_ways = resolved.direction == "bidirectional"
         self.has_mixers = compose(self, resolved)
@@ -156,7 +156,7 @@ class ComposedModel(ComposedPreTrainedModel):
         (batch, length), device = tokens.shape[:2], tokens.device
         cache = self._cache(past_key_values if cache is None else cache, use_cache)
         columns = 0 if cache is None else cache.get_seq_length()
-        seen = None if cache is None else cache.seen()
+        seen = None if cache is None else cache.count_tokens()
         bounds = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
         longest = {"max_length_q": max_length_q, "max_length_k": max_length_k}
         documents = read_documents(batch, length, device, bounds=bounds, seq_idx=seq_idx, longest=longest)
@@ -174,11 +174,11 @@ class ComposedModel(ComposedPreTrainedModel):
         if cache is not None and self.has_mixers:
             cache.state(0).tensors.pop(SEEN, None)  # the heads of layer 0 drop it where it has any
         options["ahead"] = {kind: rows.inward(rows.inward(later).mT).mT for kind, later in ahead.items()}
-        outputs = self._attended(rows, seen, options) if output_attentions else self.run(rows.tokens, rows.below, **options)
+        outputs = self._with_attentions(rows, seen, options) if output_attentions else self.run(rows.tokens, rows.below, **options)
         if cache is not None:
             outputs[CACHE] = cache
             cache.state(0).tensors[SEEN] = rows.seen
-        if rows.reordered:
+        if rows.is_reordered:
             outputs.last_hidden_state = rows.outward(outputs.last_hidden_state)
             if outputs.hidden_states is not None:
                 outputs.hidden_states = tuple(rows.outward(hidden) for hidden in outputs.hidden_states)
@@ -188,7 +188,7 @@ class ComposedModel(ComposedPreTrainedModel):
                 )
         return outputs.to_tuple() if return_dict is False else outputs
 
-    def _attended(self, rows: Rows, seen: Tensor | None, options: dict[str, Any]) -> Any:
+    def _with_attentions(self, rows: Rows, seen: Tensor | None, options: dict[str, Any]) -> Any:
         """The same with the weights of all heads, B H T T a layer: of exact memories, and those that states imply."""
         from composer.model.head_inputs import Attentions, visiting_heads
 

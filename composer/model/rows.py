@@ -85,7 +85,7 @@ class Rows:
             )
 
     @property
-    def reordered(self) -> bool:
+    def is_reordered(self) -> bool:
         """Whether the order inside differs from the user's."""
         return self._order is not None
 

@@ -29,12 +29,12 @@ def score_layers(
         batch = part.to(student.device)
         tokens += int(batch.valid.sum())
 
-        def compared(index: int, theirs: ComposedAttention, lesson: Lesson, batch: Batch = batch) -> None:
+        def compare(index: int, theirs: ComposedAttention, lesson: Lesson, batch: Batch = batch) -> None:
             heads = heads_output(student_layers[index], lesson, student.base.backend)
             wrong[index] += _squares(heads - lesson.heads, batch)
             whole[index] += _squares(lesson.heads, batch)
 
-        teach(teacher, batch, compared)
+        teach(teacher, batch, compare)
         wanted = _logits(teacher, batch)
         apart += _apart(student, batch, wanted)
         for index in student_layers:

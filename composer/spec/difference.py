@@ -16,7 +16,7 @@ from blocks.part import Closed, FieldPath
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import without_names
 from composer.spec.document import Spec
-from composer.spec.layer_rules import Group, unknown
+from composer.spec.layer_rules import Group, unknown_head_error
 from composer.spec.resolve import Resolved, complete_head, heads_of, meaning
 from composer.spec.sweep import refuse_sweep
 
@@ -94,7 +94,7 @@ def _rules(spec: Spec) -> tuple[_Rule, ...]:
         uses = [(None, rule.use)] if isinstance(rule.use, str) else [(_lowest(group.heads), group.head) for group in rule.use]
         for _, name in uses:
             if name not in heads:
-                raise unknown(name, heads, ("layers", number, "use"))
+                raise unknown_head_error(name, heads, ("layers", number, "use"))
         groups = tuple(_Group(heads=count, head=_head(complete_head(heads[name], None))) for count, name in uses)
         rules.append(_Rule(at=rule.at, use=groups))
     return tuple(rules)

@@ -99,7 +99,7 @@ class Vary(Closed):
         return names
 
     @model_validator(mode="after")
-    def _settled(self) -> Self:
+    def _check_paths(self) -> Self:
         steps = Counter(setting_steps(path) for path in (*self.grid, *self.zip))
         twice = [".".join(path) for path, count in steps.items() if count > 1]
         if not steps:

@@ -83,7 +83,7 @@ def last_rules(spec: Spec, layers: int) -> list[int | None]:
     return last
 
 
-def unknown(name: str, heads: Mapping[str, HeadSpec], path: FieldPath) -> GraphError:
+def unknown_head_error(name: str, heads: Mapping[str, HeadSpec], path: FieldPath) -> GraphError:
     own = [head for head in heads if head != SOURCE]
     guess = nearest(name, [*own, SOURCE])
     introduction = f"{guess} There" if guess else "; there"
@@ -116,7 +116,7 @@ def groups_of(
     taken = (HeadsOf(head=use, heads=dimensions.heads),) if isinstance(use, str) else use
     for group in taken:
         if group.head not in heads:
-            raise unknown(group.head, heads, path)
+            raise unknown_head_error(group.head, heads, path)
     per_key = dimensions.heads // dimensions.key_heads
     counts = {group.head: _count(group, dimensions.heads, per_key, path) for group in taken}
     if len(counts) < len(taken):
@@ -161,10 +161,10 @@ def unused_heads(spec: Spec, used: Container[str], layers: int) -> Iterator[Grap
         overriding: set[int | None] = set()
         for number in naming[name]:
             overriding.update(map(last.__getitem__, layers_at(spec.layers[number].at, layers, ("layers", number, "at"))))
-        yield _overridden(naming[name], sorted(number for number in overriding if number is not None))
+        yield _overridden_head_error(naming[name], sorted(number for number in overriding if number is not None))
 
 
-def _overridden(naming: list[int], overriding: list[int]) -> GraphError:
+def _overridden_head_error(naming: list[int], overriding: list[int]) -> GraphError:
     """Return the error of a head that rules name, on layers for which later rules name other heads."""
     first, later = (" and ".join(_some_rules(numbers)) for numbers in (naming, overriding))
     named_by = f"{first} {'names' if len(naming) == 1 else 'name'}"

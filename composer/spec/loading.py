@@ -15,7 +15,7 @@ from composer.spec.inherit import find_spec, heads_extended, heads_inherited, in
 from composer.spec.layer_rules import names_in
 from composer.spec.messages import spec_error
 from composer.spec.outside import PartReference, use_parts
-from composer.spec.overrides import Overrides, each, overridden
+from composer.spec.overrides import Overrides, each, override_value
 from composer.spec.places import Places, SpecNode, at, from_plain, plain
 from composer.spec.reading import read_file, read_spec
 from composer.spec.resolve import Dimensions, Resolved, resolve
@@ -44,11 +44,11 @@ def load_spec(source: SpecLike, overrides: Overrides = (), *, parts: PartReferen
     source, variant = _split(source)
     document = load_document(source)
     if variant is None:
-        return _overridden(document, overrides)
+        return _apply_overrides(document, overrides)
     vary = _vary(document, overrides)
     document = choose_variant(document, vary, variant)
     try:
-        return _overridden(document, overrides)
+        return _apply_overrides(document, overrides)
     except SpecError as error:
         raise merged_error([(variant, error)], vary) from None
 
@@ -56,7 +56,7 @@ def load_spec(source: SpecLike, overrides: Overrides = (), *, parts: PartReferen
 def load_text(text: str, called: str, folder: Path) -> Spec:
     """Return a spec from its text. called: how messages name it. folder: where the names that it extends start. Raises
     SpecError."""
-    return _overridden(inherit(read_spec(text, called), folder, (Spec,)), ())
+    return _apply_overrides(inherit(read_spec(text, called), folder, (Spec,)), ())
 
 
 def variants_of(source: SpecLike, overrides: Overrides = ()) -> tuple[Vary | None, dict[str | None, Spec]]:
@@ -70,7 +70,7 @@ def variants_of(source: SpecLike, overrides: Overrides = ()) -> tuple[Vary | Non
     document = load_document(source)
     vary_node = document.child("vary")
     if vary_node is None or vary_node.value is None:
-        return None, {None: _overridden(document, overrides)}
+        return None, {None: _apply_overrides(document, overrides)}
     vary = _vary(document, overrides)
     return vary, {**_expand(document, vary, overrides)}
 
@@ -155,7 +155,7 @@ def _expand(document: SpecNode, vary: Vary, overrides: Overrides) -> dict[str, S
     problems: list[tuple[str, SpecError]] = []
     for name, variant in variants(document, vary).items():
         try:
-            specs[name] = _overridden(variant, overrides)
+            specs[name] = _apply_overrides(variant, overrides)
         except SpecError as error:
             problems.append((name, error))
     if problems:
@@ -163,9 +163,9 @@ def _expand(document: SpecNode, vary: Vary, overrides: Overrides) -> dict[str, S
     return specs
 
 
-def _overridden(document: SpecNode, overrides: Overrides) -> Spec:
+def _apply_overrides(document: SpecNode, overrides: Overrides) -> Spec:
     for override in each(overrides):
-        document = overridden(document, override, (Spec,))
+        document = override_value(document, override, (Spec,))
     whole = heads_inherited(document, (Spec,))
     spec = validate_document(whole, Spec)
     if bases := heads_extended(document) - {name for rule in spec.layers for name in names_in(rule.use)}:

@@ -45,7 +45,7 @@ def each(overrides: Overrides) -> tuple[str, ...]:
     return tuple(f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in overrides.items())
 
 
-def overridden(document: SpecNode, override: str, here: Alternatives) -> SpecNode:
+def override_value(document: SpecNode, override: str, here: Alternatives) -> SpecNode:
     """Return the document after ``path=value``. here: the alternatives of its top. Raises SpecError, also on an index out of range.
 
     ``head.memory.0.size=32`` has the effect of a child with that memory's size; lists keep their other items; null removes a value.

@@ -14,7 +14,7 @@ from composer.graph.rules import mistakes
 from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import HeadsOf, LayerRule, Spec
-from composer.spec.layer_rules import TWICE, check_rule, groups_of, layers_at, layers_of, names_in, unknown, unused_heads
+from composer.spec.layer_rules import TWICE, check_rule, groups_of, layers_at, layers_of, names_in, unknown_head_error, unused_heads
 from composer.spec.resolve import complete_head, dimensions_and_trunk, heads_of, refuse_odd, reserved_name_error
 
 ANY = Dimensions(hidden_size=2048, layers=1, heads=1, key_heads=1, head_dim=64, rope_theta=1e4)
@@ -84,7 +84,7 @@ def _of_rule(rule: LayerRule, path: FieldPath, heads: dict[str, HeadSpec]) -> It
     groups = (HeadsOf(head=rule.use, heads="1/1"),) if isinstance(rule.use, str) else rule.use
     missing = [group.head for group in groups if group.head not in heads]
     if missing:
-        yield unknown(missing[0], heads, (*path, "use"))
+        yield unknown_head_error(missing[0], heads, (*path, "use"))
     elif len({group.head for group in groups}) < len(groups):
         yield GraphError(TWICE, (*path, "use"))
     elif all(isinstance(group.heads, str) for group in groups) and (whole := sum(Fraction(group.heads) for group in groups)) != 1:

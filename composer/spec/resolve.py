@@ -269,7 +269,7 @@ def complete_head(head: HeadSpec, dimensions: Dimensions | None) -> HeadSpec:
         memories.append((memory.dropping() if lost else memory).model_copy(update=changes))
     read, features = head.read, head.feature_map
     if features and dimensions:
-        features = features.resolved(dimensions.shape(dimensions.heads))
+        features = features.with_dim(dimensions.shape(dimensions.heads))
     read = read.over([memory.has_mass() for memory in memories]) if read else read
     return head.model_copy(
         update={

@@ -103,7 +103,7 @@ def make_sample(
     """Return the prompt, a space, and ``reply``, whose tokens are the answer. answers: the parts of ``reply`` to score (None:
     all)."""
     text = f"{prompt} {reply}"
-    ids, answer = writer.marked(text, [(len(prompt), len(text))])
+    ids, answer = writer.encode_spans(text, [(len(prompt), len(text))])
     return Sample(ids, answer, text, prompt, answers or (reply,), depth)
 
 

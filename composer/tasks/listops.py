@@ -76,13 +76,13 @@ class ListOps(Task):
         for symbol in (*OPERATORS, END):
             writer.check(symbol)
 
-        def written(tree: Tree) -> str:
+        def write(tree: Tree) -> str:
             return tree.nested if self.parentheses else " ".join(tree.symbols)
 
         # So many symbols have the fewest tokens where all but two are digits: no longer tree fits than one of that kind.
         def least(more: int) -> int:
             flat = operation("[MAX", [Tree(0, ("0",), "0")] * (self.above - 1 + more))
-            return writer.count(f"{written(flat)} 0")
+            return writer.count(f"{write(flat)} 0")
 
         room = self.below - self.above - 2
         if least(room) > length:
@@ -90,7 +90,7 @@ class ListOps(Task):
 
         for _ in range(MOST_DRAWS):
             tree = apart(rng, split, lambda draws: self.tree(draws, self.above + 2 + room))
-            sample = make_sample(writer, written(tree), str(tree.value))
+            sample = make_sample(writer, write(tree), str(tree.value))
             if len(sample.ids) <= length:
                 return sample
         raise TaskError(

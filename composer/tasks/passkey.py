@@ -86,8 +86,8 @@ def write_prompt(
     filler. rng: draws the needle's place; exactly one number is drawn.
     """
 
-    def placed(filler: int) -> tuple[str, float]:
+    def place(filler: int) -> tuple[str, float]:
         before = rng.randint(0, filler) if depth is None else round(depth * filler)
         return FORMS[form](key, before, filler - before), before / filler if filler else 0.0
 
-    return fullest(rng, placed, lambda laid: count(f"{laid[0]} {key}"), tokens, "passkey")
+    return fullest(rng, place, lambda laid: count(f"{laid[0]} {key}"), tokens, "passkey")

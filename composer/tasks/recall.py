@@ -45,12 +45,12 @@ class Recall(Task):
         for pair in pairs:
             writer.check(" ".join(pair))
 
-        def spoken(more: int) -> list[Pair]:
+        def draw_sequence(more: int) -> list[Pair]:
             """One query is the least."""
             return [*pairs, *draw_queries(rng, pairs, more + 1)]
 
-        words = fullest(rng, spoken, lambda words: writer.count(text_of(words)), length, f"recall of {self.pairs} pairs")
-        ids, answer = writer.marked(text_of(words), value_spans(words, len(pairs)))
+        words = fullest(rng, draw_sequence, lambda words: writer.count(text_of(words)), length, f"recall of {self.pairs} pairs")
+        ids, answer = writer.encode_spans(text_of(words), value_spans(words, len(pairs)))
         return Sample(ids, answer, text_of(words))
 
 

@@ -48,7 +48,7 @@ class VariableTracking(Ruler):
         for chain in chains:
             for line in assignments(chain):
                 writer.check(line)
-        seed, first = rng.getrandbits(64), self.shown(rng, writer) if self.example else ""
+        seed, first = rng.getrandbits(64), self.write_example(rng, writer) if self.example else ""
         reply, least = " ".join(chains[0][1]), self.hops + 1
 
         def prompt(more: int) -> str:
@@ -57,7 +57,7 @@ class VariableTracking(Ruler):
         more = fit(lambda more: writer.count(f"{prompt(more)} {reply}"), length, self.name)
         return make_sample(writer, prompt(more), reply, chains[0][1])
 
-    def shown(self, rng: random.Random, writer: Writer) -> str:
+    def write_example(self, rng: random.Random, writer: Writer) -> str:
         """Return the example with its answer, as long as fits, and the blank line after it."""
         chains, seed = self.drawn_chains(rng, 3), rng.getrandbits(64)
 

@@ -121,8 +121,8 @@ class FrequentWords(Ruler):
                 f"{self.name} needs at least 4 different words, not {size}: set a length of 200 tokens or more, or set "
                 "`vocabulary`."
             )
-        first = apart(rng, split, lambda draws: tuple(self.coded(draws, 3)))
-        rest = [word for word in self.coded(rng, size) if word not in first]
+        first = apart(rng, split, lambda draws: tuple(self.draw_codes(draws, 3)))
+        rest = [word for word in self.draw_codes(rng, size) if word not in first]
         ranked, seed, reply = [DOTS, *first, *rest][:size], rng.getrandbits(64), " ".join(first)
         scale = zeta(self.alpha)
 
@@ -147,7 +147,7 @@ class FrequentWords(Ruler):
         return make_sample(writer, prompt(total), reply, first)
 
     @staticmethod
-    def coded(rng: random.Random, count: int) -> list[str]:
+    def draw_codes(rng: random.Random, count: int) -> list[str]:
         return distinct(count, lambda: letters(rng, string.ascii_lowercase, CODED_LETTERS))
 
 

@@ -47,7 +47,7 @@ class Writer:
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
         return [*self.begin, *ids] if begin else ids
 
-    def marked(self, text: str, spans: Sequence[Span]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    def encode_spans(self, text: str, spans: Sequence[Span]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
         """Return the text with BOS, and which of its tokens have characters in one of the spans, which are in order and apart."""
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         answer, place = [False] * len(self.begin), 0

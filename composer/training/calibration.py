@@ -134,11 +134,11 @@ class _Calibration:
         module = self._of.parts[node.module]
         if next(module.parameters(), None) is None:
             return
-        attended = self._attended(memory)
+        attended = self._measure_attention(memory)
         if not bool(attended.held.any()):
             return  # the rows are too short for this memory to hold a pair
         if maps:
-            query, key, decay = self._mapped(node, memory)
+            query, key, decay = self._map_inputs(node, memory)
             attended = replace(attended, query=query, key=key, decay=decay)
         results = module(node.part.calibrate, attended, node.shape)
         for name, values in results.items():
@@ -146,7 +146,7 @@ class _Calibration:
         if results:
             self._done.add(node.module)
 
-    def _attended(self, memory: Node) -> Attended:
+    def _measure_attention(self, memory: Node) -> Attended:
         """Return the measurements of a memory, with all parts as they are now."""
         implied: ImplicitAttention = implicit_attention(self._head, self._inputs, self._queries, self._backend)
         tokens, wanted = self._inputs.tokens, self._wanted
@@ -160,17 +160,17 @@ class _Calibration:
             outside=(wanted.sum(-1) - weights.sum(-1)).clamp(min=0),
             age=(distance - nearest).clamp(min=0).to(wanted.dtype),
             share=implied.parts[memory.name],
-            balanced=self._balanced(memory),
+            balanced=self._is_balanced(memory),
         )
 
-    def _balanced(self, memory: Node) -> bool | None:
+    def _is_balanced(self, memory: Node) -> bool | None:
         memories = self._of.graph.memories
         apart = any(taker.leaves_masses_out for taker in takers_of(self._of.graph, memory.name))
         if len(memories) == 1 or apart or not all(memory.has_mass() for _, memory in memories):
             return None
         return any(memory.weight == "learned" for _, memory in memories)
 
-    def _mapped(self, features: Node, memory: Node) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _map_inputs(self, features: Node, memory: Node) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the queries and keys that enter a feature map, and the mean decay per token of its memory."""
         graph, position = self._of.graph, features.options["position"]
         (edge,) = graph.into(features.name, "query")

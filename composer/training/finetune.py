@@ -72,7 +72,7 @@ def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     cache, is_predicted = cache_of(model, batch), batch.predicted
     outputs = model(**batch.inputs(), **{CACHE: cache}, use_cache=cache is not None)
     logits = outputs.logits[:, : is_predicted.shape[1]][is_predicted]
-    return logits if cache is None else cache.tied(logits), batch.labels[:, 1:][is_predicted]
+    return logits if cache is None else cache.tie(logits), batch.labels[:, 1:][is_predicted]
 
 
 @torch.no_grad()

@@ -86,7 +86,7 @@ def attention_likeness(
         batch = part.to(student.device)
         tokens += int(batch.valid.sum())
 
-        def compared(index: int, theirs: ComposedAttention, lesson: Lesson, batch: Batch = batch) -> None:
+        def compare(index: int, theirs: ComposedAttention, lesson: Lesson, batch: Batch = batch) -> None:
             heads = heads_output(student_layers[index], lesson, backend)
             errors[index] += _total((heads - lesson.heads).float().square().flatten(2).mean(-1), batch)
             if known[index]:
@@ -96,7 +96,7 @@ def attention_likeness(
                 ratios = wanted.clamp(min=tiny).log() - weights.clamp(min=tiny).log()
                 divergences[index] += _total((wanted * ratios).sum(-1).mean(-1), batch)
 
-        teach(teacher, batch, compared)
+        teach(teacher, batch, compare)
     return tuple(
         AttentionLikeness(mse=errors[index] / tokens, divergence=divergences[index] / tokens if known[index] else None)
         for index in student_layers
@@ -105,7 +105,7 @@ def attention_likeness(
 
 def has_weights(model: ComposedForCausalLM, index: int) -> bool:
     """Whether the answers of a layer's heads are weighed means of the values, with the same weights for all values."""
-    resolved = model.config.resolved()
+    resolved = model.config.read_spec()
     return all(without_weights(resolved.heads[group.head]) is None for group in resolved.layers[index])
 
 

@@ -187,7 +187,7 @@ class _StageRun:
         if self.held_out is None:
             return {}
         sums: dict[str, float] = {}
-        for part, divisor in (share for whole in self._parts() for share in shares(whole, 1, self._judged)):
+        for part, divisor in (share for whole in self._parts() for share in shares(whole, 1, self._judged_count)):
             with self._autocast():
                 for name, loss in self.course.judge(part.to(self.device), divisor).items():
                     sums[name] = sums.get(name, 0.0) + float(loss)
@@ -196,7 +196,7 @@ class _StageRun:
         return sums
 
     @cached_property
-    def _judged(self) -> int:
+    def _judged_count(self) -> int:
         """The number of held-out tokens, or rows, that evaluations are averaged over."""
         return max(1, sum(map(self.course.count, self._parts())))
 

@@ -68,7 +68,7 @@ class StoredModel:
         self._names = {attention.layer: name for name, attention in attentions(model)}
         self._calls: dict[int, Mapping[str, Any]] = {}
         for index, layer in enumerate(self._layers):
-            layer.forward = partial(self._called, index)
+            layer.forward = partial(self._record_call, index)
         embedding: Any = model.get_input_embeddings()
         embedding.padding_idx = None  # a row of the whole table, for gradients alone; here it has a batch's rows
         self._embedding = _name_of(model, embedding)
@@ -139,7 +139,7 @@ class StoredModel:
         calls, self._calls = self._calls, {}
         return LayerInputs(calls[0]["hidden"], tuple(calls[index]["options"] for index in range(len(calls))))
 
-    def _called(self, index: int, hidden: Tensor, *positional: Any, **options: Any) -> Any:
+    def _record_call(self, index: int, hidden: Tensor, *positional: Any, **options: Any) -> Any:
         """The forward of a layer without weights: it records its arguments, by their names, and returns its input."""
         names = islice(inspect.signature(type(self._layers[index]).forward).parameters, 2, None)  # without itself and its input
         self._calls[index] = {"hidden": hidden, "options": {**dict(zip(names, positional, strict=False)), **options}}

@@ -56,7 +56,7 @@ class HandedCache(ComposedCache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._start
 
-    def seen(self) -> Tensor | None:
+    def count_tokens(self) -> Tensor | None:
         return self._seen
 
     def receive(self) -> State:
@@ -74,7 +74,7 @@ class HandedCache(ComposedCache):
         if (rank() + 1) % row_processes():
             self.ties.append(cast("Tensor", _Sent.apply(self.anchor, tuple(state), *state.values())))
 
-    def tied(self, logits: Tensor) -> Tensor:
+    def tie(self, logits: Tensor) -> Tensor:
         """The logits, with every transfer of this call below them in the graph of gradients."""
         return cast("Tensor", _Tied.apply(logits, *self.ties)) if torch.is_grad_enabled() else logits
 

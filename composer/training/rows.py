@@ -68,7 +68,7 @@ def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
     return load_tokenizer(folder, TrainingError, problem)
 
 
-def unwritten(folder: Path, rows: PackedRows) -> Iterator[str]:
+def warn_if_unwritable(folder: Path, rows: PackedRows) -> Iterator[str]:
     """Yield the warning for rows that the tokenizer in a folder cannot write."""
     if warning := hardly_written("the data", rows.ids[rows.valid], unknown_token(tokenizer_of(folder))):
         yield warning

@@ -28,7 +28,15 @@ from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting
 from composer.training.options import TrainingOptions
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
-from composer.training.rows import bound_held_out, learned_nothing, rows_of, too_few, unwritten, warn_or_raise, within_windows
+from composer.training.rows import (
+    bound_held_out,
+    learned_nothing,
+    rows_of,
+    too_few,
+    warn_if_unwritable,
+    warn_or_raise,
+    within_windows,
+)
 from composer.training.stored_logits import StoredLogits, TaughtRows
 from composer.training.student import Student, check_held_out, learns_from_teacher
 from composer.training.teacher import Teacher, tokens_of
@@ -200,7 +208,7 @@ def open_run(
         check_positions(
             teacher.source.trunk, f"The teacher {teacher.reference}", rows.sequence, "set recipe.sequence to at most", TrainingError
         )
-    warn_or_raise(unwritten(student.source.folder, rows), options)
+    warn_or_raise(warn_if_unwritable(student.source.folder, rows), options)
     warn_or_raise(too_few(stages, rows), options)
     if held_out is not None:
         held_out = bound_held_out(held_out, stages, rows, options)
@@ -246,8 +254,8 @@ def _add_logits(
     (finetune,) = stages.values()
     assert isinstance(finetune, Finetune), "other stages do not learn from logits"
     stored.check_student(tokens_of(student.source.folder), finetune.temperature)
-    taught = stored.taught(rows, "to learn from", references, seed)
-    judged = None if held_out is None else stored.taught(held_out, "that are held out", references, seed)
+    taught = stored.add_logits(rows, "to learn from", references, seed)
+    judged = None if held_out is None else stored.add_logits(held_out, "that are held out", references, seed)
     return stored, taught, judged
 
 

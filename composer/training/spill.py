@@ -102,13 +102,13 @@ class Spill:
         if self.at > index:
             return
 
-        def answered(batch: Batch, places: np.ndarray) -> Tensor:
+        def run_layer(batch: Batch, places: np.ndarray) -> Tensor:
             hidden = self._read(index, places)
             with autocast:
                 output = layer(hidden, **teacher.layer_inputs(batch).options[index])
                 return output[0] if isinstance(output, tuple) else output
 
-        self._fill(index + 1, answered)
+        self._fill(index + 1, run_layer)
         self._path(index).unlink(missing_ok=True)
 
     def _fill(self, index: int, make: Callable[[Batch, np.ndarray], Tensor]) -> None:

@@ -141,7 +141,7 @@ class StoredLogits:
                 f"recipe.finetune.temperature={self.record.temperature:g}"
             )
 
-    def taught(self, rows: PackedRows, what: str, references: DataReferences, seed: int) -> TaughtRows:
+    def add_logits(self, rows: PackedRows, what: str, references: DataReferences, seed: int) -> TaughtRows:
         """Return the rows with the logits. Raises TrainingError if the store lacks one of them. what: the rows in words."""
         record = self.record
         wanted = hashes_of(rows)

@@ -70,7 +70,7 @@ class TransferCourse:
     def learn(self, batch: Batch, total: float) -> Losses:
         losses: Losses = {}
 
-        def learned(index: int, teacher: ComposedAttention, lesson: Lesson) -> None:
+        def learn_layer(index: int, teacher: ComposedAttention, lesson: Lesson) -> None:
             unit = self._layers.get(index)
             if unit is not None and not unit.progress.stopped:
                 with torch.enable_grad():
@@ -78,17 +78,17 @@ class TransferCourse:
                     add_gradients(loss)
                 losses[unit.name] = loss.detach()
 
-        teach(self._teacher, batch, learned)
+        teach(self._teacher, batch, learn_layer)
         return losses
 
     def judge(self, batch: Batch, total: float) -> Losses:
         losses: Losses = {}
 
-        def judged(index: int, teacher: ComposedAttention, lesson: Lesson) -> None:
+        def judge_layer(index: int, teacher: ComposedAttention, lesson: Lesson) -> None:
             if index in self._layers:
                 losses[self._layers[index].name] = self._loss(index, teacher, lesson, total)
 
-        teach(self._teacher, batch, judged)
+        teach(self._teacher, batch, judge_layer)
         return losses
 
     def _loss(self, index: int, teacher: ComposedAttention, lesson: Lesson, total: float) -> Tensor:

@@ -127,7 +127,7 @@ class Unit:
     def facts(self) -> UnitFacts:
         """Return the facts that a checkpoint stores beside the tensors: the progress, and the names of the tensors."""
         progress = replace(self.progress, began=list(self.progress.began), recent=list(self.progress.recent))
-        moved = tuple(name for name in self.parameters if self._moved(name))
+        moved = tuple(name for name in self.parameters if self._has_moved(name))
         return UnitFacts(progress=progress, best=bool(self.best), moved=moved)
 
     def restore(self, facts: UnitFacts) -> None:
@@ -140,7 +140,7 @@ class Unit:
             moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
             self._optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
 
-    def _moved(self, name: str) -> bool:
+    def _has_moved(self, name: str) -> bool:
         return bool(self._optimizer.state[self.parameters[name]])
 
     def _check(self, step: int, loss: float, norm: float, gradients: Mapping[str, Tensor]) -> None:

@@ -91,7 +91,7 @@ def _bound(receive: Receive) -> Receive:
     """Receive a request that ends in time, and within its bound; any other counts as disconnected."""
     size, is_whole = 0, False
 
-    async def bounded() -> MutableMapping[str, Any]:
+    async def receive_bounded() -> MutableMapping[str, Any]:
         nonlocal size, is_whole
         if is_whole:
             return await receive()  # waits until the browser leaves
@@ -103,7 +103,7 @@ def _bound(receive: Receive) -> Receive:
         is_whole = not message.get("more_body", False)
         return message if size <= MOST_BODY else {"type": "http.disconnect"}
 
-    return bounded
+    return receive_bounded
 
 
 async def _refuse(scope: Scope, send: Send, status: int, reason: str) -> None:

@@ -56,12 +56,12 @@ def page(text: str | None = None, place: EditorContext | None = None) -> Blocks:
     first = shipped_specs()[START].read_text(encoding="utf-8") if text is None else text
     numbers = tuple(getattr(at.base, name) for name in TYPED)
 
-    def answered(source_text: str | None, length: float | None, dtype: str, *sizes: float | None) -> tuple[Any, ...]:
+    def answer_fields(source_text: str | None, length: float | None, dtype: str, *sizes: float | None) -> tuple[Any, ...]:
         result = answer(source_text or "", at, sizes, length, dtype)
         others = (result.picture, result.costs, result.program)
         return (result.status, *(gradio.skip() if content is None else content for content in others))
 
-    def shipped(name: str) -> str:
+    def read_shipped(name: str) -> str:
         return shipped_specs()[name].read_text(encoding="utf-8") if name in shipped_specs() else ""
 
     begun = answer(first, at, numbers, 4096, "float32")
@@ -90,8 +90,8 @@ def page(text: str | None = None, place: EditorContext | None = None) -> Blocks:
         inputs, shown = [code, tokens, dtype, *typed], [status, drawn, costs, program]
         quiet: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last", "api_visibility": "private"}
         for component in inputs:
-            component.change(answered, inputs, shown, **quiet)
-        start.input(shipped, start, code, show_progress="hidden", api_visibility="private")
+            component.change(answer_fields, inputs, shown, **quiet)
+        start.input(read_shipped, start, code, show_progress="hidden", api_visibility="private")
     return made
 
 

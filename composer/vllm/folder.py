@@ -35,12 +35,12 @@ def configuration_of_folder(folder: Path) -> Any:
 
 def keeps_states(config: Any) -> bool:
     """Whether any head of the model has its own state, which softmax attention over all tokens has not."""
-    return any(graph.softmax is None for graph in graphs_of(config.resolved()))
+    return any(graph.softmax is None for graph in graphs_of(config.read_spec()))
 
 
 def check_servable(config: Any) -> None:
     """Raise ValueError for a model that writes no text."""
-    if config.resolved().direction != "causal":
+    if config.read_spec().direction != "causal":
         raise ValueError("a bidirectional model writes no text, so there is nothing to serve; expected `direction: causal`")
     if getattr(config, "labels", None) is not None:
         raise ValueError("a classifier writes no text, so there is nothing to serve; expected a language model")
@@ -55,8 +55,8 @@ def check_servable(config: Any) -> None:
             f"vLLM does not serve composed models of the family {family}, as they read images. Build from the source with "
             "--text-only, and serve that"
         )
-    sizes = config.resolved().dimensions
-    if sizes.value_dim is not None and any(graph.softmax is not None for graph in graphs_of(config.resolved())):
+    sizes = config.read_spec().dimensions
+    if sizes.value_dim is not None and any(graph.softmax is not None for graph in graphs_of(config.read_spec())):
         raise ValueError(
             f"the model has heads that are softmax over all tokens, with keys of {sizes.head_dim} numbers and values of "
             f"{sizes.value_dim}, and vLLM caches keys and values of one size. Serve it with `compose serve`"

@@ -267,7 +267,7 @@ class _Writer:
 
     def _link(self, source: Source, shard: ShardPlan, target: Path) -> StoredFile:
         origin = source.shards[shard.file]
-        how, digest = link_or_copy(origin.file, target, copy=self.copy, moved=self._moved(target.name, shard.bytes))
+        how, digest = link_or_copy(origin.file, target, copy=self.copy, moved=self._byte_counter(target.name, shard.bytes))
         contents = known_sha256(source, self.student, shard.file)
         if contents is None and (self.hash_contents or self.plan.bytes("link") <= HASHED_ANYWAY):
             contents, counts = digest_and_counts(origin)
@@ -283,7 +283,7 @@ class _Writer:
                     pieces.append(merged_piece(name, tensor, entry.dtype, self.beside.products[name]))
                 else:
                     pieces.append(inherited_piece(name, tensor, entry.dtype))
-        contents = write_shard(target, pieces, self._moved(target.name, shard.bytes))
+        contents = write_shard(target, pieces, self._byte_counter(target.name, shard.bytes))
         return stored_file(target, "rewritten", origin=None, contents=contents)
 
     def _write_fresh(self) -> dict[str, StoredFile]:
@@ -294,20 +294,20 @@ class _Writer:
         if not pieces:
             return {}
         target = self.folder / self.plan.parameters[pieces[0].name].output
-        contents = write_shard(target, pieces, self._moved(target.name, self.plan.fresh_bytes))
+        contents = write_shard(target, pieces, self._byte_counter(target.name, self.plan.fresh_bytes))
         return {target.name: stored_file(target, "written", origin=None, contents=contents)}
 
-    def _moved(self, name: str, total: int) -> Callable[[int], None]:
+    def _byte_counter(self, name: str, total: int) -> Callable[[int], None]:
         """Return a function that adds up the bytes written to one file, and calls ``progress`` with the sum."""
         done = 0
 
-        def moved(count: int) -> None:
+        def count_bytes(count: int) -> None:
             nonlocal done
             done += count
             if self.progress is not None:
                 self.progress(name, done, total)
 
-        return moved
+        return count_bytes
 
 
 def _tables_of(plan: Plan) -> list[Table]:

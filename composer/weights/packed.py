@@ -81,7 +81,7 @@ class PackedFile:
         """Describe the unpacked model, with weights of ``dtype``, from its metadata alone. Raises SourceError and ConfigError."""
         self._check()
         with silent_transformers("error"):
-            return self._described(self._config(dtype))
+            return self._describe(self._config(dtype))
 
     def write(self, folder: Path, dtype: Dtype) -> None:
         """Write the unpacked model, tokenizer included, into an empty folder. Raises SourceError and BuildError."""
@@ -91,7 +91,7 @@ class PackedFile:
             from transformers import AutoModelForCausalLM, AutoTokenizer
 
             config = self._config(dtype)
-            self._check_fits(config, self._described(config).trunk.layers, dtype)
+            self._check_fits(config, self._describe(config).trunk.layers, dtype)
             with _alone(self.path) as where:
                 tokenizer = AutoTokenizer.from_pretrained(**where)
                 loading = AutoModelForCausalLM.from_pretrained(
@@ -125,7 +125,7 @@ class PackedFile:
         config.dtype = dtype
         return config
 
-    def _described(self, config: Any) -> Described:
+    def _describe(self, config: Any) -> Described:
         text = config.to_json_string()
         described = describe_config(self.path, json.loads(text), text.encode())
         largest = max(math.prod(tensor.shape) for tensor in self.header.tensors)

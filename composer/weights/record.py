@@ -313,7 +313,7 @@ def not_of_the_build(folder: Path, record: Record) -> tuple[list[str], list[str]
         if name == RECORD:
             continue
         if name in record.files:
-            if _rewritten(path, record.files[name]):
+            if _is_rewritten(path, record.files[name]):
                 changed.append(name)
         elif name not in record.documents:
             strangers.append(name)
@@ -322,7 +322,7 @@ def not_of_the_build(folder: Path, record: Record) -> tuple[list[str], list[str]
     return strangers, changed
 
 
-def _rewritten(path: Path, stored: StoredFile) -> bool:
+def _is_rewritten(path: Path, stored: StoredFile) -> bool:
     """True if a weight file has changed since the build and has no other link, so that removing it loses its contents.
 
     Large files are compared by size and time stamp.

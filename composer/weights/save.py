@@ -62,7 +62,7 @@ def initial_values_of(record: Record) -> Callable[[str], torch.Tensor | None]:
 class _Records:
     """Keeps the record of a folder with the model that is loaded from it, and writes one where the model is saved."""
 
-    def loaded(self, model: Any, reference: Any, where: Mapping[str, Any]) -> None:
+    def after_load(self, model: Any, reference: Any, where: Mapping[str, Any]) -> None:
         """Keep the record beside the weights, if there is one that can be read. reference: None for weights in memory."""
         if reference is None:
             return
@@ -81,7 +81,7 @@ class _Records:
         if path is not None and record is not None:
             model._origin = Origin(record, Path(path).parent, sha256(Path(path)))
 
-    def saved(self, model: Any, folder: Path) -> None:
+    def after_save(self, model: Any, folder: Path) -> None:
         """Write the record beside the weights. If that fails, log a warning with the reason; the save itself succeeds."""
         if getattr(model, "_hf_peft_config_loaded", False):
             if getattr(model.config, ADAPTER_KEY, None) is not None:

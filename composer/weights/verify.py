@@ -215,7 +215,7 @@ def _coverage(folder: Path, record: Record) -> tuple[Verdict, str]:
 def _weight_file(
     folder: Path, name: str, stored: StoredFile, plan: Plan, progress: Callable[[str, int, int], None] | None
 ) -> list[Check]:
-    def moved(done: int) -> None:
+    def report_progress(done: int) -> None:
         if progress is not None:
             progress(shard.file.name, done, shard.bytes)
 
@@ -223,7 +223,7 @@ def _weight_file(
         path = within(folder, name)
         check_file(path)
         shard = read_shard(path)
-        digest, counts = digest_and_counts(shard, moved)
+        digest, counts = digest_and_counts(shard, report_progress)
     except ConverterError as error:
         return [make_check("contents", name, "failed", str(error))]
     except OSError as error:

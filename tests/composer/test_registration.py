@@ -14,7 +14,7 @@ HEAVY = "print(*sorted({'torch', 'transformers'} & sys.modules.keys()))"
 LOAD = """
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 config = AutoConfig.from_pretrained('.')
-print(type(config).__name__, config.resolved().name)
+print(type(config).__name__, config.read_spec().name)
 print(type(AutoModelForCausalLM.from_pretrained('.')).__name__, type(AutoModel.from_pretrained('.')).__name__)
 print(type(AutoModelForCausalLM.from_config(config)).__name__)
 print(type(AutoModelForSequenceClassification.from_config(config)).__name__)

@@ -149,9 +149,9 @@ def test_options_of_the_matrix_need_one() -> None:
 
 
 def test_a_resolved_map_says_its_dimension() -> None:
-    assert Relu(linear=True).resolved(GROUPED).dim == 4
-    assert Relu(linear=True, dim=7).resolved(GROUPED).dim == 7
-    assert Relu().resolved(GROUPED).dim is None
+    assert Relu(linear=True).with_dim(GROUPED).dim == 4
+    assert Relu(linear=True, dim=7).with_dim(GROUPED).dim == 7
+    assert Relu().with_dim(GROUPED).dim is None
 
 
 def test_operations() -> None:

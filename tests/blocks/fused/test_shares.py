@@ -32,7 +32,7 @@ CASES: list[tuple[dict[str, Any], int]] = [
 @pytest.mark.parametrize(("options", "incoming"), CASES, ids=["plain", "bias, shared keys", "skip, floor", "one side"])
 def test_features_and_gradients_are_the_definitions(options: dict[str, Any], incoming: int) -> None:
     shape = Shape(hidden_size=6, heads=2, key_heads=incoming, **FEW)
-    part = Hedgehog(**options).resolved(shape)
+    part = Hedgehog(**options).with_dim(shape)
     drawn_parameters, x = drawn(part, shape), torch.randn(1, 70, incoming, 6, dtype=torch.float64)
     answers = []
     for kind in (torch.float64, torch.float32):

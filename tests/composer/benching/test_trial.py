@@ -38,13 +38,13 @@ def test_state_bytes_are_what_explain_says(spec: str) -> None:
     plan = trial(prefill=(70,), decode=(5, 70), batches=(2,), repeats=1, steps=1)
     measurements = dict(run_trial([Contestant("it", model)], plan))
     for workload, measured in measurements.items():
-        explained = explain_resolved(model.config.resolved(), sequence=workload.length, dtype="float64")
+        explained = explain_resolved(model.config.read_spec(), sequence=workload.length, dtype="float64")
         assert measured["it"].state_bytes == 2 * explained.state_bytes, workload.description
 
 
 def test_a_source_keeps_its_keys_and_values() -> None:
     plan = trial(prefill=(33,), decode=(33, 65), batches=(1, 3))
-    explained = explain_resolved(student("lawcat").config.resolved(), sequence=1, dtype="float64")
+    explained = explain_resolved(student("lawcat").config.read_spec(), sequence=1, dtype="float64")
     for workload, measured in run_trial([Contestant("it", llama())], plan):
         assert measured["it"].state_bytes == workload.batch * workload.length * explained.kv_cache_bytes
 

@@ -197,7 +197,7 @@ def test_another_process_sees_installed_parts(tmp_path: Path, built: Path, mine:
     code = (
         "import sys; sys.path.insert(0, sys.argv[2]); import composer; from transformers import AutoModelForCausalLM; "
         "model = AutoModelForCausalLM.from_pretrained(sys.argv[1]); "
-        "print(type(model.config.resolved().heads['head'].memory[0].gate).__module__)"
+        "print(type(model.config.read_spec().heads['head'].memory[0].gate).__module__)"
     )
     done = subprocess.run([sys.executable, "-c", code, built, record], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "faked", done.stderr

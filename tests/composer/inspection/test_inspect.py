@@ -100,7 +100,7 @@ def test_parts_show_what_they_have(spec: str, tokenizer: Any) -> None:
     findings = composer.inspect(model, tokenizer=tokenizer, teacher=TEACHER, text="the cat sat " * 30, length=60, queries=8)
     every_number(plain(findings))
     assert findings.answered is None
-    layers = model.config.resolved().layers
+    layers = model.config.read_spec().layers
     assert [(head.layer, head.name) for head in findings.heads] == [
         (index, group.head) for index, groups in enumerate(layers) for group in groups
     ]

@@ -236,7 +236,7 @@ def test_state_bytes_are_what_the_cache_holds() -> None:
         for length in (3, 40):
             with torch.no_grad():
                 cache = model(tokens(2, length), use_cache=True).past_key_values
-            explained = explain_resolved(model.config.resolved(), sequence=length, dtype="float64")
+            explained = explain_resolved(model.config.read_spec(), sequence=length, dtype="float64")
             assert cache.bytes() == 2 * explained.state_bytes
 
 
@@ -269,11 +269,11 @@ def test_a_broken_configuration_is_refused() -> None:
     from composer.model.configuration import ComposedConfig
 
     with pytest.raises(ValueError, match="has no spec"):
-        ComposedConfig().resolved()
+        ComposedConfig().read_spec()
     config = student("lawcat").config
     config.spec_hash = "0" * 64
     with pytest.raises(ValueError, match="has the hash"):
-        config.resolved()
+        config.read_spec()
     with pytest.raises(SpecError):
         student("lawcat", "head.memory.0.gate.rank=0")
 
@@ -284,7 +284,7 @@ def test_saved_and_loaded_by_the_auto_classes(tmp_path) -> None:
     model, ids = student("hybrid"), tokens(1, 20)
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
-    assert AutoConfig.from_pretrained(tmp_path).resolved().hash == model.config.spec_hash
+    assert AutoConfig.from_pretrained(tmp_path).read_spec().hash == model.config.spec_hash
     assert type(AutoModel.from_pretrained(tmp_path)).__name__ == "ComposedModel"
     with torch.no_grad():
         torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=0)

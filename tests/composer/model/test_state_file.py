@@ -56,7 +56,7 @@ def test_a_file_continues_as_one_run(spec: str, tmp_path: Path) -> None:
     model(ids[:, :READ], past_key_values=cache)
     save_cache(path, cache, model, OWNER)
     loaded = load_cache(path, model, OWNER)
-    held = explain_resolved(model.config.resolved(), sequence=READ, dtype="float64").state_bytes
+    held = explain_resolved(model.config.read_spec(), sequence=READ, dtype="float64").state_bytes
     (header,) = struct.unpack("<Q", path.read_bytes()[:8])
     assert loaded.bytes() == cache.bytes() == held == path.stat().st_size - 8 - header
     assert loaded.get_seq_length() == READ

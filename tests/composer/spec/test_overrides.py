@@ -8,7 +8,7 @@ import pytest
 
 from composer.errors import SpecError
 from composer.spec import Spec, load_spec
-from composer.spec.overrides import each, overridden
+from composer.spec.overrides import each, override_value
 from composer.spec.places import from_plain, plain
 from composer.spec.reading import read_value
 from tests.composer.spec.error_messages import message_of
@@ -24,7 +24,7 @@ BASE = {
 def changed(*overrides: str) -> dict:
     document = from_plain(BASE)
     for override in overrides:
-        document = overridden(document, override, (Spec,))
+        document = override_value(document, override, (Spec,))
     return plain(document)
 
 

@@ -17,12 +17,12 @@ def test_the_model_has_the_parameters_that_were_announced() -> None:
     source = llama()
     for name in SHIPPED:
         model = student(name, "trunk=null", source=source)
-        announced = {name: fresh.shape for name, fresh in fresh_parameters(model.config.resolved()).items()}
+        announced = {name: fresh.shape for name, fresh in fresh_parameters(model.config.read_spec()).items()}
         assert announced == {name: tuple(p.shape) for name, p in model.named_parameters() if ".composed." in name}
 
 
 def test_a_name_says_layer_head_part_and_tensor() -> None:
-    names = fresh_parameters(student("lolcats").config.resolved())
+    names = fresh_parameters(student("lolcats").config.read_spec())
     assert "model.layers.2.self_attn.composed.head.feature_map.query_weight" in names
     assert "model.layers.0.self_attn.composed.head.window.weight" in names
 
@@ -51,7 +51,7 @@ def test_names_that_dictionaries_have_are_free() -> None:
         "layers": [{"at": "all", "use": "items"}],
     }
     model = composer.build(spec, llama())
-    names = fresh_parameters(model.config.resolved())
+    names = fresh_parameters(model.config.read_spec())
     assert (
         {"keys.weight", "feature_map.query_weight"}
         <= {name.partition(".items.")[2] for name in names}

@@ -76,7 +76,7 @@ def test_an_example_has_500_tokens_at_most(words: Writer) -> None:
             return [1] * len(text.split())
 
     for writer, fewest, most in ((Letters, 5, 5), (Words, 10, 40)):
-        text = VariableTracking().shown(random.Random(0), writer(words.tokenizer))
+        text = VariableTracking().write_example(random.Random(0), writer(words.tokenizer))
         assert fewest <= text.count(NOISE) <= most
         if writer is Words:
             assert 475 <= len(text.split()) - 5 <= 500

@@ -37,7 +37,7 @@ class Spaced(Writer):
     def check(self, text: str) -> None:
         pass
 
-    def marked(self, text: str, spans: Any) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    def encode_spans(self, text: str, spans: Any) -> tuple[tuple[int, ...], tuple[bool, ...]]:
         ids = self.encode(text)
         return tuple(ids), (False,) * len(ids)
 

@@ -36,13 +36,13 @@ def test_bos_is_only_what_the_tokenizer_puts_there(letters: Writer) -> None:
 def test_answers_are_found_in_tokens(any_text: Writer) -> None:
     text = "The pass key is 12345. Remember 67890 too."
     spans = [(text.index(" 12345"), text.index(".")), (text.index(" 67890"), text.index(" too"))]
-    ids, answer = any_text.marked(text, spans)
+    ids, answer = any_text.encode_spans(text, spans)
     assert list(ids) == any_text.encode(text)
     runs = [[]]
     for token, wanted in zip(ids, answer, strict=True):
         runs[-1].append(token) if wanted else runs.append([])
     assert [any_text.decode(run).strip() for run in runs if run] == ["12345", "67890"]
-    assert not any(any_text.marked(text, [])[1])
+    assert not any(any_text.encode_spans(text, [])[1])
 
 
 def test_ordinary_tokens_are_all_but_the_special_ones(letters: Writer, words: Writer) -> None:

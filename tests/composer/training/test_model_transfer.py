@@ -186,7 +186,7 @@ def test_what_it_refuses(student: Path, texts: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"--stream holds one layer .* leave --stream out, or pass --set recipe"):
         run(student, tmp_path / "out", texts, AT_THE_END, which="transfer", stream=True)
     assert not list(tmp_path.iterdir())
-    resolved = teacher_of(small_llama()).config.resolved()
+    resolved = teacher_of(small_llama()).config.read_spec()
     with pytest.raises(TrainingError, match="no fresh parameters"):
         check_transfer(resolved, transfer())
 

@@ -59,12 +59,12 @@ def linear(layer: Layer) -> Tensor:
 
 
 def t2r(layer: Layer) -> Tensor:
-    def mapped(states: Tensor, side: str) -> Tensor:
+    def map_side(states: Tensor, side: str) -> Tensor:
         product = torch.einsum("thd,hdc->thc", states, layer[f"feature_map.{side}_weight"])
         return (product + layer[f"feature_map.{side}_bias"]).clamp(min=0)
 
     query, key = layer.rotated
-    query, key, value = mapped(query, "query"), mapped(key, "key"), layer.expanded[2]
+    query, key, value = map_side(query, "query"), map_side(key, "key"), layer.expanded[2]
     total = linear_attention(query, key, torch.ones_like(value[..., :1]))
     # A query that shares no feature with any key has no mass, and is answered by 0.
     return torch.where(total > 0, linear_attention(query, key, value) / total.clamp(min=torch.finfo(total.dtype).tiny), 0.0)
@@ -94,13 +94,13 @@ def lolcats_terraced(layer: Layer) -> Tensor:
 
 
 def lolcats_workshop(layer: Layer) -> Tensor:
-    def mapped(states: Tensor, side: str) -> Tensor:
+    def map_side(states: Tensor, side: str) -> Tensor:
         return torch.exp(states + torch.einsum("thd,hdc->thc", states, layer[f"feature_map.{side}_weight"]))
 
     (query, key), value = layer.rotated, layer.expanded[2]
     share = sigmoid(layer["window.weight"])[:, None]
     near = softmax_attention(query, key, value, in_window(WINDOW))
-    query_features, key_features = mapped(query, "query"), mapped(key, "key")
+    query_features, key_features = map_side(query, "query"), map_side(key, "key")
     far = torch.zeros_like(near)
     for token in range(WINDOW, len(query)):
         weights = torch.einsum("hf,shf->sh", query_features[token], key_features[: token - WINDOW + 1])
