@@ -52,7 +52,7 @@ def in_chunks(
 def obstacle(setting: Setting) -> str | None:
     """Return why a form of fla's chunked kernels cannot run, or None."""
     if setting.dtype == "float16":
-        return "sums over a long text leave the range of float16, which its kernels answer in"
+        return "sums over a long text leave the range of float16, the type of its kernels' outputs"
     if setting.one_token:
         return "its chunks are for several tokens"
     return gpu_obstacle(setting)

@@ -1,4 +1,4 @@
-"""What becomes of a head's answer before the output projection: a norm, and a gate of the hidden state."""
+"""What is applied to a head's output before the output projection: a norm, and a gate of the hidden state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE_OF_SWISH, NEARLY_ONE_OF_SIGMOID = 1.2784645, 4.0
 
 
 class Output(Part):
-    """Something done to each token's answer, which may look at the token's hidden state."""
+    """A function of each token's output, which may look at the token's hidden state."""
 
     role: ClassVar[str] = "output"
     normalises: ClassVar[bool]
@@ -72,7 +72,7 @@ class Norm(Output):
 
 
 class OutputGate(Output):
-    """The answer as it is, times an activation of the hidden state: one gate a coordinate, on any head. It starts open."""
+    """The output as it is, times an activation of the hidden state: one gate a coordinate, on any head. It starts open."""
 
     equation: ClassVar[str] = "ô_t = o_t ⊙ act(x_t W + b), W: C × (heads · V), or of a rank"
     source: ClassVar[str] = (

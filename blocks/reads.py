@@ -65,7 +65,7 @@ class Read(TakesPartials):
 
 
 class Alone(Unnamed, Read):
-    """The answer of the only memory, as it is."""
+    """The output of the only memory, as it is."""
 
     equation: ClassVar[str] = "o_t = o_1(t)"
     source: ClassVar[str] = "the head has one memory"
@@ -92,7 +92,7 @@ class Shared(Read):
 
     def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H V"]:
         masses = [_mass(partial) for partial in self._scale(partials)]
-        # Where no memory has a mass, all answer 0, and any weights do.
+        # Where no memory has a mass, all outputs are 0, and any weights do.
         least = torch.finfo(masses[0].dtype).min / 4
         if len(masses) == 2:
             first, second = masses
@@ -121,7 +121,7 @@ class Shared(Read):
 
 
 class Mixture(Read):
-    """Shares by weights alone: the masses are left out, and a memory that is empty keeps its weight and answers 0."""
+    """Shares by weights alone: the masses are left out, and a memory that is empty keeps its weight, and its output is 0."""
 
     equation: ClassVar[str] = "o_t = Σ_m softmax_m(w_m) · o_m(t)"
     source: ClassVar[str] = (
@@ -149,7 +149,7 @@ class Sum(Read):
     """Memories with a mass are merged as in ``shared``; raw numerators are added to that."""
 
     equation: ClassVar[str] = "o_t = shared(memories with a mass) + Σ numerators"
-    source: ClassVar[str] = "this project: answers that nothing divides have no mass to share a denominator by"
+    source: ClassVar[str] = "this project: outputs that nothing divides have no mass to share a denominator by"
     takes_raw: ClassVar[bool] = True
     kind: Literal["sum"] = "sum"
 
@@ -185,7 +185,7 @@ def _between(partials: Sequence[Partial], logit: Tensor) -> Tensor:
 
 
 def _sum_weighted(partials: Sequence[Partial], weights: Tensor) -> Tensor:
-    """Return the sum, in the widest dtype of the answers: a raw numerator may be too large for the model's own."""
+    """Return the sum, in the widest dtype of the outputs: a raw numerator may be too large for the model's own."""
     dtype = weights.dtype
     shares = weights[..., None].unbind(-2)
     total = shares[0] * partials[0].output.to(dtype)

@@ -14,7 +14,7 @@ from blocks.tensors import accumulating
 
 
 class Sinks(Unnamed, TakesPartials):
-    """Adds the mass of a head's sink to the mass of one memory, whose answer shrinks by as much."""
+    """Adds the mass of a head's sink to the mass of one memory, whose output shrinks by as much."""
 
     role: ClassVar[str] = "sinks"
     equation: ClassVar[str] = "o_t ← o_t · σ(lse_t - s), lse_t ← log(exp(lse_t) + exp(s))"
@@ -31,7 +31,7 @@ class Sinks(Unnamed, TakesPartials):
     def _run(
         self, parameters: Parameters, call: Call, *, partial: Partial, sinks: Float[Tensor, " H"]
     ) -> tuple[tuple[Partial], State]:
-        """Return the partial with the mass of the sink added. An empty memory answers 0, and has the mass of the sink."""
+        """Return the partial with the mass of the sink added. The output of an empty memory is 0, with the mass of the sink."""
         assert partial.lse is not None, "needs_mass was set for the memory"
         sinks = sinks.to(accumulating(sinks.dtype))
         share = torch.sigmoid(partial.lse - sinks)[..., None].to(partial.output.dtype)

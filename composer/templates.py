@@ -88,7 +88,7 @@ def render_starts(
         content = json.dumps(request, default=_placeholder).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise TemplateError(f"these messages are not what JSON can hold: {shorten(str(error), _LONGEST_MESSAGE)}") from error
-    return [Rendered(text, tuple((start, end) for start, end in spans)) for text, spans in _answers(template, content)]
+    return [Rendered(text, tuple((start, end) for start, end in spans)) for text, spans in _ask_for_texts(template, content)]
 
 
 @dataclass
@@ -109,7 +109,7 @@ class _Worker:
             self.process.stdin.close()
 
     def ask(self, template: str, request: bytes) -> dict[str, Any]:
-        """Its answer. Raises OSError or ValueError if it has ended."""
+        """Return its reply. Raises OSError or ValueError if it has ended."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         program = b"null" if template == self.template else json.dumps(template).encode()
@@ -128,7 +128,7 @@ class _Client:
         self.worker: _Worker | None = None
 
     def ask(self, template: str, request: bytes) -> dict[str, Any]:
-        """Return the child's answer. Raises TemplateError if the system ended the child."""
+        """Return the child's reply. Raises TemplateError if the system ended the child."""
         with self.lock:
             self.worker = self.worker or _start()
             try:
@@ -136,7 +136,7 @@ class _Client:
             except (OSError, ValueError):
                 worker = self._drop_worker()
                 raise TemplateError(_end_message(worker.process.returncode)) from None
-            except BaseException:  # such as Ctrl-C, after which its answer would be read as that to the next request
+            except BaseException:  # such as Ctrl-C, after which its reply would be read as that to the next request
                 self._drop_worker()
                 raise
 
@@ -159,12 +159,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_client.__init__)  # the child of the process that was forked is not its own
 
 
-def _answers(template: str, request: bytes) -> list[tuple[str, list[tuple[int, int]]]]:
+def _ask_for_texts(template: str, request: bytes) -> list[tuple[str, list[tuple[int, int]]]]:
     """Return the texts that the child makes of a request, with their spans. Raises TemplateError."""
-    answer = _client.ask(template, request)
-    if "error" in answer:
-        raise TemplateError(shorten(answer["error"], _LONGEST_MESSAGE))
-    return answer["texts"]
+    reply = _client.ask(template, request)
+    if "error" in reply:
+        raise TemplateError(shorten(reply["error"], _LONGEST_MESSAGE))
+    return reply["texts"]
 
 
 def _placeholder(value: object) -> str:

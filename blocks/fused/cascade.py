@@ -2,8 +2,8 @@
 
 One program per row and query head processes the chunks from the first to the last. At the start of a chunk, the chunk before the
 previous one of its document is evicted: its pairs and those in the cache are scored by the current state, the best are kept, and
-the others are added to the state (``blocks.fused.cascade_evict``). Then the chunk's queries are answered from their own chunk and
-the previous one, the cache, and the state, over one denominator (``blocks.fused.cascade_answer``). If the score needs it, the
+the others are added to the state (``blocks.fused.cascade_evict``). Then the chunk's queries attend to their own chunk and
+the previous one, the cache, and the state, over one denominator (``blocks.fused.cascade_output``). If the score needs it, the
 errors of the state's weights are added up for the pairs in the window (``blocks.fused.cascade_errors``). At the start of a
 document, cache and state are empty.
 
@@ -33,9 +33,9 @@ import triton.language as tl
 from torch import Tensor
 
 from blocks.fused.arguments import Cache, Chunks, Scores
-from blocks.fused.cascade_answer import answer
 from blocks.fused.cascade_errors import add_errors
 from blocks.fused.cascade_evict import evict
+from blocks.fused.cascade_output import compute_output
 from blocks.fused.tiles import products_of, put, tune, width
 from blocks.legend import Float, Int
 
@@ -99,7 +99,7 @@ def walk(
                 query, key, position, query_features, key_features, length, worth, (b * T + token) * H + h,
                 token, end, first, begin, size, scale, k, n, E, H, K, N, D, F, S, BLOCK, SOME, DB, FB, ERROR, EXPONENTIAL, EXACT,
             )  # fmt: skip
-        answer(
+        compute_output(
             query, key, value, position, query_features, held_key, held_value, held_position,
             weight, held_weight, decay, state, maximum, head_members, output,
             b, token, end, first, begin, entered, size, scale, h, k, T, E,

@@ -79,7 +79,7 @@ class _AttendJointly(torch.autograd.Function):
         output = torch.empty_like(query, dtype=torch.float32 if wide else query.dtype)
         kept = [_rows(query) for _ in range(3)]
         place = torch.empty(query.shape[:3], dtype=torch.int32, device=query.device)
-        forward.answer[sizes.of_queries](
+        forward.compute_output[sizes.of_queries](
             query, key, value, query_features, key_features, *decay, weight, evictions.evicted, evictions.start, evictions.rows,
             *laid, output, *kept, place, *sizes.lengths, evictions.held, sizes.scale, *_strides(weight), **sizes.blocks(),
         )  # fmt: skip

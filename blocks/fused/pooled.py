@@ -60,7 +60,7 @@ def sum_up(
 
 
 @tune((4, 2), (8, 2), key=["H", "L", "D"])
-def answer(
+def compute_output(
     shares, mean, begins, ends, document, output,
     H: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, LB: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
@@ -170,22 +170,22 @@ class _Pooled(torch.autograd.Function):
         mean = stretches.reduce(summed * left[..., None]) / total.masked_fill(total == 0, 1.0)[..., None]
         mass = (finite + total.log()).masked_fill(total == 0, math.inf)
         output = value.new_empty(*shares.shape[:3], dim)
-        answered = {name: constant for name, constant in constants.items() if name != "K"}
-        answer[count, heads](shares, mean, *ends, stretches.document, output, **answered)
+        output_constants = {name: constant for name, constant in constants.items() if name != "K"}
+        compute_output[count, heads](shares, mean, *ends, stretches.document, output, **output_constants)
         ctx.save_for_backward(shares, logits, value, mean, mass)
-        ctx.launch = stretches, constants, answered, tiles
+        ctx.launch = stretches, constants, output_constants, tiles
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         shares, logits, value, mean, mass = ctx.saved_tensors
-        stretches, constants, answered, tiles = ctx.launch
+        stretches, constants, output_constants, tiles = ctx.launch
         where = stretches.begins, stretches.ends, stretches.document
         count, heads, key_heads = where[0].shape[0], shares.shape[2], value.shape[2]
         of_shares, of_logits, of_value = (torch.empty_like(tensor) for tensor in (shares, logits, value))
         brought = mean.new_empty(count, *mean.shape[1:])
-        of_means[count, heads, tiles](shares, mean, *where, upstream.contiguous(), of_shares, brought, **answered)
+        of_means[count, heads, tiles](shares, mean, *where, upstream.contiguous(), of_shares, brought, **output_constants)
         of_mean = stretches.reduce(brought)
         even = (of_mean * mean).sum(-1)
         of_tokens[count, key_heads](logits, value, mass, of_mean, even, *where, of_logits, of_value, **constants)

@@ -29,7 +29,7 @@ ROWS = 32
 
 
 @tune((4, 2), (8, 2), (4, 3), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "held"])
-def answer(
+def compute_output(
     query, key, value, position, first, output, lse, T, E, held, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -157,7 +157,7 @@ class _WithMass(torch.autograd.Function):
         output, lse = torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
         sizes = length, entries, entries - length
         grid = parts(length, constants["BLOCK"]), batch * heads
-        answer[grid](*inputs, output, lse, *sizes, 1 / math.sqrt(dim), **constants)
+        compute_output[grid](*inputs, output, lse, *sizes, 1 / math.sqrt(dim), **constants)
         ctx.save_for_backward(*inputs, output, lse)
         ctx.launch = sizes, reach, grid, constants
         return output, lse

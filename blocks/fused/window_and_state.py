@@ -15,9 +15,9 @@ w of near entries and log φ(q)·φ(k) of far ones, w the logarithm of the windo
     rows B 4: the first entry that is a pair and in no state yet, the number of evicted ones, the first entry of the last token's
               document, the number of real tokens
 
-``sum_up`` processes the entries block by block, and stores the state before each block. ``answer`` processes a block of queries:
-the state stored before the first of them, the entries evicted since, and the window. Sums are float32. With a decay per feature,
-products are computed pair by pair inside a block, so that no exponent is above 0.
+``sum_up`` processes the entries block by block, and stores the state before each block. ``compute_output`` processes a block of
+queries: the state stored before the first of them, the entries evicted since, and the window. Sums are float32. With a decay per
+feature, products are computed pair by pair inside a block, so that no exponent is above 0.
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
@@ -98,7 +98,7 @@ def sum_up(
     key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"],
     numbers=["T", "E", "e", "count", "steps", "held", "weight_b", "weight_t", "weight_h"],
 )
-def answer(
+def compute_output(
     query, key, value, query_features, key_features, decay, clocks, decay_now, clocks_now, weight,
     evicted, start, rows, laid, laid_mass,
     output, mass_of_all, share, largest, place_of_largest,

@@ -1,6 +1,6 @@
 """The kernels of the backward of ``blocks.fused.window_and_state``, whose letters these are.
 
-With p a pair's share in the answer o and ȯ the gradient of o, that of a logit is p (ȯ·v - ȯ·o). A product φ(q)·φ(k) has it
+With p a pair's share in the output o and ȯ the gradient of o, that of a logit is p (ȯ·v - ȯ·o). A product φ(q)·φ(k) has it
 divided by the product: ``share`` (ȯ·v - ȯ·o), where ``share`` is 1 over the mass of both memories. So the state's gradient is the
 recurrence backwards, on ``share`` ȯ and, for its mass, -``share`` ȯ·o.
 

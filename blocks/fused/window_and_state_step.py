@@ -1,5 +1,5 @@
 """A step of decode of a window above a state and their read, in one launch: the evicted pair is added to the state, the token's
-pair overwrites it in the ring, and the token's query is answered. Ring and state are overwritten.
+pair overwrites it in the ring, and the token's output is computed. Ring and state are overwritten.
 
     query B H D    key, value B K D    position, index B    query_features B H F    ring's key, value B W K D, position B W
     evicted features B E N F, value B E K D, there B E    decay B N G, G 1 or F    weight B H, by its strides    state B N F D+1

@@ -38,7 +38,7 @@ is meant."""
 
 
 class Memory(Part):
-    """A memory stores past pairs in some form, and answers a query with a partial attention.
+    """A memory stores past pairs in some form, and computes a partial attention for each query.
 
     All forms of all memories have one signature. They take the parameters, the ``Call`` with the tokens and the memory's state,
     and the inputs by name. They return the partial, with the evicted pairs if the memory is bounded, and the new state.
@@ -89,7 +89,7 @@ class Memory(Part):
         return False
 
     def has_mass(self) -> bool:
-        """Whether its answer has a mass, so that it can share a denominator with others."""
+        """Whether its output has a mass, so that it can share a denominator with others."""
         return True
 
     def problem(self, shape: Shape) -> Problem | None:
@@ -117,7 +117,7 @@ class Memory(Part):
         return iter(())
 
     def problem_both_ways(self) -> str | None:
-        """Return why it cannot answer tokens that also see later tokens; None if it can."""
+        """Return why it cannot compute outputs of tokens that also see later tokens; None if it can."""
         return f"a `{self.kind}` memory is causal"
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
@@ -138,7 +138,7 @@ class Memory(Part):
 
     @property
     def brings_values(self) -> tuple[str, ...]:
-        """The names of parameters from which the memory makes further values beside those of tokens. Its answer is linear
+        """The names of parameters from which the memory makes further values beside those of tokens. Its output is linear
         in both."""
         return ()
 
@@ -189,12 +189,12 @@ class Memory(Part):
 
     @property
     def chooses_by_value(self) -> bool:
-        """Whether the weights of its answer depend on the values."""
+        """Whether the weights of its output depend on the values."""
         return False
 
     @property
     def weighs_values(self) -> bool:
-        """Whether its answer is a weighted mean of values."""
+        """Whether its output is a weighted mean of values."""
         return self.has_mass()
 
     @property
@@ -221,7 +221,7 @@ class Memory(Part):
 
     def within(self, window: int) -> str | None:
         """For a memory that holds every pair: return, as YAML, a memory that holds only the last ``window`` pairs and returns the
-        same answers if a query sees only these. None if there is none."""
+        same outputs if a query sees only these. None if there is none."""
         return None
 
     def matrix(self, state: State) -> Float[Tensor, "B N F V"] | None:

@@ -25,8 +25,8 @@ from blocks.tensors import accumulating, as_dtype, repeat_heads
 class Delta(Rated):
     """S_t = (I - β u uᵀ) D_t S_{t-1} + β uᵀ v for the pair that enters at t, read by w_t. u and w are features of length 1.
 
-    D_t is the gate's decay, one number per head or per feature. The state's answer to the key is removed before the new value
-    is added. The output is a raw numerator, or that over √F, without a mass. A feature vector of 0 writes and reads nothing.
+    D_t is the gate's decay, one number per head or per feature. The state's value for the key is removed before the new
+    value is added. The output is a raw numerator, or that over √F, without a mass. A feature vector of 0 writes and reads nothing.
     """
 
     equation: ClassVar[str] = (
@@ -76,7 +76,7 @@ class Delta(Rated):
         rates = {f"rate_{name}": replace(parameter, shape=(more, *parameter.shape)) for name, parameter in rates}
         return super().parameters(shape) | {"key": key, "value": value} | rates
 
-    def answer(
+    def compute_output(
         self,
         parameters: Parameters,
         call: Call,
@@ -88,7 +88,7 @@ class Delta(Rated):
         recurrence: Form,
     ) -> tuple[tuple[Partial], State]:
         if hidden is None or pairs is None:
-            return super().answer(parameters, call, features=features, pairs=pairs, decay=decay, recurrence=recurrence)
+            return super().compute_output(parameters, call, features=features, pairs=pairs, decay=decay, recurrence=recurrence)
         every = [self.features(features, pairs), *self._further(parameters, call.shape, features, pairs, hidden)]
         if recurrence.decode:
             return self._run_in_order(call, features.query, every, decay, recurrence)

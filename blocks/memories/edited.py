@@ -17,7 +17,7 @@ from blocks.tensors import accumulating, as_dtype, repeat_heads
 
 
 class Edited(Recurrent):
-    """A state of matrices that each token edits by several gates. The answer is a raw numerator: there is no mass."""
+    """A state of matrices that each token edits by several gates. The output is a raw numerator: there is no mass."""
 
     takes_several: ClassVar[bool] = False
     decay_ranks: ClassVar[frozenset[str]] = frozenset({"none", "head", "channel"})
@@ -40,7 +40,7 @@ class Edited(Recurrent):
     def state(self, shape: Shape) -> dict[str, Slot]:
         return {"state": Slot((shape.state_heads, shape.features, shape.value_dim), "state")}
 
-    def answer(
+    def compute_output(
         self,
         parameters: Parameters,
         call: Call,
@@ -51,7 +51,7 @@ class Edited(Recurrent):
         hidden: Float[Tensor, "B T C"] | None = None,
         recurrence: Form,
     ) -> tuple[tuple[Partial], State]:
-        """Edit the state by each token's pair, and answer the token's query."""
+        """Edit the state by each token's pair, and compute the token's output."""
         assert pairs is not None, "it receives every pair"
         assert hidden is not None, "the graph passes it"
         taken = self.features(features, pairs)
@@ -77,7 +77,7 @@ class Edited(Recurrent):
         raise NotImplementedError
 
     def scale_output(self, output: Float[Tensor, "B T H V"], features: int) -> Float[Tensor, "B T H V"]:
-        """The answer, times the memory's scale."""
+        """Return the output, times the memory's scale."""
         return output
 
     def matrix(self, state: State) -> Float[Tensor, "B N F V"]:

@@ -56,9 +56,9 @@ class First(Holding):
             )
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
-        return (Form(EVERY, "the first pairs, masked", self.answer),)
+        return (Form(EVERY, "the first pairs, masked", self.compute_output),)
 
-    def answer(
+    def compute_output(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
     ) -> tuple[tuple[Partial, Pairs], State]:
         """Compute the partial attention. Pairs that are not kept are evicted at their own tokens."""

@@ -101,29 +101,36 @@ class Full(Memory):
         return f"{{kind: window, size: {window}, evict: drop}}"
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
-        masked = partial(self.answer, attention=self._attend_masked)
-        step_run = partial(self.answer_step, attention=single)
+        masked = partial(self.compute_output, attention=self._attend_masked)
+        step_run = partial(self.compute_step, attention=single)
         kernel, obstacle = (fla_forms.FORGETTING, _kernel_obstacle) if self.fades else (fla_forms.ATTENTION, _packed_obstacle)
         forms = (
             Form(REFERENCE, "all pairs, masked", masked),
-            Form(FLA, kernel.name, partial(self.answer, attention=self._by_kernel), obstacle, missing=kernel.missing, refuses=True),
+            Form(
+                FLA,
+                kernel.name,
+                partial(self.compute_output, attention=self._by_kernel),
+                obstacle,
+                missing=kernel.missing,
+                refuses=True,
+            ),
         )
         blocks = Form(TORCH, "blocks of 512 queries", masked)
         if self.fades:
             return (*forms, Form(TORCH, "one query against all pairs", step_run, row_obstacle, decode=True), blocks)
-        step = partial(self.answer_step, attention=native_step)
+        step = partial(self.compute_step, attention=native_step)
         return (
             *forms,
             Form(TORCH, "one query against all pairs, by PyTorch's kernel", step, native_step_obstacle, decode=True),
             Form(
-                TORCH, "scaled_dot_product_attention", partial(self.answer, attention=self._native), _native_obstacle,
+                TORCH, "scaled_dot_product_attention", partial(self.compute_output, attention=self._native), _native_obstacle,
                 picks="FlashAttention's kernel or cuDNN's",
             ),
             blocks,
         )  # fmt: skip
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
-        return (Form(EVERY, "blocks of 512 queries", self.answer_both_ways),)
+        return (Form(EVERY, "blocks of 512 queries", self.compute_both_ways),)
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return min(tokens + 1, shape.window or tokens + 1) * shape.heads * (2 * (shape.head_dim + shape.value_dim) + self.fades)
@@ -137,7 +144,7 @@ class Full(Memory):
         seen = most * (most + 1) // 2 + (tokens - most) * most
         return seen * shape.heads * (2 * (shape.head_dim + shape.value_dim) + self.fades) // max(1, tokens)
 
-    def answer(
+    def compute_output(
         self,
         parameters: Parameters,
         call: Call,
@@ -160,7 +167,7 @@ class Full(Memory):
             position = position.masked_fill(segment != tokens.last_segment(), -1)
         return (result,), {"key": key, "value": value, "position": position} | _carry(faded)
 
-    def answer_step(
+    def compute_step(
         self,
         parameters: Parameters,
         call: Call,
@@ -255,7 +262,7 @@ class Full(Memory):
             return "a `full` memory with a gate decays over time, so it is causal"
         return None if self.length_scale is None else "a `length_scale` counts earlier tokens, so it is causal"
 
-    def answer_both_ways(
+    def compute_both_ways(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
     ) -> tuple[tuple[Partial], State]:
         """Softmax over each token's whole document, before and after it."""

@@ -23,7 +23,7 @@ from blocks.tensors import as_dtype, repeat_heads
 class Gdn2(Edited):
     """S_t = (I - uᵀ (b ∘ u)) D_t S_{t-1} + uᵀ (w ∘ v) of the token's own pair, read by a query of length 1; u is a key of length 1.
 
-    b, one number per feature, is the share of the state's answer to u that is removed. w, one number per coordinate of the value,
+    b, one number per feature, is the share of the state's value for u that is removed. w, one number per coordinate of the value,
     is the share that is written. If both are one number, this is `delta`.
     """
 
@@ -42,9 +42,9 @@ class Gdn2(Edited):
     bias: float = 0.0
     """c and c' at the start. The published layer has none."""
     largest: Annotated[Literal[1, 2], Whole] = 1
-    """With 2, the state can also reverse the sign of the answer to a key. With 1, it can only remove the answer."""
+    """With 2, the state can also reverse the sign of the value for a key. With 1, it can only remove the value."""
     scale: Literal["none", "root"] = "none"
-    """root: the answer is divided by √F, as the published layer divides it before its norm; none: it is not."""
+    """root: the output is divided by √F, as the published layer divides it before its norm; none: it is not."""
     epsilon: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Added to the squared length that features are divided by. Published code has 1e-6."""
 

@@ -76,17 +76,21 @@ class Latents(Memory):
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         return (
-            Form(REFERENCE, "one token after the other, with a running maximum (eq. 19)", partial(self.answer, means=_sequential)),
+            Form(
+                REFERENCE,
+                "one token after the other, with a running maximum (eq. 19)",
+                partial(self.compute_output, means=_sequential),
+            ),
             Form(
                 FLA, "fused_additive_gate, then chunk_gla: chunk_lightnet with gates of float32",
-                partial(self.answer, means=_by_kernels), fla_kernels.obstacle, missing=cumulative_fla.missing, refuses=True,
+                partial(self.compute_output, means=_by_kernels), fla_kernels.obstacle, missing=cumulative_fla.missing, refuses=True,
             ),
-            Form(TORCH, "one step of eq. 19", self.answer_step, row_obstacle, decode=True),
+            Form(TORCH, "one step of eq. 19", self.compute_step, row_obstacle, decode=True),
             *(
                 Form(
                     form.backend,
                     "running sums of the key logits by pairs of neighbours, then the additive recurrence with a decay per latent",
-                    partial(self.answer, means=partial(_by_recurrence, recurrence=form.run)),
+                    partial(self.compute_output, means=partial(_by_recurrence, recurrence=form.run)),
                     form.obstacle,
                 )
                 for form in additive.FORMS
@@ -96,7 +100,7 @@ class Latents(Memory):
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
         def by(pooled: Callable[..., Tensor]) -> Callable[..., Any]:
-            return partial(self.answer_both_ways, pooled=pooled)
+            return partial(self.compute_both_ways, pooled=pooled)
 
         return (
             Form(REFERENCE, "T × T weights of each document", by(partial(pooling.by_document, left=True))),
@@ -144,7 +148,7 @@ class Latents(Memory):
         chunk = 0 if shape.both_ways else 2 * min(CHUNK, tokens) * (self.size + shape.heads * shape.value_dim)
         return chunk + 4 * self.size * (shape.hidden_size + shape.value_dim)
 
-    def answer(
+    def compute_output(
         self,
         parameters: Parameters,
         call: Call,
@@ -158,7 +162,7 @@ class Latents(Memory):
         output, state = means(query.softmax(-1), key, value, call.tokens.segment, call.state)
         return (Partial(output.to(value.dtype), None, query.logsumexp(-1)),), state
 
-    def answer_step(
+    def compute_step(
         self, parameters: Parameters, call: Call, *, hidden: Float[Tensor, "B 1 C"], value: Float[Tensor, "B 1 K V"]
     ) -> tuple[tuple[Partial], State]:
         """Compute one token. The remaining share of each latent's mean and the share of the new value add up to 1."""
@@ -181,7 +185,7 @@ class Latents(Memory):
     def problem_both_ways(self) -> None:
         return None
 
-    def answer_both_ways(
+    def compute_both_ways(
         self,
         parameters: Parameters,
         call: Call,

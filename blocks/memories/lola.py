@@ -177,7 +177,7 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     window, sparse = parts["window"], parts["sparse"]
     assert isinstance(window, Window)
     assert isinstance(sparse, Sparse)
-    description = "from chunk to chunk: evicted pairs, kept pairs and answers, in one pass"
+    description = "from chunk to chunk: evicted pairs, kept pairs and outputs, in one pass"
     return (Form(TRITON, description, _run, partial(_obstacle, window, sparse), missing=WALK.missing, refuses=True),)
 
 

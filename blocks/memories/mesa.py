@@ -33,7 +33,7 @@ class Mesa(Rated):
     length 1.
 
     (G_t + Λ)⁻¹ H_t maps the keys so far to their values with the smallest weighted squared error, and Λ keeps it small: one learned
-    number for each feature of a state head, at least ``smallest``. The answer is a raw numerator: there is no mass.
+    number for each feature of a state head, at least ``smallest``. The output is a raw numerator: there is no mass.
     """
 
     equation: ClassVar[str] = (
@@ -69,7 +69,7 @@ class Mesa(Rated):
         """G with H beside it."""
         return {"state": Slot((shape.state_heads, shape.features, shape.features + shape.value_dim), "state")}
 
-    def answer(
+    def compute_output(
         self,
         parameters: Parameters,
         call: Call,
@@ -82,7 +82,7 @@ class Mesa(Rated):
         penalty = as_dtype(parameters["penalty"], features.query.dtype)
         diagonal = self.smallest + torch.nn.functional.softplus(penalty)
         solving = replace(recurrence, run=partial(recurrence.run, ridge=diagonal))
-        return super().answer(parameters, call, features=features, pairs=pairs, decay=decay, recurrence=solving)
+        return super().compute_output(parameters, call, features=features, pairs=pairs, decay=decay, recurrence=solving)
 
     def flops(self, shape: Shape, tokens: int) -> int:
         """The sums, one system for the queries of a state head, and the reads of their solutions."""

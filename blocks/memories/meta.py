@@ -56,12 +56,12 @@ class Meta(Holding):
         return 2 * self.size * shape.heads * (shape.head_dim + shape.value_dim)
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
-        return (Form(EVERY, "all learned pairs", self.answer),)
+        return (Form(EVERY, "all learned pairs", self.compute_output),)
 
-    def answer(
+    def compute_output(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
     ) -> tuple[tuple[Partial, Pairs], State]:
-        """Answer the queries, and evict every pair."""
+        """Compute the outputs, and evict every pair."""
         asking = call.rotate(query, self.rotation)
         batch, length = query.shape[:2]
         key, value = (parameters[name].to(query.dtype).expand(batch, -1, -1, -1) for name in ("key", "value"))

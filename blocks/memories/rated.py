@@ -16,7 +16,7 @@ from blocks.rates import Learned, Rate, RateConfig
 
 
 class Rated(Recurrent):
-    """A state that writes each pair at the rate of the pair's own token. The answer is a raw numerator: there is no mass."""
+    """A state that writes each pair at the rate of the pair's own token. The output is a raw numerator: there is no mass."""
 
     incidental: ClassVar[frozenset[str]] = Recurrent.incidental | {"rate"}
     rate: RateConfig = Learned()

@@ -19,7 +19,7 @@ from blocks.timeline import timeline
 
 
 class Recurrent(Memory):
-    """A state that receives features of pairs, decays by its gate, and answers features of queries."""
+    """A state that receives features of pairs, decays by its gate, and is read with features of queries."""
 
     reads: ClassVar[Kind] = Kind.FEATURES
     takes_several: ClassVar[bool] = True
@@ -51,7 +51,7 @@ class Recurrent(Memory):
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         rank = self.rank(shape)
         return tuple(
-            replace(form, description=form.by_rank.get(rank, form.description), run=partial(self.answer, recurrence=form))
+            replace(form, description=form.by_rank.get(rank, form.description), run=partial(self.compute_output, recurrence=form))
             for form in self.recurrences
         )
 
@@ -60,9 +60,9 @@ class Recurrent(Memory):
         return self.gate.rank_of_decay
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
-        return (Form(EVERY, "sums over each document, whole", self.answer_both_ways),)
+        return (Form(EVERY, "sums over each document, whole", self.compute_both_ways),)
 
-    def answer(
+    def compute_output(
         self,
         parameters: Parameters,
         call: Call,
@@ -72,15 +72,15 @@ class Recurrent(Memory):
         decay: Tensor | None = None,
         recurrence: Form,
     ) -> tuple[tuple[Partial], State]:
-        """Write the pairs that are evicted into the state at each token, and answer the token's query."""
+        """Write the pairs that are evicted into the state at each token, and compute the token's output."""
         taken = None if pairs is None else self.features(features, pairs)
         result, state = self.recall(call, features.query, taken, decay, recurrence)
         return (result,), state
 
-    def answer_both_ways(
+    def compute_both_ways(
         self, parameters: Parameters, call: Call, *, features: Mapped, pairs: Pairs, decay: Tensor | None = None
     ) -> tuple[tuple[Partial], State]:
-        """Answer each token from its whole document."""
+        """Compute each token's output from its whole document."""
         raise NotImplementedError
 
     def features(self, features: Mapped, pairs: Pairs) -> Features:
@@ -96,7 +96,7 @@ class Recurrent(Memory):
     def recall(
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
     ) -> tuple[Partial, State]:
-        """Write the pairs that arrive at each token, if any, and answer the token's query.
+        """Write the pairs that arrive at each token, if any, and compute the token's output.
 
         query and the pairs' keys are features, in the form of ``features_as``. The state decays at every token, with or without a
         pair, and before the pair is written.
@@ -130,7 +130,7 @@ class Recurrent(Memory):
         raise NotImplementedError
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H V"]:
-        """Return the answers of the state, in its current form, to the pairs' own keys (LoLA, eq. 8). Every query head reads its
+        """Return what the state, in its current form, predicts for the pairs' own keys (LoLA, eq. 8). Every query head reads its
         state."""
         raise NotImplementedError
 

@@ -21,8 +21,8 @@ from blocks.tensors import as_dtype
 
 class Rwkv7(Edited):
     """S_t = (D_t - (a ∘ κ)ᵀ κ) S_{t-1} + k'ᵀ v of the token's own pair, read by q_t. κ = ξ ∘ k divided by its length is the key
-    whose answer is removed, and k' = k ∘ (1 + (a - 1) ∘ α) is the key that is written. a is the in-context learning rate, one
-    number per feature: the share of κ's answer that is removed. The paper's S is the transpose.
+    whose value is removed, and k' = k ∘ (1 + (a - 1) ∘ α) is the key that is written. a is the in-context learning rate, one
+    number per feature: the share of κ's value that is removed. The paper's S is the transpose.
 
     Not in this memory: the token shift in front of the projections, the mixture of values with those of the first layer, and the
     bonus (q · (ρ ∘ k')) v, which the published layer adds after its norm.

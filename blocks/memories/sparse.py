@@ -32,9 +32,9 @@ Way = tuple[str, str, Attend, Callable[[Setting], str | None]]
 STEP = "the pairs that arrive at the token, then one query over the kept pairs"
 STEPS: tuple[Way, ...] = ((TORCH, ", by PyTorch's kernel", native_step, native_step_obstacle), (TORCH, "", single, row_obstacle))
 ONE_BY_ONE = "one eviction after the other"
-BLOCKS: tuple[Way, ...] = ((TORCH, ", answered by PyTorch's kernel", native, native_obstacle), (EVERY, "", dense, no_obstacle))
+BLOCKS: tuple[Way, ...] = ((TORCH, ", by PyTorch's kernel", native, native_obstacle), (EVERY, "", dense, no_obstacle))
 BLOCK = 64
-"""Tokens that are answered at once. Each attends to the pairs kept before them and to all pairs received among them, masked as
+"""Tokens that are computed at once. Each attends to the pairs kept before them and to all pairs received among them, masked as
 needed."""
 
 
@@ -119,22 +119,23 @@ class Sparse(Holding):
         if shape.features:
             return ()
         steps = [
-            Form(on, STEP + how, partial(self.answer_step, attention=attend), obstacle, decode=True)
+            Form(on, STEP + how, partial(self.compute_step, attention=attend), obstacle, decode=True)
             for on, how, attend, obstacle in STEPS
         ]
         evictions = [
-            Form(on, ONE_BY_ONE + how, partial(self.answer, attention=attend), obstacle) for on, how, attend, obstacle in BLOCKS
+            Form(on, ONE_BY_ONE + how, partial(self.compute_output, attention=attend), obstacle)
+            for on, how, attend, obstacle in BLOCKS
         ]
         return (*steps, *evictions)
 
-    def answer(
+    def compute_output(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs, attention: Attend
     ) -> tuple[tuple[Partial, None], State]:
         """Return the partial of a cache without a state below it, and the cache's new state."""
         partial, state = self.attend(parameters, query, pairs, call, below=None, attention=attention)
         return (partial, None), state
 
-    def answer_step(
+    def compute_step(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B 1 H D"], pairs: Pairs | None, attention: Attend
     ) -> tuple[tuple[Partial, None], State]:
         """Return the partial of a cache without a state below it, for one token, and the cache's new state."""
@@ -158,7 +159,7 @@ class Sparse(Holding):
         below: Below | None,
         attention: Attend,
     ) -> tuple[Partial, State]:
-        """Add the pairs as they arrive, evict the others into ``below``, and answer the queries, block by block."""
+        """Add the pairs as they arrive, evict the others into ``below``, and compute the outputs, block by block."""
         length, max_per_token, tokens = query.shape[1], pairs.max_per_token, call.tokens
         column = torch.arange(length, device=query.device).expand(query.shape[0], -1)
         arrival = column if pairs.arrival is None else pairs.arrival
@@ -221,7 +222,7 @@ class Sparse(Holding):
         below: Below | None,
         attention: Attend,
     ) -> tuple[Partial, Pairs | None, Float[Tensor, "B E H F"] | None, State]:
-        """``attend`` for one token: return its answer, the evicted pairs with their mapped keys, and the new state."""
+        """``attend`` for one token: return its output, the evicted pairs with their mapped keys, and the new state."""
         state, evicted, mapped = call.state, None, None
         if pairs is not None:
             arriving = self._held(pairs, call)

@@ -22,7 +22,7 @@ class StateBelow:
     """``blocks.memories.below.Below`` for one call.
 
     The cache chooses pairs by their scores, and a choice has no gradient. For the scores the state receives pairs without
-    gradients, and only when it is read. The tokens' answers are computed by one call over all pairs.
+    gradients, and only when it is read. The tokens' outputs are computed by one call over all pairs.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class StateBelow:
         with torch.no_grad():
             if self.reads is not None:
                 return self.reads.distances()
-            answered = self.memory.predict(self.pairs.key, self.seen)
-            return torch.linalg.vector_norm(answered - self.pairs.value, dim=-1)
+            predicted = self.memory.predict(self.pairs.key, self.seen)
+            return torch.linalg.vector_norm(predicted - self.pairs.value, dim=-1)
 
     def evict(self, index: Tensor, present: Tensor, column: Tensor) -> None:
         """Evict some of the pairs, if present, at the token in this column."""
@@ -103,7 +103,7 @@ class StateBelow:
             return self._of(*self.evictions[-1])
         return self.evicted[-1].cut(slice(-self.max_per_token, None)) if self.evicted else None
 
-    def answer_step(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:
+    def compute_step(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:
         """Return the state's partial for the only token, at which these pairs are evicted, and the new state."""
         taken = None
         if pairs is not None and keys is not None:
@@ -112,7 +112,7 @@ class StateBelow:
                 taken = replace(taken, arrival=torch.zeros(keys.shape[:2], dtype=torch.int64, device=keys.device))
         return self.memory.recall(self.call, self.mapped.query, taken, self.log_decay, self.recurrence)
 
-    def answer(self) -> tuple[Partial, State]:
+    def compute_output(self) -> tuple[Partial, State]:
         """Return the state's partial for all tokens, and its new state."""
         self._settle()
         evicted = _concatenate_evicted(self.evicted, self.max_per_token)
@@ -171,7 +171,7 @@ def _run(
     """Return the outputs of the cache and of the state."""
     cache, state, below, query, pairs = _prepare(bound, inputs, recurrence)
     exact, held = cache.compute(_sparse(cache).attend, query, pairs, cache.call, below=below, attention=attention)
-    rest, summed = state.compute(lambda _: below.answer())
+    rest, summed = state.compute(lambda _: below.compute_output())
     return [((exact, None), held), ((rest,), summed)]
 
 
@@ -182,7 +182,7 @@ def _run_step(
     cache, state, below, query, pairs = _prepare(bound, inputs, recurrence)
     results = cache.compute(_sparse(cache).step, query, pairs, cache.call, below=below, attention=attention)
     exact, *arriving, held = results
-    rest, summed = state.compute(lambda _: below.answer_step(*arriving))
+    rest, summed = state.compute(lambda _: below.compute_step(*arriving))
     return [((exact, None), held), ((rest,), summed)]
 
 

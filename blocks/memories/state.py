@@ -33,7 +33,7 @@ class StateMemory(Recurrent):
 
     Normalised, o_t = φ(q_t) S_t / φ(q_t)·z_t with lse_t = log φ(q_t)·z_t: the normaliser z is the same recurrence on a column
     of ones, the last column of the state (LAWCAT's eq. 8 for its gate of rank one). Not normalised, o_t = φ(q_t) S_t, a raw
-    numerator, or that over √F. Decay runs on clock time, whether a pair enters or not. A mass of 0 answers 0 with lse -inf.
+    numerator, or that over √F. Decay runs on clock time, whether a pair enters or not. Without mass the output is 0 and lse -inf.
     """
 
     equation: ClassVar[str] = "S_t = D_t S_{t-1} + φ(k_t)ᵀ v_t, z_t = D_t z_{t-1} + φ(k_t); o_t = φ(q_t) S_t / φ(q_t)·z_t"
@@ -44,7 +44,7 @@ class StateMemory(Recurrent):
     to_have_mass: ClassVar[str] = "set `normalise: true`, "
     kind: Literal["state"] = "state"
     normalise: bool = True
-    """Divide by the mass. Otherwise the answer is a raw numerator, which only `read: sum` can combine with other memories."""
+    """Divide by the mass. Otherwise the output is a raw numerator, which only `read: sum` can combine with other memories."""
     scale: Literal["none", "root"] = "none"
     """root: a raw numerator is divided by √F, as GLA and RetNet divide q·k (their K^-½); none: it is not."""
 
@@ -123,7 +123,7 @@ class StateMemory(Recurrent):
         chunk = 2 * min(CHUNK, tokens) * shape.heads * (shape.features + columns)
         return chunk + 2 * shape.features * columns * (shape.state_heads + shape.heads)
 
-    def answer(
+    def compute_output(
         self,
         parameters: Parameters,
         call: Call,
@@ -222,10 +222,10 @@ class StateMemory(Recurrent):
     def problem_both_ways(self) -> str | None:
         return None if self.gate.rank_of_decay == "none" else "a state with a gate decays over time, so it is causal"
 
-    def answer_both_ways(
+    def compute_both_ways(
         self, parameters: Parameters, call: Call, *, features: Mapped, pairs: Pairs, decay: Tensor | None = None
     ) -> tuple[tuple[Partial], State]:
-        """Answer each token from the sums over its whole document, before and after the token."""
+        """Compute each token's output from the sums over its whole document, before and after the token."""
         query, taken, tokens = features.query, self.features(features, pairs), call.tokens
         dtype, exponential = pairs.value.dtype, call.shape.exponential
         key = taken.fill_absent(repeat_heads(taken.key, call.shape.state_heads), -math.inf if exponential else 0.0)

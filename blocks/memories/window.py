@@ -105,28 +105,36 @@ class Window(Holding):
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         step, blocks = "one query against the ring of pairs", "blocks of queries against their own and the previous window"
         native, natively = ", by PyTorch's kernel", partial(_blocks, by_kernel=True)
-        kernel = Form(FLA, "parallel_attn", partial(self.answer, attention=_by_kernel), fla_forms.obstacle,
+        kernel = Form(FLA, "parallel_attn", partial(self.compute_output, attention=_by_kernel), fla_forms.obstacle,
                       missing=fla_forms.ATTENTION.missing, refuses=True)  # fmt: skip
         kernels = (kernel,) if self.is_sliding else ()
-        with_mass = Form(TRITON, "blocks of queries against their window, with its mass, in one pass",
-                   partial(self.answer, attention=_with_mass), partial(triton_forms.obstacle, beside=next(iter(kernels), None)),
-                   missing=triton_forms.WITH_MASS.missing, refuses=True)  # fmt: skip
+        with_mass = Form(
+            TRITON,
+            "blocks of queries against their window, with its mass, in one pass",
+            partial(self.compute_output, attention=_with_mass),
+            partial(triton_forms.obstacle, beside=next(iter(kernels), None)),
+            missing=triton_forms.WITH_MASS.missing,
+            refuses=True,
+        )
         return (
             with_mass,
             *kernels,
-            Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_attend)),
-            Form(TORCH, step + native, partial(self.answer_step, attention=native_step), native_step_obstacle, decode=True),
-            Form(TORCH, step, partial(self.answer_step, attention=single), row_obstacle, decode=True),
+            Form(REFERENCE, "all pairs of a call, masked", partial(self.compute_output, attention=_attend)),
+            Form(TORCH, step + native, partial(self.compute_step, attention=native_step), native_step_obstacle, decode=True),
+            Form(TORCH, step, partial(self.compute_step, attention=single), row_obstacle, decode=True),
             Form(
-                TORCH, "blocks of queries against their window" + native, partial(self.answer, attention=natively), native_obstacle
+                TORCH,
+                "blocks of queries against their window" + native,
+                partial(self.compute_output, attention=natively),
+                native_obstacle,
             ),
-            Form(TORCH, blocks, partial(self.answer, attention=_blocks)),
+            Form(TORCH, blocks, partial(self.compute_output, attention=_blocks)),
         )
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
         return (
-            Form(REFERENCE, "all pairs of a call, masked", self.answer_both_ways),
-            Form(TORCH, "blocks of queries against their own window", partial(self.answer_both_ways, blocks=True)),
+            Form(REFERENCE, "all pairs of a call, masked", self.compute_both_ways),
+            Form(TORCH, "blocks of queries against their own window", partial(self.compute_both_ways, blocks=True)),
         )
 
     def flops(self, shape: Shape, tokens: int) -> int:
@@ -134,7 +142,7 @@ class Window(Holding):
         seen = min(tokens, 2 * self.size - 1) if shape.both_ways else seen
         return 2 * seen * shape.heads * (shape.head_dim + shape.value_dim)
 
-    def answer(
+    def compute_output(
         self,
         parameters: Parameters,
         call: Call,
@@ -144,7 +152,7 @@ class Window(Holding):
         features: Mapping[str, Mapped],
         attention: Callable[[Tensor, Tensor, Pairs, Visible, float | None], Partial],
     ) -> tuple[tuple[Partial, Pairs], State]:
-        """Answer the queries, and return the evicted pairs with their arrival (position -1: none).
+        """Compute the outputs, and return the evicted pairs with their arrival (position -1: none).
 
         pairs: one per token. features: needed if memories below score pairs by the difference between products of features and
         exact weights while the window held the pair. Each sum is evicted with its pair, under its name.
@@ -179,7 +187,7 @@ class Window(Holding):
             held_on = replace(held_on, position=held_on.position.masked_fill(~current, -1))
         return state_of(held_on.each(lambda entries: by_place(entries, tokens)), call.state)
 
-    def answer_step(
+    def compute_step(
         self,
         parameters: Parameters,
         call: Call,
@@ -189,7 +197,7 @@ class Window(Holding):
         features: Mapping[str, Mapped],
         attention: Callable[..., Partial],
     ) -> tuple[tuple[Partial, Pairs | None], State]:
-        """Answer the query of one token, whose pair overwrites the oldest. The evicted pairs are None if none can be evicted."""
+        """Compute the output of one token, whose pair overwrites the oldest. The evicted pairs are None if none can be evicted."""
         tokens, state = call.tokens, call.state
         place = place_of(tokens, self.held)
         evicted = None if self.drops else self.evicted_pairs(call, pairs)
@@ -246,7 +254,7 @@ class Window(Holding):
     def problem_both_ways(self) -> str | None:
         return None if self.is_sliding else "a terraced window evicts by chunks, so it is causal"
 
-    def answer_both_ways(
+    def compute_both_ways(
         self,
         parameters: Parameters,
         call: Call,

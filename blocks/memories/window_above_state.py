@@ -1,5 +1,5 @@
 """A window, the state that it feeds and the read of the two, as one step: one softmax over near pairs and features of far pairs,
-with one denominator. The step returns the head's output, and no separate answers."""
+with one denominator. The step returns the head's output, and no separate outputs."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def means(
     total: Float[Tensor, "B H L"],
     mean: Float[Tensor, "B H L V"],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H L"], Float[Tensor, "B H L"], Float[Tensor, "B H L V"]]:
-    """Return the tokens' answers, and the new maximum, total and mean. value: in the dtype of the products."""
+    """Return the tokens' outputs, and the new maximum, total and mean. value: in the dtype of the products."""
     before = maximum.detach() + total.masked_fill(total == 0, 1.0).log()
     before = before[:, None].clamp(min=NOWHERE)
     entering = logits.clamp(min=NOWHERE)

@@ -26,7 +26,7 @@ def rounding_error(dtype: torch.dtype) -> float:
 class Contenders:
     """Pairs that compete for a place, each query head's own; -1 is the position of none.
 
-    distance: where the score reads the state, how far what that answers to each pair's own key is from the pair's value; norm: and
+    distance: where the score reads the state, how far what it predicts for each pair's own key is from the pair's value; norm: and
     how long the value is. errors: where it reads the window, the pair's errors there, summed over the queries that saw it. place:
     the layer, and the first of these heads in it.
     """

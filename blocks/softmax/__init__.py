@@ -1,4 +1,4 @@
-"""Bounded softmax: exact attention over pairs that are held as they are, answered with its log-sum-exp.
+"""Bounded softmax: exact attention over pairs that are held as they are, returned with its log-sum-exp.
 
     query  B T H D      key  B S K D      value  B S K D      output  B T H D, lse  B T H
 

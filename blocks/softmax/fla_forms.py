@@ -1,5 +1,5 @@
 """Softmax over pairs by flash-linear-attention's kernels, which return no mass: over a sliding window, or over all earlier pairs.
-Pairs of the state are placed before those of the call; the answers at their places are discarded. Empty places, and other
+Pairs of the state are placed before those of the call; the outputs at their places are discarded. Empty places, and other
 documents, are separate documents for the kernel.
 """
 
@@ -46,7 +46,7 @@ def behind(
     """Return each query, the last of the entries among them, against the last ``size`` entries that are present, its own among
     them."""
     document = _documents(present, segment, key.shape[1] - query.shape[1])
-    return _answer(ATTENTION, query, key, value, document, window_size=size)
+    return _run_kernel(ATTENTION, query, key, value, document, window_size=size)
 
 
 def all_before(
@@ -58,7 +58,7 @@ def all_before(
     size: int | None,
     since: Float[Tensor, "B E H"] | None,
 ) -> Partial:
-    """Return the answers of the queries, which belong to the last entries. Each query reads the present entries up to its own, at
+    """Return the outputs of the queries, which belong to the last entries. Each query reads the present entries up to its own, at
     most ``size`` (None: all). since: running sums of decays; a logit decreases by the difference between its two entries.
     """
     held = key.shape[1] - query.shape[1]
@@ -68,23 +68,25 @@ def all_before(
         order = torch.cat((present[:, :held].byte().argsort(dim=1, stable=True), entry), dim=1)
         key, value, present = (take(states, order) for states in (key, value, present))
         since = None if since is None else take(since, order)
-    # The answers at padding are discarded, so rows of one document need no cutting.
+    # The outputs at padding are discarded, so rows of one document need no cutting.
     document = segment if held == 0 else _documents(present, segment, held)
     if since is None:
-        return _answer(ATTENTION, query, key, value, document, window_size=size)
+        return _run_kernel(ATTENTION, query, key, value, document, window_size=size)
     steps = since.diff(dim=1, prepend=since[:, :1]).float()
-    return _answer(FORGETTING, query, key, value, document, g=steps if document is None else one_row(steps), window_size=size)
+    return _run_kernel(FORGETTING, query, key, value, document, g=steps if document is None else one_row(steps), window_size=size)
 
 
 def _documents(present: Bool[Tensor, "B E"], segment: Int[Tensor, "B E"] | None, held: int) -> Int[Tensor, "B E"]:
     """Return the document of each entry. The state's absent entries are separate documents, before all present ones."""
     document = torch.zeros_like(present, dtype=torch.int64) if segment is None else segment
-    # The answers at padding are discarded.
+    # The outputs at padding are discarded.
     absent = torch.cat((~present[:, :held], torch.zeros_like(present[:, held:])), dim=1)
     return document.masked_fill(absent, -1)
 
 
-def _answer(run: Kernel, query: Tensor, key: Tensor, value: Tensor, document: Int[Tensor, "B E"] | None, **further: Any) -> Partial:
+def _run_kernel(
+    run: Kernel, query: Tensor, key: Tensor, value: Tensor, document: Int[Tensor, "B E"] | None, **further: Any
+) -> Partial:
     """document: of each entry; None: one a row."""
     held = key.shape[1] - query.shape[1]
     queries = torch.cat((query.new_zeros(query.shape[0], held, *query.shape[2:]), query), dim=1)

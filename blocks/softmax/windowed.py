@@ -74,8 +74,8 @@ def windowed(
 
     queries = _pad_end(query.to(dtype), missing).unflatten(1, (count, block))
     keys, values = (blocks(states.to(dtype)).permute(0, 1, 4, 2, 3) for states in (key, value))
-    answered = _of_kernel if by_kernel else partial(_of_products, softcap)
-    outputs = map(answered, *(tensor.split(max(SPAN // block, 1), dim=1) for tensor in (queries, keys, values, visible)))
+    attend = _of_kernel if by_kernel else partial(_of_products, softcap)
+    outputs = map(attend, *(tensor.split(max(SPAN // block, 1), dim=1) for tensor in (queries, keys, values, visible)))
     output, lse, *largest = (torch.cat(parts, dim=1).flatten(1, 2)[:, :length] for parts in zip(*outputs, strict=True))
     return Partial(output.to(query.dtype), lse, maximum=largest[0] if largest else None)
 

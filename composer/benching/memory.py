@@ -30,9 +30,9 @@ def gauge_allocations(device: str) -> Gauge:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device) - held
-        answer = run()
+        result = run()
         torch.cuda.synchronize(device)
-        return answer, torch.cuda.max_memory_allocated(device) - before
+        return result, torch.cuda.max_memory_allocated(device) - before
 
     return gauge
 
@@ -46,8 +46,8 @@ def resident(run: Callable[[], Any], held: int) -> tuple[Any, int]:
     """
     CLEAR.write_text("5")
     before = bytes_of("VmRSS") - held
-    answer = run()
-    return answer, max(bytes_of("VmHWM") - before, held)
+    result = run()
+    return result, max(bytes_of("VmHWM") - before, held)
 
 
 def bytes_of(field: str) -> int:

@@ -139,10 +139,10 @@ class Contestant:
         """One call on ``B T`` after what the cache has seen, and the logits of the last token."""
         self.cache = self._cache_of(self.model(ids, **{CACHE: self.cache}, use_cache=True, logits_to_keep=1))
 
-    def _cache_of(self, answer: Any) -> Any:
+    def _cache_of(self, result: Any) -> Any:
         """Raise BenchError for a model that keeps its state outside the cache: the number of tokens that it has read is then
         unknown."""
-        cache = getattr(answer, CACHE, None)
+        cache = getattr(result, CACHE, None)
         if cache is None:
             raise BenchError(
                 f"{self.label}: {type(self.model).__name__} returns no {CACHE}, the cache that models are timed with. Leave it out."
@@ -220,10 +220,10 @@ def _first(
             if workload.kind == "decode":
                 contestant.reach(workload.length, workload.batch, trial)
             state = cache_bytes(contestant.cache)
-            answer, peak = gauge(run, state)
+            result, peak = gauge(run, state)
             if workload.kind == "decode":
                 contestant.record(ids)
-            return Measurement(state_bytes=cache_bytes(answer) if workload.kind == "prefill" else state, peak_bytes=peak)
+            return Measurement(state_bytes=cache_bytes(result) if workload.kind == "prefill" else state, peak_bytes=peak)
     except NoRoom:
         contestant.full = workload.kind == "decode"
         return Measurement(failure=NO_ROOM)

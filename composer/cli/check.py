@@ -24,7 +24,7 @@ def check(options: CheckOptions, screen: Screen) -> None:
         report = without_source(run_check(replace(options, source=None, revision=None)), error)
         say(str(error), err=True)
     if screen.as_json:
-        print_json([answer.model_dump(mode="json") for answer in report.answers])
+        print_json([check.model_dump(mode="json") for check in report.checks])
     else:
         _print(report, quiet=screen.quiet)
     if not report.ok:
@@ -35,11 +35,9 @@ def without_source(report: CheckReport, error: ComposerError) -> CheckReport:
     """Add the mistake that the source cannot be read to each spec of a report."""
     return report.model_copy(
         update={
-            "answers": tuple(
-                answer.model_copy(
-                    update={"ok": False, "says": "", "hash": None, "mistakes": (*answer.mistakes, *mistakes_of(error))}
-                )
-                for answer in report.answers
+            "checks": tuple(
+                check.model_copy(update={"ok": False, "says": "", "hash": None, "mistakes": (*check.mistakes, *mistakes_of(error))})
+                for check in report.checks
             )
         }
     )

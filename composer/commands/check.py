@@ -45,33 +45,33 @@ class SpecCheck(Closed):
 class CheckReport(Readable, Closed):
     """The checks of all specs, and of all variants of sweeps."""
 
-    answers: tuple[SpecCheck, ...]
+    checks: tuple[SpecCheck, ...]
 
     @property
     def ok(self) -> bool:
-        return all(answer.ok for answer in self.answers)
+        return all(check.ok for check in self.checks)
 
     @property
     def mistakes(self) -> tuple[str, ...]:
         """The mistakes of all specs, a line each, with file, line and column."""
-        return tuple(str(mistake) for answer in self.answers for mistake in answer.mistakes)
+        return tuple(str(mistake) for check in self.checks for mistake in check.mistakes)
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
         """Return a row for each spec without a mistake."""
-        hashes = [answer.hash for answer in self.answers if answer.ok]
+        hashes = [check.hash for check in self.checks if check.ok]
         return tuple(
-            ("ok", answer.spec, *([short_hashes(answer.hash or "")] if any(hashes) else []), answer.says)
-            for answer in self.answers
-            if answer.ok
+            ("ok", check.spec, *([short_hashes(check.hash or "")] if any(hashes) else []), check.says)
+            for check in self.checks
+            if check.ok
         )
 
     def summary(self) -> tuple[str, ...]:
         """Remarks below the rows: the mistakes, or warnings, and that specs were checked without a source."""
-        wrong = sum(not answer.ok for answer in self.answers)
+        wrong = sum(not check.ok for check in self.checks)
         if wrong:
-            return (*self.mistakes, f"{plural(wrong, 'spec')} of {len(self.answers)} cannot be used")
-        notes = tuple(dict.fromkeys(f"Note: {note}" for answer in self.answers for note in answer.notes))
-        return notes if all(answer.hash for answer in self.answers) else (*notes, NOTHING_KNOWN)
+            return (*self.mistakes, f"{plural(wrong, 'spec')} of {len(self.checks)} cannot be used")
+        notes = tuple(dict.fromkeys(f"Note: {note}" for check in self.checks for note in check.notes))
+        return notes if all(check.hash for check in self.checks) else (*notes, NOTHING_KNOWN)
 
     def view(self) -> View:
         rows = self.rows()
@@ -107,14 +107,14 @@ def run_check(options: CheckOptions) -> CheckReport:
         trunk = describe_model(options.source, options.revision, text_only=options.text_only).trunk
     size, rotations = (None, {}) if trunk is None else (dimensions(trunk), trunk.length_rotations)
     return CheckReport(
-        answers=tuple(answer for spec in specs_of(options.specs) for answer in answers_on(spec, size, options.overrides, rotations))
+        checks=tuple(check for spec in specs_of(options.specs) for check in check_each(spec, size, options.overrides, rotations))
     )
 
 
 check = function_of(CheckOptions, run_check)
 
 
-def answers_on(
+def check_each(
     spec: SpecLike,
     size: Dimensions | None,
     overrides: Overrides = (),

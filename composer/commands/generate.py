@@ -148,17 +148,17 @@ def run_generate(options: GenerateOptions) -> Generated:
                 **sampling,
             )
         seconds = time.perf_counter() - began
-        answer = generated.sequences[0]
+        sequence = generated.sequences[0]
         if state_out is not None and owner is not None:
             tail = unread_tokens(loaded, generated.sequences, generated[CACHE], seen)
             save_continued(state_out, generated[CACHE], loaded, owner, tail, force=options.force)
-    new_text = tokenizer.decode(answer[count:], skip_special_tokens=True)
+    new_text = tokenizer.decode(sequence[count:], skip_special_tokens=True)
     return Generated(
         prompt=prompt,
-        text=new_text if options.chat else tokenizer.decode(answer, skip_special_tokens=True),
+        text=new_text if options.chat else tokenizer.decode(sequence, skip_special_tokens=True),
         new_text=new_text,
         prompt_tokens=count,
-        new_tokens=len(answer) - count,
+        new_tokens=len(sequence) - count,
         seconds=round(seconds, 3),
         state_tokens=seen,
     )

@@ -54,4 +54,4 @@ class HeadSpec(Closed):
     read: ReadConfig | None = None
     """How several memories are weighed against each other. Left out: shared."""
     output: OutputConfig | None = None
-    """What becomes of the head's answer before the output projection."""
+    """What is applied to the head's output before the output projection."""

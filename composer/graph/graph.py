@@ -28,7 +28,7 @@ SINKS = "host_sinks"
 """The name of the further input of heads in a model with attention sinks."""
 OUTPUT = "output"
 READ_NODE = "read"
-"""The name of the node that weighs the memories' answers."""
+"""The name of the node that weighs the memories' outputs."""
 Made = TypeVar("Made")
 
 
@@ -106,12 +106,12 @@ class HeadGraph:
 
     @property
     def memories(self) -> tuple[tuple[Node, Memory], ...]:
-        """The memories' answers, as the spec lists them."""
+        """The memories' outputs, as the spec lists them."""
         return tuple((node, node.part) for node in self.nodes.values() if isinstance(node.part, Memory) and node.main)
 
     @property
     def read(self) -> Read:
-        """What weighs the memories' answers."""
+        """What weighs the memories' outputs."""
         (read,) = (node.part for node in self.nodes.values() if isinstance(node.part, Read))
         return read
 
@@ -200,7 +200,7 @@ class Draft:
 
 
 def takers_of(graph: HeadGraph, name: str) -> list[TakesPartials]:
-    """Return the parts that read this memory's answer: the read, and any part before it."""
+    """Return the parts that read this memory's output: the read, and any part before it."""
     ends = [edge.end for edge in graph.out_of(name) if edge.kind is Kind.PARTIAL]
     parts = [part for end in ends for part in (graph.nodes[end].part, *takers_of(graph, end))]
     return [part for part in parts if isinstance(part, TakesPartials)]

@@ -134,7 +134,7 @@ def _check_reached(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _ahead_of_output(graph: HeadGraph) -> set[str]:
-    """Return the output, and all nodes that it depends on. A memory whose answer does not depend on its pairs only passes them
+    """Return the output, and all nodes that it depends on. A memory whose output does not depend on its pairs only passes them
     on."""
     network = networkx.DiGraph(graph.network)
     for node, memory in graph.memories:
@@ -219,7 +219,7 @@ def _weights(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _room(graph: HeadGraph) -> Iterator[Problem]:
-    """An exact memory that answers from pairs holds one, or hands all of them on."""
+    """An exact memory that attends to pairs holds one, or hands all of them on."""
     for node, memory in graph.memories:
         holds = not (memory.exact and memory.answers_from_pairs) or memory.pairs_held(node.shape, 1)
         if not holds and not _pairs(graph.out_of(node.name)):
@@ -227,7 +227,7 @@ def _room(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _read(graph: HeadGraph) -> Iterator[Problem]:
-    """The read can weigh the answers that it combines."""
+    """The read can weigh the outputs that it combines."""
     problem = graph.read.problem_over([memory.exact for _, memory in graph.memories])
     if problem:
         yield problem[0], ("read", *problem[1])

@@ -149,12 +149,12 @@ class ComposedAttention(nn.Module):
         model_call = model_call.on(hidden_states.device)
         in_place = held is not None and not (held.differentiated or torch.is_grad_enabled()) and (not state or writable(held))
         call = LayerCall(hidden_states, model_call, state, in_place)
-        answer = self._run_host(call, arguments, options)
+        output = self._run_host(call, arguments, options)
         if held is not None:
             held.keep(call.carried, hidden_states.shape[1])
         if self.listener is not None:
-            self.listener(call, options, attended_in(answer))
-        return answer
+            self.listener(call, options, attended_in(output))
+        return output
 
     def attention_output(self, hidden: Tensor, model_call: ModelCall, options: Mapping[str, Any]) -> Tensor:
         """Return the layer's output from an empty state, ``B T C``. options: the arguments that the host calls it with."""
@@ -256,12 +256,12 @@ class ComposedAttention(nn.Module):
         )
         self._handles = tuple(handle for both in hooks for handle in both)
 
-    def _keep_own_columns(self, _: nn.Module, __: Any, answer: Tensor) -> Tensor:
+    def _keep_own_columns(self, _: nn.Module, __: Any, output: Tensor) -> Tensor:
         """The hook after a projection. It keeps the columns of each group's own heads."""
         mixed = MIXED.inputs
         if mixed is None or len(mixed) == 1:
-            return answer
-        each = answer.unflatten(2, (-1, self.facts.head_dim)).chunk(len(mixed))
+            return output
+        each = output.unflatten(2, (-1, self.facts.head_dim)).chunk(len(mixed))
         return torch.cat([self.composed.split(states)[index] for index, states in enumerate(each)], dim=2).flatten(2)
 
     def _held(self, options: Mapping[str, Any]) -> StateLayer | None:
@@ -278,9 +278,9 @@ def _use_mixed(_: nn.Module, __: Any) -> tuple[Tensor] | None:
     return (mixed[0] if len(mixed) == 1 else torch.cat(mixed),)
 
 
-def attended_in(answer: Any) -> Tensor:
+def attended_in(output: Any) -> Tensor:
     """Return the output of a host's attention, B T C; some hosts return it in a tuple with other things."""
-    return answer[0] if isinstance(answer, tuple) else answer
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _projected_dtype(hidden: Tensor) -> torch.dtype:

@@ -73,7 +73,7 @@ def continuation(count: int, cache: ComposedCache) -> dict[str, Any]:
 def unread_tokens(model: Any, sequences: Tensor, cache: ComposedCache, before: int) -> Tensor:
     """Return the last tokens of a call of ``generate`` that its cache has not seen, without a final EOS token: 1 T, perhaps empty.
 
-    sequences: 1 T, the answer of ``generate``. before: tokens that the cache had seen before the call.
+    sequences: 1 T, the result of ``generate``. before: tokens that the cache had seen before the call.
     """
     unread = sequences[:, cache.get_seq_length() - before :]
     ends = model.generation_config.eos_token_id

@@ -50,12 +50,12 @@ class PartModule(nn.Module):
         precise += [parameter.grad for parameter in precise if parameter.grad is not None]
 
         def apply(tensor: Tensor) -> Tensor:
-            answer = fn(tensor)
-            wide = accumulating(answer.dtype)
-            if wide == answer.dtype or not any(tensor is parameter for parameter in precise):
-                return answer
+            moved = fn(tensor)
+            wide = accumulating(moved.dtype)
+            if wide == moved.dtype or not any(tensor is parameter for parameter in precise):
+                return moved
             # From the values before the cast, not from the rounded ones.
-            return tensor.to(answer.device, wide)
+            return tensor.to(moved.device, wide)
 
         return super()._apply(apply, recurse)
 

@@ -50,11 +50,11 @@ class Attentions:
         self._backend = backend
 
     def collect(self, layer: int, name: str, head: Head, inputs: HeadInputs) -> None:
-        """A ``VisitHead``. Raises ValueError for heads whose answers are no means of values."""
+        """A ``VisitHead``. Raises ValueError for heads whose outputs are no means of values."""
         for node, memory in anatomy(head).graph.memories:
             if not memory.weighs_values:
                 raise ValueError(
-                    f"output_attentions: layer {layer}, head {name}: the `{node.name}` memory answers with a sum that nothing "
+                    f"output_attentions: layer {layer}, head {name}: the `{node.name}` memory returns a sum that nothing "
                     "divides, so its weights do not add up to 1 and are no attention; composer.inspect shows them for what they are"
                 )
         implied = implicit_attention(head, inputs, range(inputs.length), self._backend)

@@ -1,7 +1,7 @@
-"""Implicit attention: the weight of every token in a head's answers to chosen queries, for any memories.
+"""Implicit attention: the weight of every token in a head's outputs at chosen queries, for any memories.
 
-A memory's answer is linear in the values, and all coordinates of a value count alike: o_t = Σ_s w_ts v_s. So the gradient of one
-coordinate of the answer by the same coordinate of each value is the row w_t: softmax weights of exact memories, and of others the
+A memory's output is linear in the values, and all coordinates of a value count alike: o_t = Σ_s w_ts v_s. So the gradient of one
+coordinate of the output by the same coordinate of each value is the row w_t: softmax weights of exact memories, and of others the
 weights that their states imply. No part needs code for it. Several rows are computed at once, each by its own coordinate.
 """
 
@@ -57,7 +57,7 @@ class ImplicitAttention:
         return {name: weights * self.parts[name][..., None] for name, weights in self.memory_weights.items()}
 
     def total(self) -> Tensor:
-        """Return the weights in the head's answer: B Q H T."""
+        """Return the weights in the head's output: B Q H T."""
         return torch.stack(list(self.weights().values())).sum(0)
 
     def shares(self) -> dict[str, Tensor]:
@@ -73,7 +73,7 @@ class ImplicitAttention:
         return {name: size / whole.masked_fill(whole == 0, 1.0) for name, size in sizes.items()}
 
     def error(self) -> float:
-        """Return the largest difference between the answer and the weighed values, over the largest number of either: 0 but for
+        """Return the largest difference between the output and the weighed values, over the largest number of either: 0 but for
         rounding, unless a part does not treat all coordinates of a value alike, and then these are no weights."""
         if not self.queries:
             return 0.0
@@ -86,7 +86,7 @@ class ImplicitAttention:
 
 
 def implicit_attention(head: Head, inputs: HeadInputs, queries: Sequence[int], backend: str) -> ImplicitAttention:
-    """Return the implicit weights of the answers to these columns, from an empty state.
+    """Return the implicit weights of the outputs at these columns, from an empty state.
 
     Memory: that of a prefill in pieces, of the states' inputs, and of the weights. It grows with the tokens, never with their
     square. Inference mode has no gradients: it is disabled for the call, and the inputs are copied.
@@ -149,9 +149,9 @@ def _by_gradients(head: Head, inputs: HeadInputs, queries: tuple[int, ...], back
 
 
 def _own_value_part(head: Head, inputs: HeadInputs, queries: tuple[int, ...], backend: str) -> Tensor | None:
-    """B Q H V, the part of the answers from values that belong to memories; None where no memory has any.
+    """B Q H V, the part of the outputs from values that belong to memories; None where no memory has any.
 
-    These values are linear in parameters. The answer is linear in these and in the tokens' values, as long as caches keep the same
+    These values are linear in parameters. The output is linear in these and in the tokens' values, as long as caches keep the same
     pairs, so its derivative along the parameters is their part. Forms without a forward derivative are left out.
     """
     parameters = [
@@ -174,7 +174,7 @@ def _along_itself(parameter: Tensor | None) -> Tensor:
 
 
 def _parts(piece: Piece, read: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the factor of each memory's answer in the read's output: the read treats all coordinates alike, and each token by
+    """Return the factor of each memory's output in the read's output: the read treats all coordinates alike, and each token by
     itself."""
     leaves = [piece.values[name, "partial"].output for name in names]
     gradients = torch.autograd.grad(read[..., 0].sum(), leaves, retain_graph=True, allow_unused=True)
@@ -193,18 +193,18 @@ def _rows(
     group = heads // key_heads
     wanted = [
         (name, index, place, member)
-        for name, answer in piece.answers.items()
-        if answer.requires_grad
+        for name, output in piece.memory_outputs.items()
+        if output.requires_grad
         for index, place in zip(chosen, local, strict=True)
         for member in range(group)
     ]
     first = torch.arange(key_heads) * group
     for start in range(0, len(wanted), size):
         some = wanted[start : start + size]
-        grad_outputs = {name: torch.zeros_like(piece.answers[name]) for name in dict.fromkeys(entry[0] for entry in some)}
+        grad_outputs = {name: torch.zeros_like(piece.memory_outputs[name]) for name in dict.fromkeys(entry[0] for entry in some)}
         for coordinate, (name, _, place, member) in enumerate(some):
             grad_outputs[name][:, place, first + member, coordinate] = 1.0
-        outputs = [piece.answers[name] for name in grad_outputs]
+        outputs = [piece.memory_outputs[name] for name in grad_outputs]
         gradients = torch.autograd.grad(outputs, list(entered), list(grad_outputs.values()), retain_graph=True, allow_unused=True)
         column = 0
         for leaf, gradient in zip(entered, gradients, strict=True):

@@ -61,10 +61,10 @@ class ComposedPreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, **options: Any) -> Any:
         """As transformers has it; the model keeps the record of the folder that it is loaded from."""
-        answer = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
+        result = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
         for keeper in KEEPERS:
-            keeper.after_load(answer[0] if isinstance(answer, tuple) else answer, pretrained_model_name_or_path, where_of(options))
-        return answer
+            keeper.after_load(result[0] if isinstance(result, tuple) else result, pretrained_model_name_or_path, where_of(options))
+        return result
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, *arguments: Any, **options: Any) -> None:
         """As transformers has it, and the record of the model beside its weights."""
@@ -284,13 +284,13 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
     def generate(self, *arguments: Any, **options: Any) -> Any:
         """As transformers has it. A cache that outlives the call has no recorder: recorded steps keep their own memory. Raises
         ValueError if the cache has seen all of the input."""
-        answer = None
+        result = None
         check_continuation(arguments, options)
         try:
-            answer = super().generate(*arguments, **options)  # pyright: ignore[reportAttributeAccessIssue]
-            return answer
+            result = super().generate(*arguments, **options)  # pyright: ignore[reportAttributeAccessIssue]
+            return result
         finally:
-            for cache in (cache_among(options), getattr(answer, CACHE, None)):
+            for cache in (cache_among(options), getattr(result, CACHE, None)):
                 if isinstance(cache, ComposedCache):
                     cache.recorder = None
 
@@ -320,8 +320,8 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
 
             own = cast("type[ComposedForCausalLM]", class_of(config))
             return own.from_pretrained(pretrained_model_name_or_path, *arguments, with_adapter=with_adapter, **options)
-        answer = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)  # type: ignore[misc]
-        model = answer[0] if isinstance(answer, tuple) else answer
+        result = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)  # type: ignore[misc]
+        model = result[0] if isinstance(result, tuple) else result
         if not with_adapter:
             model.config.adapter = None  # so that a later save names none
         if model.config.adapter is not None:
@@ -330,7 +330,7 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
             model.load_adapter(adapters_of(pretrained_model_name_or_path, where))
             # transformers replaces the model's conversions by those of the adapters. Names in files need the model's.
             model._weight_conversions = conversions
-        return answer
+        return result
 
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
         try:

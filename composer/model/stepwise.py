@@ -45,15 +45,15 @@ class Piece:
     """The results of some consecutive tokens of a call.
 
     values: the outputs of each node, by node and port, and the head's inputs. memory_values: the values that the memories receive,
-    B t K V. answers: for each memory, the answer that it computed, B t H D; ``values`` has the copy that the read used. shown: what
-    parts show of themselves, by node and name; empty in a piece with gradients. state: after these tokens.
+    B t K V. memory_outputs: for each memory, the output that it computed, B t H D; ``values`` has the copy that the read used.
+    shown: what parts show of themselves, by node and name; empty in a piece with gradients. state: after these tokens.
     """
 
     columns: slice
     tokens: Tokens
     values: Mapping[Value, Any]
     memory_values: Tensor
-    answers: Mapping[str, Tensor]
+    memory_outputs: Mapping[str, Tensor]
     shown: Mapping[tuple[str, str], Shown]
     state: State
 
@@ -69,7 +69,7 @@ class Piece:
 
 def step_by_step(head: Head, backend: str, inputs: HeadInputs, *, gradients: bool) -> Program:
     """Return the program for such inputs, without the forms that join memories to their read, so that each memory has its own
-    answer."""
+    output."""
     apart = tuple(pattern for pattern in PATTERNS if pattern.whole)
     tokens = inputs.tokens
     setting = Setting(
@@ -86,7 +86,7 @@ def pieces(
     head: Head, inputs: HeadInputs, backend: str, *, gradients: bool = False, bounds: tuple[int, ...] = ()
 ) -> Iterator[Piece]:
     """Yield the tokens in pieces, from an empty state, each from the state after the previous one. Together they are the output of
-    one call. bounds: columns at which a piece must end. gradients: values are leaves, and answers have gradients for them; a
+    one call. bounds: columns at which a piece must end. gradients: values are leaves, and outputs have gradients for them; a
     piece's own graph is freed with the piece, that of the states is kept. Bidirectional heads process all tokens as one piece.
     """
     program, insides = step_by_step(head, backend, inputs, gradients=gradients), anatomy(head)
@@ -97,7 +97,7 @@ def pieces(
             tokens = replace(inputs.tokens.cut(columns), call=(inputs.tokens, columns))  # rotated as in the whole call
             values = inputs.columns(columns, tokens).by_port()
             values["value", "value"] = memory_values = values["value", "value"].detach().requires_grad_(gradients)
-            answers: dict[str, Tensor] = {}
+            memory_outputs: dict[str, Tensor] = {}
             shown: dict[tuple[str, str], Shown] = {}
             carried: State = {}
             call = Call(tokens, state, insides.shape, insides.place)
@@ -111,11 +111,11 @@ def pieces(
                         values[node, port.name] = memory_values
                     if port.kind is Kind.PARTIAL and node in names:
                         partial: Partial = values[node, port.name]
-                        answers[node] = partial.output
+                        memory_outputs[node] = partial.output
                         if gradients:
                             values[node, port.name] = replace(partial, output=partial.output.detach().requires_grad_())
             state = state | carried
-            yield Piece(columns, tokens, values, memory_values, answers, shown, state)
+            yield Piece(columns, tokens, values, memory_values, memory_outputs, shown, state)
 
 
 def _shown_by(step: Step, parts: Modules, values: Mapping[Value, Any], call: Call) -> dict[tuple[str, str], Shown]:

@@ -51,7 +51,7 @@ class GroupCost(Closed):
     source_window: int | None = None
     """Tokens that a query of the source sees in these layers, its own among them; None: all."""
     bounded: str | None = None
-    """A bounded memory with the same answers, where a memory holds every pair and the source's window sees only the last ones."""
+    """A bounded memory with the same outputs, where a memory holds every pair and the source's window sees only the last ones."""
     kv_cache_bytes: int | None
     """Bytes of the source's cache for these heads, in a local layer those of its window: keys and values, or the vectors that it
     computes these from. None where they are bidirectional, and keep none."""

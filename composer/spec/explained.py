@@ -7,14 +7,16 @@ from composer.tables import Table, View
 from composer.words import layers_in_words, plural, quantity, ratio, short_hashes, size
 
 
-def view_of(answer: Explanation) -> View:
+def view_of(explanation: Explanation) -> View:
     """Return the costs of a spec as tables, group by group, bytes for one row of a batch."""
-    name = f"{answer.name} on {answer.on}\n" if answer.on else f"{answer.name}: "
-    place = f"{answer.sequence:,} tokens, {answer.backend} on {answer.device}, {answer.dtype}"
-    growth = f" at {answer.sequence:,} tokens" if any(group.state_grows for group in answer.groups) else ", at any length"
-    whole = Table("The whole model", ("", ""), _figures(answer, growth))
-    tables = (*(table for group in answer.groups for table in _of_group(group)), whole)
-    return View(short_hashes(f"{name}{place}, spec {answer.hash}"), tables, tuple(f"Note: {note}" for note in answer.notes))
+    name = f"{explanation.name} on {explanation.on}\n" if explanation.on else f"{explanation.name}: "
+    place = f"{explanation.sequence:,} tokens, {explanation.backend} on {explanation.device}, {explanation.dtype}"
+    growth = f" at {explanation.sequence:,} tokens" if any(group.state_grows for group in explanation.groups) else ", at any length"
+    whole = Table("The whole model", ("", ""), _figures(explanation, growth))
+    tables = (*(table for group in explanation.groups for table in _of_group(group)), whole)
+    return View(
+        short_hashes(f"{name}{place}, spec {explanation.hash}"), tables, tuple(f"Note: {note}" for note in explanation.notes)
+    )
 
 
 def _of_group(group: GroupCost) -> tuple[Table, ...]:

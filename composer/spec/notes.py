@@ -69,7 +69,7 @@ def _on_images(resolved: Resolved) -> tuple[str, ...]:
 def notes_on_rotations(resolved: Resolved, rotations: Mapping[int, LengthRotation]) -> tuple[str, ...]:
     """Return a warning for each rotation that depends on the length of the text so far and that a memory of the heads uses.
 
-    rotations: by layer. A memory that holds all pairs is left out: its layer answers as the source does, call by call.
+    rotations: by layer. A memory that holds all pairs is left out: its layer computes what the source does, call by call.
     """
     layers: dict[LengthRotation, list[int]] = {}
     memories: dict[LengthRotation, dict[str, None]] = {}

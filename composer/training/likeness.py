@@ -104,7 +104,7 @@ def attention_likeness(
 
 
 def has_weights(model: ComposedForCausalLM, index: int) -> bool:
-    """Whether the answers of a layer's heads are weighed means of the values, with the same weights for all values."""
+    """Whether the outputs of a layer's heads are weighed means of the values, with the same weights for all values."""
     resolved = model.config.read_spec()
     return all(without_weights(resolved.heads[group.head]) is None for group in resolved.layers[index])
 

@@ -66,7 +66,7 @@ def check_transfer(resolved: Resolved, stage: Stage) -> None:
         if stage.cross_entropy and (why := without_weights(head)):
             raise TrainingError(
                 f'recipe.transfer.cross_entropy compares attention weights, and the head "{name}" has none: {why}. '
-                "Set cross_entropy to 0 and compare what it answers: mse"
+                "Set cross_entropy to 0 and compare outputs: mse"
             )
 
 
@@ -75,10 +75,10 @@ def without_weights(head: HeadSpec) -> str | None:
     if head.value_position is not None:
         return "its values are rotated by their position"
     if head.output is not None:
-        return "its answer is normalised" if head.output.normalises else "its answer passes a gate"
+        return "its output is normalised" if head.output.normalises else "its output passes a gate"
     for memory in head.memory:
         if not memory.weighs_values:
-            return f"the answer of its `{memory.kind}` memory is not normalised"
+            return f"the output of its `{memory.kind}` memory is not normalised"
         if memory.chooses_by_value:
             return f"which pairs its `{memory.kind}` memory keeps depends on their values"
     return None

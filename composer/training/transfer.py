@@ -272,10 +272,10 @@ def _cross_entropy(attention: ComposedAttention, teacher: ComposedAttention, les
 
 
 def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str, inputs: HeadInputs | None = None) -> Tensor:
-    """Return the weight of every token s in the answer to every token t, B T H T. inputs: as in ``heads_output``.
+    """Return the weight of every token s in the output at every token t, B T H T. inputs: as in ``heads_output``.
 
-    Answers are linear in the values of tokens and in the values that belong to memories. With unit vectors as the tokens' values,
-    and without the memories' part, the answers are the weights: of as many tokens at a time as a value has numbers.
+    Outputs are linear in the values of tokens and in the values that belong to memories. With unit vectors as the tokens' values,
+    and without the memories' part, the outputs are the weights: of as many tokens at a time as a value has numbers.
     """
     (batch, length), hidden = lesson.hidden.shape[:2], lesson.hidden
     width, heads = attention.facts.value_dim, attention.facts.key_heads

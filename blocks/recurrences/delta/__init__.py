@@ -1,6 +1,6 @@
 """The delta rule: S_t = (I - β_t k_tᵀ k_t) D_t S_{t-1} + β_t k_tᵀ v_t, o_t = q_t S_t, with a decay D of rank none, head or channel.
 
-The state's answer to k_t is replaced by v_t, in the share β_t; the additive recurrence would add v_t to it. Yang et al. 2024,
+The state's value for k_t is replaced by v_t, in the share β_t; the additive recurrence would add v_t to it. Yang et al. 2024,
 arXiv:2406.06484 (D = 1), and arXiv:2412.06464, eq. 10 (one decay a head); Kimi team 2025, arXiv:2510.26692 (one a feature). In the
 first two, S is the transpose.
 

@@ -1,7 +1,7 @@
 """The gated delta rule 2: S_t = (I - k_tᵀ (b_t ∘ k_t)) D_t S_{t-1} + k_tᵀ v_t, o_t = q_t S_t, with a decay D of rank none, head or
 channel.
 
-b_t is the share of the state's answer to k_t that is removed, feature by feature. The share of a value that is written is part of
+b_t is the share of the state's value for k_t that is removed, feature by feature. The share of a value that is written is part of
 v_t. Hatamizadeh et al. 2026, arXiv:2605.22791 (Gated DeltaNet-2).
 
 The arguments are those of ``delta``, but for

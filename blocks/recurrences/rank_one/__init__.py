@@ -1,7 +1,7 @@
 """The generalised delta rule: S_t = (D_t - w_tᵀ r_t) S_{t-1} + k_tᵀ v_t, o_t = q_t S_t, D a decay of rank none, head or channel.
 
 The transition of the state is a diagonal matrix minus a matrix of rank one. The row r_t reads the state before the token, and the
-column w_t removes the answer from it. Peng et al. 2025, arXiv:2503.14456, eq. 14 to 18, where S is the transpose.
+column w_t removes that value from it. Peng et al. 2025, arXiv:2503.14456, eq. 14 to 18, where S is the transpose.
 
 All forms have the same arguments:
 

@@ -140,7 +140,7 @@ def _scan(
     kept: Float[Tensor, "B K n R F V"] | None,
     state: Float[Tensor, "B K R F V"],
 ) -> tuple[Float[Tensor, "B K n R c V"], Float[Tensor, "B K n R q V"], Float[Tensor, "B K R F V"]]:
-    """Return the corrected values of the tokens, given the state before the chunk; the answers of that state to the chunk's
+    """Return the corrected values of the tokens, given the state before the chunk; the outputs of that state for the chunk's
     queries; and the state after the last chunk. kept: the contribution of the chunk's own pairs at its end."""
     entered, earlier = [], []
     pieces = (states.unbind(2) for states in (query, offered, erased, to_end, whole))

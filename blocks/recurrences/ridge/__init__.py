@@ -16,7 +16,7 @@ All forms have the same arguments:
     returns    output B T H V, and the state after the last token
 
 There is no form on flash-linear-attention. Its ``mesa_net`` kernels add 1e-5 to the sizes that they divide by, and so stop short of
-the solution: on random keys by 8e-5 of the largest answer, where float32 rounds 5e-7 of it.
+the solution: on random keys by 8e-5 of the largest output, where float32 rounds 5e-7 of it.
 
 In the form of decode, key, value and rate are None if there is no pair, and ``state`` may be overwritten if ``in_place``.
 """

@@ -52,15 +52,15 @@ class Strided(Holding):
             Form(
                 TRITON,
                 "each query against the pairs that it sees, in one pass",
-                partial(self.answer, attend=by_kernel),
+                partial(self.compute_output, attend=by_kernel),
                 obstacle=obstacle,
                 missing=ATTEND.missing,
                 refuses=True,
             ),
-            Form(REFERENCE, "the pairs that each query sees, gathered", partial(self.answer, attend=gathered)),
+            Form(REFERENCE, "the pairs that each query sees, gathered", partial(self.compute_output, attend=gathered)),
         )
 
-    def answer(
+    def compute_output(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs, attend: Callable[..., Partial]
     ) -> tuple[tuple[Partial, Pairs], State]:
         tokens, size = call.tokens, self.size

@@ -35,7 +35,7 @@ def of_both(sizes: Any) -> dict[str, Any]:
     """Return the kernels of a window and of the state below it."""
     return {
         "sum_up": (window_and_state, sizes.tiles(of_keys=True)),
-        "answer": (window_and_state, sizes.blocks()),
+        "compute_output": (window_and_state, sizes.blocks()),
         "of_states": (window_and_state_backward, sizes.tiles(of_keys=False)),
         "of_queries": (window_and_state_backward, sizes.blocks()),
         "of_pairs": (window_and_state_backward, sizes.blocks() | {"ROWS": joint.ROWS}),

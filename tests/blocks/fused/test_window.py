@@ -95,4 +95,4 @@ def test_where_nobody_asks_for_the_mass_a_kernel_without_one_is_taken() -> None:
 def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     """The kernels compile for 32 query heads of 128 that share 8 key heads, as in Llama 3.1 8B."""
     constants = window.constants_of(torch.bfloat16, 32, 8, 128) | {"ROWS": window.ROWS}
-    assert_they_are_built(window, ("answer", "of_queries", "of_pairs"), constants, capsys)
+    assert_they_are_built(window, ("compute_output", "of_queries", "of_pairs"), constants, capsys)

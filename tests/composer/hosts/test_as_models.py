@@ -115,7 +115,7 @@ def test_heads_whose_answers_depend_on_splits_are_warned_of(tmp_path: Path) -> N
     assert "20 tokens" in note
     assert composer.explain("lolcats", tmp_path / "source").notes == (note,)
     checked = composer.check(["lolcats", "softmax"], tmp_path / "source")
-    assert [answer.notes for answer in checked.answers] == [(note,), ()]
+    assert [check.notes for check in checked.checks] == [(note,), ()]
     assert f"Note: {note}" in checked.summary()
 
     student, ids = composer.build("lolcats", source, overrides=["recipe=null"]), tokens(1, 30)

@@ -62,7 +62,7 @@ def test_inference_mode_changes_nothing(spec: str) -> None:
 
 
 def test_where_weights_are_no_attention_it_is_refused() -> None:
-    with pytest.raises(ValueError, match="`delta` memory answers with a sum"):
+    with pytest.raises(ValueError, match="`delta` memory returns a sum"):
         student("delta")(tokens(1, 5), output_attentions=True)
     model = student("lawcat")
     cache = model(tokens(1, 5), use_cache=True).past_key_values

@@ -35,14 +35,14 @@ def test_pieces_are_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     outputs = [next(iter(piece.outputs_of(Kind.OUTPUT, anatomy(head).graph).values())) for piece in parts]
     torch.testing.assert_close(torch.cat(outputs, dim=1), whole, rtol=1e-9, atol=1e-10)
     for piece in parts:
-        assert piece.answers.keys() == {node.name for node, _ in anatomy(head).graph.memories}
+        assert piece.memory_outputs.keys() == {node.name for node, _ in anatomy(head).graph.memories}
         assert piece.tokens.position[0].tolist() == list(range(LENGTH))[piece.columns]
 
 
 def test_with_gradients_answers_depend_on_what_enters() -> None:
     head, data, _ = called(HEADS["memory: window"])
     (piece,) = pieces(head, data, "auto", gradients=True)
-    (answer,) = piece.answers.values()
+    (answer,) = piece.memory_outputs.values()
     (by_value,) = torch.autograd.grad(answer.sum(), piece.memory_values)
     assert by_value.any()
     assert not piece.shown, "parts show themselves where nobody asks for gradients"

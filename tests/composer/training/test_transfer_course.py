@@ -150,9 +150,9 @@ def test_a_batch_is_counted_by_its_real_tokens() -> None:
 @pytest.mark.parametrize(
     ("spec", "overrides", "message"),
     [
-        ("lawcat", ["head.memory.0.normalise=false"], "the answer of its `state` memory is not normalised"),
-        ("delta", [], "its answer is normalised"),
-        ("delta", ["head.output=null"], "the answer of its `delta` memory is not normalised"),
+        ("lawcat", ["head.memory.0.normalise=false"], "the output of its `state` memory is not normalised"),
+        ("delta", [], "its output is normalised"),
+        ("delta", ["head.output=null"], "the output of its `delta` memory is not normalised"),
         ("lola", [], "which pairs its `sparse` memory keeps depends on their values"),
     ],
 )

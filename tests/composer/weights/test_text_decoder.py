@@ -59,8 +59,8 @@ def test_it_is_checked_explained_and_locked(tmp_path: Path) -> None:
     record = read_record(tmp_path / "student")
     assert record is not None
     assert composer.explain("lolcats", tmp_path / "source", text_only=True).hash == record.spec_hash
-    (answer,) = composer.check("lolcats", tmp_path / "source", text_only=True).answers
-    assert answer.hash == record.spec_hash
+    (check,) = composer.check("lolcats", tmp_path / "source", text_only=True).checks
+    assert check.hash == record.spec_hash
     assert composer.show("lolcats", tmp_path / "source", text_only=True).hash == record.spec_hash
     assert composer.diff("lolcats", "lolcats", tmp_path / "source", text_only=True).hashes == (record.spec_hash,) * 2
     assert "<svg" in composer.draw("lolcats", tmp_path / "source", text_only=True).svg

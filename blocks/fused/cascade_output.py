@@ -18,7 +18,7 @@ from blocks.fused.window_and_state import LEAST, LOG2_E
 
 
 @triton.jit
-def answer(
+def compute_output(
     query, key, value, position, query_features, held_key, held_value, held_position,
     weight, held_weight, decay, state, maximum, head_members, output,
     b, token, end, first, begin, entered, size, scale, h, k, T, E,
