@@ -26,7 +26,7 @@ from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from docs.gallery_style import STYLE
 from evidence.experiments import EXPERIMENTS, TEACHER
-from evidence.kept import KEPT, Run, read
+from evidence.kept import RUNS, Run, read_run
 from evidence.page import cell
 
 ROOT = Path(__file__).parents[1]
@@ -154,8 +154,8 @@ def _runs() -> Mapping[str, Mapping[tuple[str, str], list[Run]]]:
     found: dict[str, dict[tuple[str, str], list[Run]]] = {}
     for experiment in EXPERIMENTS.values():
         for variant in read_variants(experiment.specs, experiment.overrides):
-            paths = (KEPT / experiment.name / f"{variant.name}.seed-{seed}.json" for seed in experiment.request.seeds)
-            kept = [run for path in paths if (run := read(path)) is not None]
+            paths = (RUNS / experiment.name / f"{variant.name}.seed-{seed}.json" for seed in experiment.request.seeds)
+            kept = [run for path in paths if (run := read_run(path)) is not None]
             if kept:
                 means = _resolved(variant.spec, teacher=True).hash
                 found.setdefault(means, {})[experiment.name, variant.name] = kept

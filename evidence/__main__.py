@@ -1,4 +1,4 @@
-"""``make evidence``: does the missing runs, then writes the pages. It may be stopped at any time, and continues later."""
+"""``make evidence``: do the missing runs, then write the pages. It may be stopped at any time, and continues later."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(
     jobs: Annotated[int | None, typer.Option(min=1, help="Steps at a time; left out, one a core, or one on a GPU.")] = None,
     page_only: Annotated[bool, typer.Option("--page", help="Run nothing; write the pages of what is kept.")] = False,
 ) -> None:
-    """The papers' claims in miniature: every run that is not kept in evidence/runs, then docs/evidence.md and docs/choosing.md."""
+    """Do every run that is not kept in evidence/runs, then write docs/evidence.md and docs/choosing.md."""
     unknown = [name for name in only or () if name not in NAMES]
     if unknown:
         raise typer.BadParameter(f'no experiment is called "{unknown[0]}"; there are {", ".join(NAMES)}', param_hint="--only")

@@ -29,7 +29,7 @@ from evidence.choosing import (
     teacher,
 )
 from evidence.experiments import CONFIRMATION, EXPERIMENTS, LENGTHS, SEEDS, TEACHER
-from evidence.kept import Run, all_runs
+from evidence.kept import Run, read_runs
 from evidence.page import listed
 from evidence.second import HARDER, SECOND, SECOND_LOLA, SECOND_TEACHER
 from evidence.smollm2.budget import budget_table
@@ -74,7 +74,7 @@ def write() -> None:
     """Both files, each as a whole or not at all; no picture where nothing is kept."""
     from evidence.choosing_plot import draw
 
-    runs = all_runs()
+    runs = read_runs()
     write_whole(PAGE, page(runs))
     found, _ = candidates(runs)
     if found:

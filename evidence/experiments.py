@@ -1,4 +1,4 @@
-"""What is built, trained and scored: each experiment is one `compose ablate`, with three seeds."""
+"""The experiments. Each is one ``compose ablate`` with three seeds."""
 
 from __future__ import annotations
 
@@ -10,44 +10,47 @@ from composer.ablation.options import Request
 TEACHER = "examples/teacher"
 SEEDS = (0, 1, 2)
 OUT = "build-output/evidence"
-"""Folder of the models and steps of the runs; their results are kept in ``evidence/runs``."""
+"""Folder for models and steps. Results are kept in ``evidence/runs``."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """An ablation. trained: the experiment and the variant whose model, of the same seed, is what this one builds from. made: the
-    command that makes the source, where it does not ship with the project; it writes config.json last."""
+    """An ablation.
+
+    - base: the experiment and the variant whose trained model, of the same seed, is the source.
+    - make_command: the command that makes a source that does not ship. It writes config.json last.
+    """
 
     name: str
     specs: tuple[str, ...]
     request: Request
     overrides: tuple[str, ...] = ()
-    trained: tuple[Experiment, str] | None = None
-    made: str | None = None
+    base: tuple[Experiment, str] | None = None
+    make_command: str | None = None
 
     @property
     def command(self) -> str:
-        """What does the same by hand."""
+        """The equivalent command."""
         request = self.request
         source = f"--from {request.source}" if request.source else f"--fresh --tokenizer {request.tokenizer}"
-        if self.trained is not None:
+        if self.base is not None:
             source = f"--from {OUT}/{self.name}/trained-SEED"
-        words = [*(f"--data {said}" for said in request.data), *([f"--share {request.share:g}"] if request.data else [])]
-        words += [f"--set {shlex.quote(said)}" for said in self.overrides]
+        words = [*(f"--data {reference}" for reference in request.data), *([f"--share {request.share:g}"] if request.data else [])]
+        words += [f"--set {shlex.quote(override)}" for override in self.overrides]
         if request.tasks:
             words += [f"--tasks {','.join(request.tasks)}", f"--lengths {','.join(map(str, request.lengths))}"]
             words += [f"--samples {request.samples}"]
-        seeds = "SEED" if self.trained is not None else ",".join(map(str, request.seeds))
+        seeds = "SEED" if self.base is not None else ",".join(map(str, request.seeds))
         return " ".join(["compose ablate", *self.specs, source, *words, f"--seeds {seeds}", f"-o {OUT}/{self.name}"])
 
 
 SKILLS = ("stories,samples=1500", "passkey,samples=4000", "recall,samples=1200")
-"""What the teacher was trained on."""
+"""The teacher's training data."""
 LENGTHS = (256, 512, 1024, 2048)
-"""Once, twice, four and eight times what teacher and students are trained on."""
+"""One, two, four and eight times the training length of teacher and students."""
 
-SCORED = Request(TEACHER, tasks=("stories", "passkey", "recall"), lengths=LENGTHS, samples=40, seeds=SEEDS)
-TAUGHT = replace(SCORED, data=SKILLS, share=0.0)
+SCORING = Request(TEACHER, tasks=("stories", "passkey", "recall"), lengths=LENGTHS, samples=40, seeds=SEEDS)
+TRAINING = replace(SCORING, data=SKILLS, share=0.0)
 
 RECIPE = (
     "recipe.sequence=256",
@@ -82,27 +85,27 @@ STUDENTS = Experiment(
         "evidence/specs/cached.yaml",
         "evidence/specs/cached-positions.yaml",
     ),
-    TAUGHT,
+    TRAINING,
     RECIPE,
 )
-TEACHERS = Experiment("teacher", ("softmax", "window"), replace(SCORED, seeds=(0,)))
+TEACHERS = Experiment("teacher", ("softmax", "window"), replace(SCORING, seeds=(0,)))
 CONFIRMATION = Experiment(
-    "confirmation", ("specs/lawcat-delta.yaml", "specs/lawcat.yaml"), replace(TAUGHT, seeds=(3, 4, 5)), RECIPE
+    "confirmation", ("specs/lawcat-delta.yaml", "specs/lawcat.yaml"), replace(TRAINING, seeds=(3, 4, 5)), RECIPE
 )
-"""The best student and the next, with seeds that nothing was chosen by."""
-MACCHIATO = Experiment("macchiato", ("evidence/specs/macchiato.yaml",), TAUGHT)
+"""The best two students, with seeds that no choice depends on."""
+MACCHIATO = Experiment("macchiato", ("evidence/specs/macchiato.yaml",), TRAINING)
 LEADS = Experiment(
-    "macchiato-leads", ("evidence/specs/macchiato-leads.yaml", "evidence/specs/macchiato-delta.yaml"), TAUGHT, RECIPE
+    "macchiato-leads", ("evidence/specs/macchiato-leads.yaml", "evidence/specs/macchiato-delta.yaml"), TRAINING, RECIPE
 )
-"""Why Macchiato retrieves little, even with the training that the others get."""
-SLOWER = Experiment("macchiato-slower", ("evidence/specs/macchiato-full.yaml",), TAUGHT, (*RECIPE, "recipe.transfer.lr=3e-3"))
-"""And whether its transfer diverged."""
-LOLA_LENGTHS = Experiment("lola-lengths", ("evidence/specs/lola.yaml",), SCORED, trained=(STUDENTS, "lolcats"))
+"""Variants of Macchiato that test why it retrieves little, trained as the other students."""
+SLOWER = Experiment("macchiato-slower", ("evidence/specs/macchiato-full.yaml",), TRAINING, (*RECIPE, "recipe.transfer.lr=3e-3"))
+"""Macchiato with a tenth of the learning rate in transfer, to test whether its transfer diverged."""
+LOLA_LENGTHS = Experiment("lola-lengths", ("evidence/specs/lola.yaml",), SCORING, base=(STUDENTS, "lolcats"))
 LOLA = Experiment(
     "lola",
     ("evidence/specs/lola-cache.yaml", "evidence/specs/lola-scores.yaml"),
     Request(TEACHER, tasks=("passkey", "recall"), lengths=(256, 512), samples=50, seeds=SEEDS),
-    trained=(STUDENTS, "lolcats"),
+    base=(STUDENTS, "lolcats"),
 )
 TRANSFER = Experiment(
     "transfer", ("evidence/specs/attention-transfer.yaml",), Request(TEACHER, data=("stories,samples=9600",), seeds=SEEDS)
@@ -122,5 +125,6 @@ LATTE = Experiment(
     ),
 )
 EXPERIMENTS = {
-    one.name: one for one in (TEACHERS, STUDENTS, CONFIRMATION, MACCHIATO, LEADS, SLOWER, LOLA_LENGTHS, LOLA, TRANSFER, LATTE)
+    experiment.name: experiment
+    for experiment in (TEACHERS, STUDENTS, CONFIRMATION, MACCHIATO, LEADS, SLOWER, LOLA_LENGTHS, LOLA, TRANSFER, LATTE)
 }

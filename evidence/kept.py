@@ -1,4 +1,4 @@
-"""The results of each run, in a small file that is committed, so that a run is never repeated."""
+"""The result of each run, in a small committed file, so that no run is repeated."""
 
 from __future__ import annotations
 
@@ -19,12 +19,17 @@ from composer.versions import versions_of
 from converters.bounded import MOST_CONFIG, read_bytes
 from evidence.experiments import Experiment
 
-KEPT = Path(__file__).parent / "runs"
+RUNS = Path(__file__).parent / "runs"
 
 
 class Run(Closed):
-    """One variant with one seed. identity: a hash of its inputs and settings. values: of its row of the sweep, by path. figures: by
-    the title of the column. teacher_perplexity: on the held-out rows, where there are any."""
+    """The result of one variant with one seed.
+
+    - identity: a hash of the run's inputs and settings.
+    - values: the sweep's values for this variant, by path in the spec.
+    - figures: by column title.
+    - teacher_perplexity: the teacher's perplexity on the held-out rows; None without held-out rows.
+    """
 
     experiment: str
     variant: str
@@ -37,84 +42,93 @@ class Run(Closed):
     versions: dict[str, str]
 
 
-def identity(experiment: Experiment, variant: Variant, seed: int, variants: dict[str, Variant]) -> str:
-    """The hash of a run's inputs and settings, without the version of the code: a run by another version counts, and names it.
+def compute_identity(experiment: Experiment, variant: Variant, seed: int, variants: dict[str, Variant]) -> str:
+    """Return the hash of a run's inputs and settings, without the versions of the code. A run records these versions.
 
-    variants: of the experiment whose model this one builds from, by name.
+    variants: the variants of the base experiment, by name.
     """
     request = experiment.request
-    decides: dict[str, Any] = {"spec": _meaning(variant), "seed": seed, "data": [data_identity(said) for said in request.data]}
-    decides |= {"share": request.share, "lengths": list(request.lengths), "samples": request.samples}
-    asked = read_tasks(request.tasks, EvaluationOptions(samples=request.samples)) if request.tasks else ()
-    decides["tasks"] = [task_facts(one).model_dump(mode="json", include={"label", "options", "files"}) for one in asked]
-    # A source that a command makes is identified by the command, as its weights do not ship with the kept runs.
-    source = contents(Path(request.source or request.tokenizer or "")) if experiment.made is None else {"made": experiment.made}
-    decides["source"] = source
-    if experiment.trained is not None:
-        other, taught = experiment.trained
-        decides["trained"] = identity(other, variants[taught], seed, {})
-    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+    inputs: dict[str, Any] = {
+        "spec": _dump_spec(variant),
+        "seed": seed,
+        "data": [data_identity(reference) for reference in request.data],
+    }
+    inputs |= {"share": request.share, "lengths": list(request.lengths), "samples": request.samples}
+    tasks = read_tasks(request.tasks, EvaluationOptions(samples=request.samples)) if request.tasks else ()
+    inputs["tasks"] = [task_facts(task).model_dump(mode="json", include={"label", "options", "files"}) for task in tasks]
+    # A source without shipped weights is identified by the command that makes it.
+    source = (
+        hash_files(Path(request.source or request.tokenizer or ""))
+        if experiment.make_command is None
+        else {"made": experiment.make_command}
+    )
+    inputs["source"] = source
+    if experiment.base is not None:
+        base_experiment, base_variant = experiment.base
+        inputs["trained"] = compute_identity(base_experiment, variants[base_variant], seed, {})
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def path_of(experiment: str, variant: str, seed: int, folder: Path = KEPT) -> Path:
-    return folder / experiment / f"{variant}.seed-{seed}.json"
+def path_of(experiment: str, variant: str, seed: int, runs_folder: Path = RUNS) -> Path:
+    """Return the file of a run."""
+    return runs_folder / experiment / f"{variant}.seed-{seed}.json"
 
 
-def read(path: Path) -> Run | None:
-    """A kept run; None where there is none."""
+def read_run(path: Path) -> Run | None:
+    """Return the run in a file, or None if there is no such file."""
     return Run.model_validate_json(read_bytes(path, MOST_CONFIG)) if path.is_file() else None
 
 
-def keep(run: Run, folder: Path = KEPT) -> None:
+def keep_run(run: Run, runs_folder: Path = RUNS) -> None:
     """Write a run to its file. Raises OSError."""
-    write_whole(path_of(run.experiment, run.variant, run.seed, folder), run.model_dump_json(indent=1) + "\n")
+    write_whole(path_of(run.experiment, run.variant, run.seed, runs_folder), run.model_dump_json(indent=1) + "\n")
 
 
 def keep_figures(
-    place: tuple[str, str, int],
-    own: str,
+    run_key: tuple[str, str, int],
+    identity: str,
     figures: dict[str, float],
     seconds: float,
-    folder: Path,
+    runs_folder: Path,
     values: dict[str, Any] | None = None,
 ) -> None:
-    """Keep a run that is no row of an ablation. place: experiment, variant and seed. Raises OSError."""
-    experiment, variant, seed = place
+    """Write a run that is not part of an ablation. run_key: its experiment, variant and seed. Raises OSError."""
+    experiment, variant, seed = run_key
     run = Run(
         experiment=experiment,
         variant=variant,
         seed=seed,
-        identity=own,
+        identity=identity,
         values=values or {},
         figures=figures,
         teacher_perplexity=None,
         seconds=round(seconds, 1),
         versions=versions_of(PACKAGES),
     )
-    keep(run, folder)
+    keep_run(run, runs_folder)
 
 
-def is_kept(place: tuple[str, str, int], own: str, folder: Path) -> bool:
-    """Whether a run of this identity is kept."""
-    run = read(path_of(*place, folder))
-    return run is not None and run.identity == own
+def is_kept(run_key: tuple[str, str, int], identity: str, runs_folder: Path) -> bool:
+    """True if a run with this key and identity is kept."""
+    run = read_run(path_of(*run_key, runs_folder))
+    return run is not None and run.identity == identity
 
 
-def all_runs(folder: Path = KEPT) -> list[Run]:
-    """Every run that is kept."""
-    return [run for path in sorted(folder.glob("*/*.json")) if (run := read(path)) is not None]
+def read_runs(runs_folder: Path = RUNS) -> list[Run]:
+    """Return all kept runs."""
+    return [run for path in sorted(runs_folder.glob("*/*.json")) if (run := read_run(path)) is not None]
 
 
-def _meaning(variant: Variant) -> dict[str, Any]:
-    """The variant's spec without defaults, so that defaults of later versions do not change its identity."""
-    said = variant.spec.model_dump(mode="json", exclude_unset=True, exclude={"name", "paper"})
-    if said.get("recipe"):
-        said["recipe"].pop("data", None)
-    return said
+def _dump_spec(variant: Variant) -> dict[str, Any]:
+    """Return the variant's spec without defaults, so that a changed default does not change its identity."""
+    document = variant.spec.model_dump(mode="json", exclude_unset=True, exclude={"name", "paper"})
+    if document.get("recipe"):
+        document["recipe"].pop("data", None)
+    return document
 
 
 @lru_cache
-def contents(folder: Path) -> dict[str, str]:
-    """The hashes of a model's weights, config and tokenizer."""
+def hash_files(folder: Path) -> dict[str, str]:
+    """Return the hashes of a model's weights, config and tokenizer files, by file name."""
     names = {path.name for pattern in ("config.json", "tokenizer*.json", "*.safetensors") for path in folder.glob(pattern)}
     return {name: sha256(folder / name) for name in sorted(names)}

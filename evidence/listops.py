@@ -1,4 +1,4 @@
-"""ListOps from nothing: an encoder of latents beside one of softmax attention, trained by transformers' own ``Trainer``."""
+"""ListOps: an encoder with latents and one with softmax attention, trained from scratch by transformers' ``Trainer``."""
 
 from __future__ import annotations
 
@@ -18,19 +18,23 @@ from composer.ablation.plan import Variant, read_variants
 from composer.tasks.base import Split, apart
 from composer.tasks.listops import END, OPERATORS, ListOps
 from evidence.experiments import SEEDS
-from evidence.kept import KEPT, is_kept, keep_figures
+from evidence.kept import RUNS, is_kept, keep_figures
 from evidence.running import Listener
 
 NAME, MAJORITY, ACCURACY = "listops", "majority", "accuracy"
 COMMAND = f"python -m evidence --only {NAME}"
 SPEC = "evidence/specs/listops.yaml"
 SYMBOLS = {symbol: index for index, symbol in enumerate((*OPERATORS, END, *map(str, range(10))), start=1)}
-"""0 is padding."""
+"""The id of each symbol. Padding has id 0."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Trees, and how encoders learn them. above, below: bounds of their symbols. Held-out trees are the same for every seed."""
+    """The trees and the training of encoders. All seeds have the same held-out trees.
+
+    - above, below: exclusive bounds of a tree's number of symbols.
+    - depth, arguments: the largest depth, and the most arguments of an operator.
+    """
 
     above: int = 6
     below: int = 26
@@ -46,7 +50,7 @@ class Setting:
     seeds: tuple[int, ...] = SEEDS
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         return (
             f"{self.trees:,} trees of {self.above + 1} to {self.below - 1} symbols, {self.steps:,} steps of {self.batch}, AdamW at "
             f"{self.rate:g}; {self.held_out:,} trees are held out."
@@ -58,47 +62,51 @@ SETTING = Setting()
 
 @dataclass(frozen=True)
 class Row:
-    """A tree: its symbols' ids, and its value."""
+    """A tree: the ids of its symbols, and its value."""
 
     ids: tuple[int, ...]
     value: int
 
 
 @cache
-def variants() -> dict[str, Variant]:
-    """The encoders, by name."""
+def read_encoders() -> dict[str, Variant]:
+    """Return the specs of the encoders, by name."""
     return {variant.name.rpartition("-")[2]: variant for variant in read_variants((SPEC,))}
 
 
-def identity(setting: Setting, name: str, seed: int) -> str:
-    """The identity of a run, from its setting without the other seeds."""
-    said = (
-        None if name == MAJORITY else variants()[name].spec.model_dump(mode="json", exclude_unset=True, exclude={"name", "paper"})
+def compute_identity(setting: Setting, name: str, seed: int) -> str:
+    """Return the identity of a run. It does not depend on the other seeds."""
+    spec = (
+        None
+        if name == MAJORITY
+        else read_encoders()[name].spec.model_dump(mode="json", exclude_unset=True, exclude={"name", "paper"})
     )
-    asked = {"spec": said, "seed": seed, "setting": asdict(setting) | {"seeds": None}}
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    inputs = {"spec": spec, "seed": seed, "setting": asdict(setting) | {"seeds": None}}
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def run_missing(work: Path, tell: Listener, device: str = "cpu", kept: Path = KEPT, setting: Setting = SETTING) -> None:
-    """Trains every encoder that is not kept, seed by seed, and scores the most frequent answer. Raises ComposerError."""
-    wanted = [(name, seed) for seed in setting.seeds for name in (MAJORITY, *variants())]
-    missing = [(name, seed) for name, seed in wanted if not is_kept((NAME, name, seed), identity(setting, name, seed), kept)]
+def run_missing(work: Path, tell: Listener, device: str = "cpu", runs_folder: Path = RUNS, setting: Setting = SETTING) -> None:
+    """Train every encoder that is not kept, seed by seed, and score the most frequent value. Raises ComposerError."""
+    runs = [(name, seed) for seed in setting.seeds for name in (MAJORITY, *read_encoders())]
+    missing = [
+        (name, seed) for name, seed in runs if not is_kept((NAME, name, seed), compute_identity(setting, name, seed), runs_folder)
+    ]
     tell(f"{NAME}: {len(missing)} runs to do")
-    held_out = rows(setting, "evaluation", setting.held_out, 0) if missing else []
+    held_out = draw_rows(setting, "evaluation", setting.held_out, 0) if missing else []
     for name, seed in missing:
-        began, taught = time.monotonic(), rows(setting, "train", setting.trees, seed)
+        start, training_rows = time.monotonic(), draw_rows(setting, "train", setting.trees, seed)
         if name == MAJORITY:
-            ((guess, _),) = Counter(row.value for row in taught).most_common(1)
-            right = sum(row.value == guess for row in held_out) / len(held_out)
+            ((guess, _),) = Counter(row.value for row in training_rows).most_common(1)
+            accuracy = sum(row.value == guess for row in held_out) / len(held_out)
         else:
-            right = learn(setting, variants()[name], taught, held_out, seed, work / NAME, device)
-        place, own = (NAME, name, seed), identity(setting, name, seed)
-        keep_figures(place, own, {ACCURACY: right}, time.monotonic() - began, kept)
-        tell(f"{NAME}: {name}, seed {seed}: {right:.3f}")
+            accuracy = train_encoder(setting, read_encoders()[name], training_rows, held_out, seed, work / NAME, device)
+        run_key, identity = (NAME, name, seed), compute_identity(setting, name, seed)
+        keep_figures(run_key, identity, {ACCURACY: accuracy}, time.monotonic() - start, runs_folder)
+        tell(f"{NAME}: {name}, seed {seed}: {accuracy:.3f}")
 
 
-def rows(setting: Setting, split: Split, count: int, seed: int) -> list[Row]:
-    """Trees that this split alone has, drawn as the Long Range Arena draws them."""
+def draw_rows(setting: Setting, split: Split, count: int, seed: int) -> list[Row]:
+    """Draw trees as the Long Range Arena does. Splits have no tree in common."""
     task, rng = (
         ListOps(above=setting.above, below=setting.below, depth=setting.depth, arguments=setting.arguments),
         random.Random(seed),
@@ -107,7 +115,7 @@ def rows(setting: Setting, split: Split, count: int, seed: int) -> list[Row]:
     return [Row(tuple(SYMBOLS[symbol] for symbol in tree.symbols), tree.value) for tree in trees]
 
 
-def padded(batch: Sequence[Row]) -> dict[str, Any]:
+def pad_rows(batch: Sequence[Row]) -> dict[str, Any]:
     """Return rows as inputs of a classifier, padded at their ends."""
     import torch
 
@@ -116,10 +124,10 @@ def padded(batch: Sequence[Row]) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": torch.tensor([row.value for row in batch])}
 
 
-def learn(
-    setting: Setting, variant: Variant, taught: Sequence[Row], held_out: Sequence[Row], seed: int, work: Path, device: str
+def train_encoder(
+    setting: Setting, variant: Variant, training_rows: Sequence[Row], held_out: Sequence[Row], seed: int, work: Path, device: str
 ) -> float:
-    """Train a new encoder. Returns the share of held-out trees whose value it predicts."""
+    """Train a new encoder, and return the share of held-out trees whose value it predicts."""
     from transformers import Trainer, TrainingArguments
 
     options = TrainingArguments(
@@ -142,9 +150,9 @@ def learn(
     trainer = Trainer(
         model=composer.build(variant.spec, fresh=True, seed=seed),
         args=options,
-        train_dataset=taught,  # pyright: ignore[reportArgumentType]
-        data_collator=padded,  # pyright: ignore[reportArgumentType]
+        train_dataset=training_rows,  # pyright: ignore[reportArgumentType]
+        data_collator=pad_rows,  # pyright: ignore[reportArgumentType]
     )
     trainer.train()
-    found: Any = trainer.predict(held_out)  # pyright: ignore[reportArgumentType]
-    return float((found.predictions.argmax(-1) == found.label_ids).mean())
+    predictions: Any = trainer.predict(held_out)  # pyright: ignore[reportArgumentType]
+    return float((predictions.predictions.argmax(-1) == predictions.label_ids).mean())

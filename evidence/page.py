@@ -16,7 +16,7 @@ from evidence.ablations import ABLATIONS
 from evidence.claims import CLAIMS, INTRODUCTIONS, PAPERS, ours
 from evidence.claims.claim import PASSKEY, RECALL, STORIES, TEACHER, TIMES, Claim
 from evidence.experiments import SEEDS
-from evidence.kept import Run, all_runs
+from evidence.kept import Run, read_runs
 from evidence.verdict import BY_STATE, Kept, Place, Verdict, seeds_of, state, verdict
 
 MISSING, WAITING = "runs are missing", "waiting for runs"
@@ -70,12 +70,12 @@ The numbers in brackets count the expectations that hold. Expectations *beyond t
 def write() -> None:
     """Writes both files, each whole or not at all."""
     write_whole(PAGE, page())
-    draw(Kept(all_runs()), PLOT)
+    draw(Kept(read_runs()), PLOT)
 
 
 def page() -> str:
     """The page as Markdown."""
-    runs = all_runs()
+    runs = read_runs()
     return "".join(_page(Kept(runs), runs))
 
 
@@ -156,14 +156,14 @@ def _runs_in_words(runs: Sequence[Run]) -> Iterator[str]:
         seconds = sum(run.seconds for run in own)
         yield f"\n`{name}`: {len(own)} runs, {seconds / 60:,.0f} minutes.\n\n    "
         yield f"{experiment.command}\n"
-        if experiment.made is not None:
-            yield f"\nThe teacher, made first if it is missing:\n\n    {experiment.made}\n"
-        if experiment.trained is not None:
-            other, variant = experiment.trained
+        if experiment.make_command is not None:
+            yield f"\nThe teacher, made first if it is missing:\n\n    {experiment.make_command}\n"
+        if experiment.base is not None:
+            other, variant = experiment.base
             yield f"\n`trained-SEED` is the model of `{other.name}/{variant}` after `compose merge`.\n"
     yield from _inspections(runs)
     own = [run for run in runs if run.experiment == listops.NAME]
-    yield f"\n`{listops.NAME}`: {len(own)} runs. {listops.SETTING.says}\n\n"
+    yield f"\n`{listops.NAME}`: {len(own)} runs. {listops.SETTING.description}\n\n"
     yield f"    {listops.COMMAND}\n"
     yield from _selecting(runs)
     yield f"\n`{speed.NAME}`: {len([run for run in runs if run.experiment == speed.NAME])} runs, without training.\n\n"
@@ -175,8 +175,8 @@ def _runs_in_words(runs: Sequence[Run]) -> Iterator[str]:
 def _inspections(runs: Sequence[Run]) -> Iterator[str]:
     own = [run for run in runs if run.experiment == collapse.NAME]
     yield f"\n`{collapse.NAME}`: {len(own)} runs. `MODEL` is trained first if it is missing.\n\n"
-    for looked in collapse.MODELS.values():
-        yield f"    {looked.command}  # {looked.experiment.name}/{looked.variant}\n"
+    for inspection in collapse.MODELS.values():
+        yield f"    {inspection.command}  # {inspection.experiment.name}/{inspection.variant}\n"
 
 
 def _selecting(runs: Sequence[Run]) -> Iterator[str]:

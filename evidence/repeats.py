@@ -1,6 +1,7 @@
-"""Where students lose a passkey: ``python -m evidence.repeats FOLDER``, of a folder that ``compose eval --tasks passkey -o`` wrote.
+"""``python -m evidence.repeats FOLDER``: count the places of the first wrong digits of passkeys.
 
-A model that finds each digit by the digit before it goes wrong where a number has that digit twice, and nowhere else.
+FOLDER is an output of ``compose eval --tasks passkey -o``. A model that finds each digit by the preceding digit fails only after a
+digit that occurs twice in the key.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Literal
 End = Literal["right", "first digit", "after a digit that the key has twice", "after another digit"]
 
 
-def end_of(key: str, written: str) -> End:
-    """The kind of place of the first wrong digit in the written number."""
+def classify_answer(key: str, written: str) -> End:
+    """Return the kind of place of the first wrong digit in an answer."""
     digits = "".join(letter for letter in written if letter.isdigit())[: len(key)]
-    wrong = next((at for at, digit in enumerate(key) if digits[at : at + 1] != digit), None)
+    wrong = next((position for position, digit in enumerate(key) if digits[position : position + 1] != digit), None)
     if wrong is None:
         return "right"
     if wrong == 0:
@@ -25,18 +26,18 @@ def end_of(key: str, written: str) -> End:
     return "after a digit that the key has twice" if key.count(key[wrong - 1]) > 1 else "after another digit"
 
 
-def counted(folder: Path) -> dict[tuple[str, int], Counter[End]]:
-    """How the passkeys of an evaluation ended, by model and length in tokens. Raises OSError."""
-    found: dict[tuple[str, int], Counter[End]] = {}
+def count_ends(folder: Path) -> dict[tuple[str, int], Counter[End]]:
+    """Count the kinds of passkey answers in an evaluation, by model and length in tokens. Raises OSError."""
+    counts: dict[tuple[str, int], Counter[End]] = {}
     for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines():
         sample = json.loads(line)
         if sample["task"] == "passkey":
-            ends = found.setdefault((sample["model"], sample["length"]), Counter())
-            ends[end_of(sample["answers"][0], sample["written"])] += 1
-    return found
+            ends = counts.setdefault((sample["model"], sample["length"]), Counter())
+            ends[classify_answer(sample["answers"][0], sample["written"])] += 1
+    return counts
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        for (model, length), ends in counted(Path(name)).items():
+        for (model, length), ends in count_ends(Path(name)).items():
             print(f"{model}, {length:,} tokens: {', '.join(f'{end} {count}' for end, count in sorted(ends.items()))}")

@@ -1,4 +1,4 @@
-"""Does the runs that are not kept yet, and keeps each as soon as it has ended."""
+"""Do an experiment's missing runs. Each run is written to its file when it ends."""
 
 from __future__ import annotations
 
@@ -19,146 +19,159 @@ from composer.errors import ComposerError
 from composer.training.finetune import merge_adapters
 from composer.versions import versions_of
 from evidence.experiments import Experiment
-from evidence.kept import KEPT, Run, identity, keep, path_of, read
+from evidence.kept import RUNS, Run, compute_identity, keep_run, path_of, read_run
 
 Listener = Callable[[str], None]
 
 
 def run_missing(
-    experiment: Experiment, work: Path, workers: StartWorkers, tell: Listener, device: str = "cpu", kept: Path = KEPT
+    experiment: Experiment, work: Path, workers: StartWorkers, tell: Listener, device: str = "cpu", runs_folder: Path = RUNS
 ) -> list[str]:
-    """Do an experiment's missing runs, and return the failures in words. Runs are ordered by seed, so that a stop leaves whole
-    tables of fewer seeds."""
-    missing = missing_runs(experiment, kept)
+    """Do an experiment's missing runs, and return messages about the failed ones.
+
+    Runs are ordered by seed, so that a stopped experiment has complete tables of fewer seeds.
+    """
+    missing = find_missing_runs(experiment, runs_folder)
     tell(f"{experiment.name}: {len(missing)} runs to do")
-    if missing and experiment.made is not None:
-        make(Path(experiment.request.source or ""), experiment.made, tell)
+    if missing and experiment.make_command is not None:
+        make_teacher(Path(experiment.request.source or ""), experiment.make_command, tell)
     failures: list[str] = []
-    for request, wanted in _requests(experiment, missing, work, workers, tell, device):
+    for request, identities in _build_requests(experiment, missing, work, workers, tell, device):
         steps = work / experiment.name / STEPS
-        names = {name for name, _ in wanted}
+        names = {name for name, _ in identities}
         variants = [variant for variant in read_variants(experiment.specs, experiment.overrides) if variant.name in names]
-        chains = [chain for chain in plan(variants, request, steps) if (chain.variant.name, chain.seed) in wanted]
+        chains = [chain for chain in plan(variants, request, steps) if (chain.variant.name, chain.seed) in identities]
         chains.sort(key=lambda chain: chain.seed)
-        failures += _run(experiment, chains, request, steps, workers, tell, wanted, kept)
+        failures += _run_chains(experiment, chains, request, steps, workers, tell, identities, runs_folder)
     return failures
 
 
-def make(folder: Path, command: str, tell: Listener) -> None:
-    """Makes a teacher that does not ship with the project. Does nothing where ``config.json``, the command's last file, exists.
-    Raises ComposerError if the command fails."""
+def make_teacher(folder: Path, command: str, tell: Listener) -> None:
+    """Run the command that makes a teacher, unless ``config.json`` exists, the last file that it writes.
+
+    Raises ComposerError if the command fails.
+    """
     if (folder / "config.json").is_file():
         return
     tell(f"{folder}: {command}")
-    program, *words = shlex.split(command)
-    if subprocess.run([sys.executable if program == "python" else program, *words], check=False).returncode:
+    program, *arguments = shlex.split(command)
+    if subprocess.run([sys.executable if program == "python" else program, *arguments], check=False).returncode:
         raise ComposerError(f"{folder} is not there, and could not be made: {command}")
 
 
-def missing_runs(experiment: Experiment, kept: Path = KEPT) -> dict[tuple[str, int], str]:
-    """The identities of runs that are not kept, or kept with another identity; by variant and seed."""
+def find_missing_runs(experiment: Experiment, runs_folder: Path = RUNS) -> dict[tuple[str, int], str]:
+    """Return the identities of the runs that are not kept with their present identity, by variant and seed."""
     variants = read_variants(experiment.specs, experiment.overrides)
-    wanted: dict[tuple[str, int], str] = {}
-    before = taught(experiment)
+    missing: dict[tuple[str, int], str] = {}
+    base_variants = read_base_variants(experiment)
     for variant in variants:
         for seed in experiment.request.seeds:
-            own, kept_one = identity(experiment, variant, seed, before), read(path_of(experiment.name, variant.name, seed, kept))
-            if kept_one is None or kept_one.identity != own:
-                wanted[variant.name, seed] = own
-    return wanted
+            identity = compute_identity(experiment, variant, seed, base_variants)
+            kept_run = read_run(path_of(experiment.name, variant.name, seed, runs_folder))
+            if kept_run is None or kept_run.identity != identity:
+                missing[variant.name, seed] = identity
+    return missing
 
 
-def _requests(
+def _build_requests(
     experiment: Experiment, missing: dict[tuple[str, int], str], work: Path, workers: StartWorkers, tell: Listener, device: str
 ) -> Iterator[tuple[Request, dict[tuple[str, int], str]]]:
-    """The requests for the missing runs: one, or one a seed if each seed has its own source."""
+    """Yield requests and the identities of their runs: one request, or one for each seed if seeds have different sources."""
     if not missing:
         return
     request = replace(experiment.request, device=device)
-    if experiment.trained is None:
+    if experiment.base is None:
         yield request, missing
         return
     for seed in dict.fromkeys(seed for _, seed in missing):
-        source = _trained(experiment, seed, work, workers, tell, device)
-        yield replace(request, source=str(source), seeds=(seed,)), {key: own for key, own in missing.items() if key[1] == seed}
+        source = _build_source(experiment, seed, work, workers, tell, device)
+        yield (
+            replace(request, source=str(source), seeds=(seed,)),
+            {key: identity for key, identity in missing.items() if key[1] == seed},
+        )
 
 
-def _trained(experiment: Experiment, seed: int, work: Path, workers: StartWorkers, tell: Listener, device: str) -> Path:
-    """The model to build from, trained if it is not there, with its adapters folded in."""
-    assert experiment.trained is not None
-    other, variant = experiment.trained
+def _build_source(experiment: Experiment, seed: int, work: Path, workers: StartWorkers, tell: Listener, device: str) -> Path:
+    """Return the folder of the base model with merged adapters. The model is trained first if it is missing."""
+    assert experiment.base is not None
+    base, variant = experiment.base
     source = work / experiment.name / f"trained-{seed}"
     if source.is_dir():
         return source
-    merge_adapters(taught_model(other, variant, seed, work, workers, tell, device), source)
+    merge_adapters(train_model(base, variant, seed, work, workers, tell, device), source)
     return source
 
 
-def taught_model(
+def train_model(
     experiment: Experiment, variant: str, seed: int, work: Path, workers: StartWorkers, tell: Listener, device: str = "cpu"
 ) -> Path:
-    """The folder of an experiment's model, which is trained if it is not there. Raises ComposerError."""
+    """Train an experiment's model, unless its steps have finished before, and return its folder. Raises ComposerError."""
     request, steps = replace(experiment.request, seeds=(seed,), device=device), work / experiment.name / STEPS
     (chain,) = plan([variants_of(experiment)[variant]], request, steps)
     tell(f"{experiment.name}: the model of {variant}, seed {seed}")
     results = run([chain], request, steps, workers)
     for step in chain.steps:
-        if why := results[step.name].get(FAILURE):
-            raise ComposerError(f"{experiment.name}: {variant}, seed {seed}: {why}")
+        if failure := results[step.name].get(FAILURE):
+            raise ComposerError(f"{experiment.name}: {variant}, seed {seed}: {failure}")
     return model_of(chain.steps[-1], steps)
 
 
-def taught(experiment: Experiment) -> dict[str, Variant]:
-    """The variants of the experiment whose models this one builds from, by name; none where it builds from the teacher."""
-    return {} if experiment.trained is None else variants_of(experiment.trained[0])
+def read_base_variants(experiment: Experiment) -> dict[str, Variant]:
+    """Return the variants of the base experiment, by name; none if the experiment has no base."""
+    return {} if experiment.base is None else variants_of(experiment.base[0])
 
 
 def variants_of(experiment: Experiment) -> dict[str, Variant]:
-    """The variants of an experiment, by name."""
+    """Return the variants of an experiment, by name."""
     return {variant.name: variant for variant in read_variants(experiment.specs, experiment.overrides)}
 
 
-def _run(
+def _run_chains(
     experiment: Experiment,
     chains: Sequence[Chain],
     request: Request,
     steps: Path,
     workers: StartWorkers,
     tell: Listener,
-    wanted: dict[tuple[str, int], str],
-    kept: Path,
+    identities: dict[tuple[str, int], str],
+    runs_folder: Path,
 ) -> list[str]:
-    left = list(chains)
+    """Run chains, keep each run when its last step ends, and return messages about failures."""
+    unfinished = list(chains)
 
-    def ended(step: AblationStep | None, figures: Figures, done: int, total: int) -> None:
+    def keep_finished(step: AblationStep | None, figures: Figures, done: int, total: int) -> None:
         if step is not None:
-            how = "failed" if FAILURE in figures else f"{figures['seconds']:.0f} s"
-            tell(f"{experiment.name} {done}/{total}  {step.kind}  {step.variant.name}  seed {step.seed}  {how}")
-        for chain in list(left):
-            results = {one.name: what for one in chain.steps if (what := read_finished(one, steps)) is not None}
+            outcome = "failed" if FAILURE in figures else f"{figures['seconds']:.0f} s"
+            tell(f"{experiment.name} {done}/{total}  {step.kind}  {step.variant.name}  seed {step.seed}  {outcome}")
+        for chain in list(unfinished):
+            results = {
+                chain_step.name: finished
+                for chain_step in chain.steps
+                if (finished := read_finished(chain_step, steps)) is not None
+            }
             if len(results) == len(chain.steps):
-                _keep(experiment, chain, results, wanted[chain.variant.name, chain.seed], kept)
-                left.remove(chain)
+                _keep_run(experiment, chain, results, identities[chain.variant.name, chain.seed], runs_folder)
+                unfinished.remove(chain)
 
-    results = run(chains, request, steps, workers, ended)
+    results = run(chains, request, steps, workers, keep_finished)
     return [
-        f"{experiment.name}: {chain.variant.name}, seed {chain.seed}: {why}"
-        for chain in left
-        for why in dict.fromkeys(results[step.name].get(FAILURE) for step in chain.steps)
-        if why
+        f"{experiment.name}: {chain.variant.name}, seed {chain.seed}: {failure}"
+        for chain in unfinished
+        for failure in dict.fromkeys(results[step.name].get(FAILURE) for step in chain.steps)
+        if failure
     ]
 
 
-def _keep(experiment: Experiment, chain: Chain, results: dict[str, Figures], own: str, kept: Path) -> None:
-    one = Run(
+def _keep_run(experiment: Experiment, chain: Chain, results: dict[str, Figures], identity: str, runs_folder: Path) -> None:
+    kept_run = Run(
         experiment=experiment.name,
         variant=chain.variant.name,
         seed=chain.seed,
-        identity=own,
+        identity=identity,
         values=chain.variant.values,
         figures={column.title: value for column, value in figures_of(chain, results).items()},
         teacher_perplexity=teacher_perplexity(results),
         seconds=round(sum(figures["seconds"] for figures in results.values()), 1),
         versions=versions_of(PACKAGES),
     )
-    keep(one, kept)
+    keep_run(kept_run, runs_folder)

@@ -1,17 +1,17 @@
-"""The main claims on a second teacher, of another family and twice the size, that has learned harder retrieval as well."""
+"""Experiments with a second teacher, which has another architecture, twice the size, and harder retrieval tasks."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from evidence.experiments import RECIPE, SCORED, SKILLS, Experiment
+from evidence.experiments import RECIPE, SCORING, SKILLS, Experiment
 
 SOURCE = "evidence/teachers/qwen3"
 HARDER = ("multikey", "multivalue", "two-needles", "recall,pairs=64")
-ASKED = replace(SCORED, source=SOURCE, tasks=(*SCORED.tasks, *HARDER))
-LEARNED = tuple(f"{task},samples=1000" for task in ("multikey", "multivalue", "two-needles", "recall,pairs=64"))
+HARDER_SCORING = replace(SCORING, source=SOURCE, tasks=(*SCORING.tasks, *HARDER))
+HARDER_SKILLS = tuple(f"{task},samples=1000" for task in ("multikey", "multivalue", "two-needles", "recall,pairs=64"))
 
-SECOND_TEACHER = Experiment("second-teacher", ("softmax", "window"), replace(ASKED, seeds=(0,)))
+SECOND_TEACHER = Experiment("second-teacher", ("softmax", "window"), replace(HARDER_SCORING, seeds=(0,)))
 SECOND = Experiment(
     "second",
     (
@@ -22,10 +22,10 @@ SECOND = Experiment(
         "specs/lawcat-delta.yaml",
         "evidence/specs/macchiato-66.yaml",
     ),
-    replace(ASKED, data=(*SKILLS, *LEARNED), share=0.0),
+    replace(HARDER_SCORING, data=(*SKILLS, *HARDER_SKILLS), share=0.0),
     RECIPE,
 )
-SECOND_LOLA = Experiment("second-lola", ("evidence/specs/lola.yaml",), ASKED, trained=(SECOND, "lolcats"))
+SECOND_LOLA = Experiment("second-lola", ("evidence/specs/lola.yaml",), HARDER_SCORING, base=(SECOND, "lolcats"))
 SECOND_HYBRIDS = replace(SECOND, name="second-hybrids", specs=("evidence/specs/kept-softmax.yaml",))
-"""Students that keep one layer of softmax, beside those with windows of as many bytes."""
-EXPERIMENTS = {one.name: one for one in (SECOND_TEACHER, SECOND, SECOND_LOLA, SECOND_HYBRIDS)}
+"""Students that keep one layer of softmax attention, and students with windows of equal size in bytes."""
+EXPERIMENTS = {experiment.name: experiment for experiment in (SECOND_TEACHER, SECOND, SECOND_LOLA, SECOND_HYBRIDS)}

@@ -1,7 +1,7 @@
-"""``compose select`` on a teacher of eight layers, against every fourth layer and against chance, at equal state.
+"""``compose select`` on a teacher of eight layers, compared with every fourth layer and with random layers, at equal state.
 
-First layers are chosen, and compared before anything else is trained (``select``); then the spec that keeps them is trained and
-scored as any other (``select-trained``).
+The experiment ``select`` compares choices of layers before fine-tuning. ``select-trained`` trains and scores a student of each
+choice.
 """
 
 from __future__ import annotations
@@ -28,22 +28,26 @@ from composer.selection.report import Selection
 from composer.spec.loading import load_spec
 from composer.spec.writing import to_yaml
 from composer.versions import versions_of
-from evidence.experiments import OUT, RECIPE, SCORED, SEEDS, SKILLS, Experiment
-from evidence.kept import KEPT, Run, contents, keep, path_of, read
+from evidence.experiments import OUT, RECIPE, SCORING, SEEDS, SKILLS, Experiment
+from evidence.kept import RUNS, Run, hash_files, keep_run, path_of, read_run
 from evidence.running import Listener, run_missing
 
 NAME, TRAINED = "select", "select-trained"
 SOURCE = "evidence/teachers/eight-layers"
 BEFORE, BEATEN, STATE = "KL before", "pairs beaten", "KiB at 2,048"
-"""Columns of ``select``: KL(teacher ‖ student) in nats a token, before any fine-tuning; of all choices of so many layers, the share
-that is worse; and the bytes of the state."""
-CHOSEN = ("restored", "swapped", "error")
+"""Columns of ``select``: KL(teacher ‖ student) in nats per token before fine-tuning; the share of all choices of as many layers
+that are worse; and the size of the state."""
+SCORES = ("restored", "swapped", "error")
 CHANCE = ("chance-1", "chance-2")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The settings of the experiment. keep: how many of the teacher's layers. rows: held-out rows to score choices on."""
+    """The settings of the experiment.
+
+    - keep: the number of layers that keep the teacher's attention.
+    - rows: the number of held-out rows that choices are scored on.
+    """
 
     spec: str = "lawcat"
     layers: int = 8
@@ -59,25 +63,25 @@ class Setting:
     seeds: tuple[int, ...] = SEEDS
 
     @property
-    def every(self) -> tuple[int, ...]:
-        """Every k-th layer, the last one of each k."""
-        apart = self.layers // self.keep
-        return tuple(range(apart - 1, self.layers, apart))
+    def regular_layers(self) -> tuple[int, ...]:
+        """Every k-th layer: the last one of each k."""
+        interval = self.layers // self.keep
+        return tuple(range(interval - 1, self.layers, interval))
 
     @property
-    def regular(self) -> str:
-        """The name of that choice."""
+    def regular_name(self) -> str:
+        """The name of the choice of ``regular_layers``."""
         return f"every-{self.layers // self.keep}"
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the choices that are trained; ``none`` keeps no layer."""
-        return (*CHOSEN, self.regular, *CHANCE, "none")
+    def choice_names(self) -> tuple[str, ...]:
+        """The names of the choices that are trained. ``none`` keeps no layer."""
+        return (*SCORES, self.regular_name, *CHANCE, "none")
 
     @property
     def command(self) -> str:
-        data = " ".join(f"--data {said}" for said in self.data)
-        recipe = " ".join(f"--set '{said}'" for said in self.recipe if said.startswith("recipe.transfer"))
+        data = " ".join(f"--data {option}" for option in self.data)
+        recipe = " ".join(f"--set '{option}'" for option in self.recipe if option.startswith("recipe.transfer"))
         return (
             f"compose select {self.spec} --from {self.source} {data} --share {self.share:g} --keep {self.keep} --rows {self.rows} "
             f"{recipe} --seed SEED -o {OUT}/{NAME}/seed-SEED"
@@ -87,52 +91,54 @@ class Setting:
 SETTING = Setting()
 
 
-def identity(setting: Setting, seed: int) -> str:
-    """The identity of a selection, which does not depend on the later training."""
-    said = load_spec(setting.spec).model_dump(mode="json", exclude_unset=True, exclude={"name", "paper", "recipe"})
-    asked = {
-        "spec": said,
+def compute_identity(setting: Setting, seed: int) -> str:
+    """Return the identity of a selection. It does not depend on the training that follows."""
+    spec = load_spec(setting.spec).model_dump(mode="json", exclude_unset=True, exclude={"name", "paper", "recipe"})
+    inputs = {
+        "spec": spec,
         "seed": seed,
-        "source": contents(Path(setting.source)),
-        "data": [data_identity(one) for one in setting.data],
+        "source": hash_files(Path(setting.source)),
+        "data": [data_identity(reference) for reference in setting.data],
     }
-    asked |= {"share": setting.share, "rows": setting.rows, "keep": setting.keep, "recipe": setting.recipe}
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    inputs |= {"share": setting.share, "rows": setting.rows, "keep": setting.keep, "recipe": setting.recipe}
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def run_all(
-    work: Path, workers: StartWorkers, tell: Listener, device: str = "cpu", kept: Path = KEPT, setting: Setting = SETTING
+    work: Path, workers: StartWorkers, tell: Listener, device: str = "cpu", runs_folder: Path = RUNS, setting: Setting = SETTING
 ) -> list[str]:
-    """Does every run that is not kept, and returns the failures in words: first all choices, then what is trained, seed by seed.
-    Raises ComposerError."""
+    """Do every run that is not kept, and return messages about failures. All choices are made first, then trained seed by seed.
+
+    Raises ComposerError.
+    """
     for seed in setting.seeds:
-        if chosen(setting, seed, kept) is None:
+        if read_choices(setting, seed, runs_folder) is None:
             tell(f"{NAME}: seed {seed}")
-            _choose(setting, seed, work, tell, device, kept)
+            _choose(setting, seed, work, tell, device, runs_folder)
     failures: list[str] = []
     for seed in setting.seeds:
-        failures += run_missing(trained(setting, seed, work, kept), work, workers, tell, device, kept)
+        failures += run_missing(build_experiment(setting, seed, work, runs_folder), work, workers, tell, device, runs_folder)
     return failures
 
 
-def chosen(setting: Setting, seed: int, kept: Path = KEPT) -> dict[str, tuple[int, ...]] | None:
-    """The layers of each choice with this seed, by name; None where not all of them are kept."""
-    runs = {name: read(path_of(NAME, name, seed, kept)) for name in setting.names}
-    own = identity(setting, seed)
-    found = {name: tuple(run.values["keep"]) for name, run in runs.items() if run is not None and run.identity == own}
-    return found if len(found) == len(runs) else None
+def read_choices(setting: Setting, seed: int, runs_folder: Path = RUNS) -> dict[str, tuple[int, ...]] | None:
+    """Return the layers of each choice with this seed, by name, or None if not all choices are kept."""
+    runs = {name: read_run(path_of(NAME, name, seed, runs_folder)) for name in setting.choice_names}
+    identity = compute_identity(setting, seed)
+    choices = {name: tuple(run.values["keep"]) for name, run in runs.items() if run is not None and run.identity == identity}
+    return choices if len(choices) == len(runs) else None
 
 
-def trained(setting: Setting, seed: int, work: Path, kept: Path = KEPT) -> Experiment:
-    """The ablation of one seed's choices, whose specs it writes. Raises ComposerError if nothing has been chosen."""
-    layers = chosen(setting, seed, kept)
+def build_experiment(setting: Setting, seed: int, work: Path, runs_folder: Path = RUNS) -> Experiment:
+    """Write the specs of one seed's choices, and return their ablation. Raises ComposerError if not all choices are kept."""
+    layers = read_choices(setting, seed, runs_folder)
     if layers is None:
         raise ComposerError(f"{NAME}: no layers are chosen with seed {seed}: python -m evidence --only {NAME}")
     folder = work / TRAINED / f"specs-{seed}"
-    for name, keep_these in layers.items():
-        write_whole(folder / f"{name}.yaml", to_yaml(_document(setting, keep_these) | {"name": name}))
+    for name, kept_layers in layers.items():
+        write_whole(folder / f"{name}.yaml", to_yaml(_build_document(setting, kept_layers) | {"name": name}))
     request = replace(
-        SCORED,
+        SCORING,
         source=setting.source,
         data=setting.data,
         share=0.0,
@@ -145,14 +151,14 @@ def trained(setting: Setting, seed: int, work: Path, kept: Path = KEPT) -> Exper
     return Experiment(TRAINED, specs, request, setting.recipe)
 
 
-def _document(setting: Setting, layers: Sequence[int]) -> dict[str, Any]:
+def _build_document(setting: Setting, layers: Sequence[int]) -> dict[str, Any]:
     return keeping(load_spec(setting.spec).model_dump(mode="json", exclude_unset=True), layers, setting.layers)
 
 
-def _choose(setting: Setting, seed: int, work: Path, tell: Listener, device: str, kept: Path) -> None:
-    """Scores the layers of a student, and every choice of as many layers, and keeps the choices that are trained afterwards."""
+def _choose(setting: Setting, seed: int, work: Path, tell: Listener, device: str, runs_folder: Path) -> None:
+    """Score the layers of a student and every choice of as many layers, and keep the choices that will be trained."""
     out = work / NAME / f"seed-{seed}"
-    found = composer.select(
+    selection = composer.select(
         setting.spec,
         setting.source,
         setting.data,
@@ -166,24 +172,34 @@ def _choose(setting: Setting, seed: int, work: Path, tell: Listener, device: str
         force=True,
         tell=tell,
     )
-    layers = [one.layer for one in found.scores]
+    layers = [score.layer for score in selection.scores]
     if len(layers) != setting.layers:
         raise ComposerError(f"{setting.source} has {len(layers)} layers, not {setting.layers}.")
-    apart = _every_choice(setting, seed, out / "student", device, layers)
-    for name, these in _choices(setting, seed, found).items():
-        _keep(setting, name, seed, these, found.divergence if not these else apart[these], apart, kept)
+    divergences = _score_every_choice(setting, seed, out / "student", device, layers)
+    for name, kept_layers in _choose_layers(setting, seed, selection).items():
+        _keep_choice(
+            setting,
+            name,
+            seed,
+            kept_layers,
+            selection.divergence if not kept_layers else divergences[kept_layers],
+            divergences,
+            runs_folder,
+        )
 
 
-def _choices(setting: Setting, seed: int, found: Selection) -> dict[str, tuple[int, ...]]:
-    """The layers of each choice. Random choices follow from the seed, and differ from each other."""
+def _choose_layers(setting: Setting, seed: int, selection: Selection) -> dict[str, tuple[int, ...]]:
+    """Return the layers of each choice, by name. Random choices follow from the seed, and differ from each other."""
     pairs = list(combinations(range(setting.layers), setting.keep))
-    by_score = {by: best(found.scores, by, setting.keep) for by in CHOSEN}
-    drawn = random.Random(seed).sample(pairs, len(CHANCE))
-    return {**by_score, setting.regular: setting.every, **dict(zip(CHANCE, drawn, strict=True)), "none": ()}
+    by_score = {score: best(selection.scores, score, setting.keep) for score in SCORES}
+    random_pairs = random.Random(seed).sample(pairs, len(CHANCE))
+    return {**by_score, setting.regular_name: setting.regular_layers, **dict(zip(CHANCE, random_pairs, strict=True)), "none": ()}
 
 
-def _every_choice(setting: Setting, seed: int, student: Path, device: str, layers: Sequence[int]) -> dict[tuple[int, ...], float]:
-    """KL(teacher ‖ student) of every choice of so many layers, in nats a token, on the rows that the selection scored on."""
+def _score_every_choice(
+    setting: Setting, seed: int, student: Path, device: str, layers: Sequence[int]
+) -> dict[tuple[int, ...], float]:
+    """Return KL(teacher ‖ student) in nats per token of every choice of as many layers, on the selection's held-out rows."""
     from composer.selection.scores import divergence_with
     from composer.training.rows import rows_of, some
     from composer.training.run import TrainingOptions, load_student
@@ -191,38 +207,40 @@ def _every_choice(setting: Setting, seed: int, student: Path, device: str, layer
     from composer.training.teacher import open_teacher
 
     options = TrainingOptions(data=setting.data, share=setting.share, teacher=setting.source, seed=seed, device=device)
-    described = read_student(student, ())
-    _, held_out = rows_of(described, options)
+    student_info = read_student(student, ())
+    _, held_out = rows_of(student_info, options)
     assert held_out is not None, "a share is held out"
     rows = some(held_out, setting.rows)
-    model = load_student(described, options).eval()
-    taught = open_teacher(described.record, options.teacher).load(device, options.backend)
-    return {these: divergence_with(model, taught, rows, these)[0] for these in combinations(layers, setting.keep)}
+    model = load_student(student_info, options).eval()
+    teacher = open_teacher(student_info.record, options.teacher).load(device, options.backend)
+    return {
+        kept_layers: divergence_with(model, teacher, rows, kept_layers)[0] for kept_layers in combinations(layers, setting.keep)
+    }
 
 
-def _keep(
+def _keep_choice(
     setting: Setting,
     name: str,
     seed: int,
     layers: tuple[int, ...],
-    apart: float,
-    every: Mapping[tuple[int, ...], float],
-    kept: Path,
+    divergence: float,
+    divergences: Mapping[tuple[int, ...], float],
+    runs_folder: Path,
 ) -> None:
-    spec = load_spec(_document(setting, layers))
-    figures = {BEFORE: apart, STATE: explain(spec, setting.source, sequence=2048).state_bytes / 1024}
+    spec = load_spec(_build_document(setting, layers))
+    figures = {BEFORE: divergence, STATE: explain(spec, setting.source, sequence=2048).state_bytes / 1024}
     if layers:
-        figures[BEATEN] = statistics.fmean(other > apart for other in every.values())
-    values = {"keep": list(layers), "mean of all": statistics.fmean(every.values()), "best of all": min(every.values())}
+        figures[BEATEN] = statistics.fmean(candidate > divergence for candidate in divergences.values())
+    values = {"keep": list(layers), "mean of all": statistics.fmean(divergences.values()), "best of all": min(divergences.values())}
     run = Run(
         experiment=NAME,
         variant=name,
         seed=seed,
-        identity=identity(setting, seed),
+        identity=compute_identity(setting, seed),
         values=values,
         figures=figures,
         teacher_perplexity=None,
         seconds=0.0,
         versions=versions_of(PACKAGES),
     )
-    keep(run, kept)
+    keep_run(run, runs_folder)

@@ -1,4 +1,4 @@
-"""How fast prefill and decode are, and how large the state: `compose bench` of students that need no training for it."""
+"""Speed of prefill and decode, and size of the state: ``compose bench`` of untrained students."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from composer.benching.report import BenchCell
 from composer.benching.runner import bench
 from composer.versions import versions_of
 from evidence.experiments import OUT, SEEDS, TEACHER
-from evidence.kept import KEPT, Run, contents, keep, path_of, read
+from evidence.kept import RUNS, Run, hash_files, keep_run, path_of, read_run
 
 NAME = "speed"
 STUDENTS = ("lawcat", "lolcats", "latte-macchiato")
@@ -28,20 +28,21 @@ COMMANDS = (
 )
 
 
-def identity(seed: int) -> str:
-    """The identity of a seed's bench."""
-    asked = {"commands": COMMANDS, "seed": seed, "source": contents(Path(TEACHER))}
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+def compute_identity(seed: int) -> str:
+    """Return the identity of a seed's bench."""
+    inputs = {"commands": COMMANDS, "seed": seed, "source": hash_files(Path(TEACHER))}
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def titles() -> set[str]:
-    """The titles of all columns of a run."""
-    fast = {title("prefill", length) for length in PREFILL} | {title("decode", at, batch) for at in DECODE for batch in BATCHES}
-    return fast | {state_title(at) for at in DECODE} | {time_title(at) for at in DECODE}
+def column_titles() -> set[str]:
+    """Return the titles of all columns of a run."""
+    prefill = {speed_title("prefill", length) for length in PREFILL}
+    decode = {speed_title("decode", position, batch) for position in DECODE for batch in BATCHES}
+    return prefill | decode | {state_title(position) for position in DECODE} | {time_title(position) for position in DECODE}
 
 
-def title(kind: str, length: int, batch: int = 1) -> str:
-    """The title of the column with the speed as a multiple of the teacher's."""
+def speed_title(kind: str, length: int, batch: int = 1) -> str:
+    """Return the title of a column of speeds relative to the teacher's."""
     return f"{kind} {length:,}" + (f" × {batch}" if batch > 1 else "")
 
 
@@ -53,9 +54,9 @@ def time_title(position: int) -> str:
     return f"ms a token at {position:,}"
 
 
-def run_missing(work: Path, tell: Callable[[str], None], device: str = "cpu", kept: Path = KEPT) -> None:
-    """Runs a bench for each seed that is not kept. On a CPU, only ratios of its times are reliable."""
-    missing = [seed for seed in SEEDS if not _is_kept(seed, kept)]
+def run_missing(work: Path, tell: Callable[[str], None], device: str = "cpu", runs_folder: Path = RUNS) -> None:
+    """Run a bench for each seed that is not kept. On a CPU, only ratios of its times are reliable."""
+    missing = [seed for seed in SEEDS if not _is_kept(seed, runs_folder)]
     tell(f"{NAME}: {len(missing)} benches to do")
     models: dict[str, str | Path] = {FIRST: TEACHER}
     for spec in STUDENTS if missing else ():
@@ -67,20 +68,20 @@ def run_missing(work: Path, tell: Callable[[str], None], device: str = "cpu", ke
             *bench(models, (), DECODE, BenchOptions(batch=BATCHES, seed=seed, device=device)).cells,
         ]
         for name in models:
-            _keep(name, seed, [cell for cell in cells if cell.model == name], kept)
+            _keep_run(name, seed, [cell for cell in cells if cell.model == name], runs_folder)
         tell(f"{NAME}: seed {seed}")
 
 
-def _is_kept(seed: int, kept: Path) -> bool:
-    found = [read(path_of(NAME, name, seed, kept)) for name in (FIRST, *STUDENTS)]
-    return all(run is not None and run.identity == identity(seed) for run in found)
+def _is_kept(seed: int, runs_folder: Path) -> bool:
+    runs = [read_run(path_of(NAME, name, seed, runs_folder)) for name in (FIRST, *STUDENTS)]
+    return all(run is not None and run.identity == compute_identity(seed) for run in runs)
 
 
-def _keep(name: str, seed: int, cells: list[BenchCell], kept: Path) -> None:
+def _keep_run(name: str, seed: int, cells: list[BenchCell], runs_folder: Path) -> None:
     figures: dict[str, float] = {}
     for cell in cells:
         if cell.speed is not None:
-            figures[title(cell.kind, cell.length, cell.batch)] = cell.speed
+            figures[speed_title(cell.kind, cell.length, cell.batch)] = cell.speed
         if cell.kind == "decode" and cell.batch == 1 and cell.median is not None and cell.state_bytes is not None:
             figures[state_title(cell.length)] = cell.state_bytes / 1024
             figures[time_title(cell.length)] = cell.median * 1000
@@ -88,11 +89,11 @@ def _keep(name: str, seed: int, cells: list[BenchCell], kept: Path) -> None:
         experiment=NAME,
         variant=name,
         seed=seed,
-        identity=identity(seed),
+        identity=compute_identity(seed),
         values={},
         figures=figures,
         teacher_perplexity=None,
         seconds=round(sum(sum(cell.seconds) for cell in cells), 1),
         versions=versions_of(PACKAGES),
     )
-    keep(run, kept)
+    keep_run(run, runs_folder)

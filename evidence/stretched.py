@@ -1,6 +1,6 @@
-"""The teacher with YaRN: positions that it was not trained on are squeezed into those that it was. Nothing is trained.
+"""The teacher with YaRN, which scales longer texts' positions into the range of training. Nothing is trained.
 
-``python -m evidence.stretched -o FOLDER --factor 8`` makes a copy of the shipped teacher whose config says so.
+``python -m evidence.stretched -o FOLDER --factor 8`` copies the shipped teacher and adds YaRN to the config.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from evidence.experiments import SCORED, TEACHER, Experiment
+from evidence.experiments import SCORING, TEACHER, Experiment
 
 FACTORS = (2, 4, 8)
 """Factors by which the teacher's length is extended."""
@@ -25,7 +25,7 @@ def stretch(
     factor: Annotated[int, typer.Option(min=1, help="How many times the length that it was trained on.")],
     source: Annotated[Path, typer.Option(help="The model to copy.")] = Path(TEACHER),
 ) -> None:
-    """A copy of a Llama with YaRN in its config (Peng et al. 2023, arXiv:2309.00071), with all of transformers' defaults."""
+    """Copy a Llama and add YaRN to its config (Peng et al. 2023, arXiv:2309.00071), with all of transformers' defaults."""
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     length = config["max_position_embeddings"]
     config["max_position_embeddings"] = factor * length
@@ -36,14 +36,15 @@ def stretch(
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def experiment(factor: int) -> Experiment:
+def build_experiment(factor: int) -> Experiment:
+    """Return the experiment that scores the teacher with this factor."""
     folder = f"build-output/teachers/yarn-{factor}"
-    request = replace(SCORED, source=folder, seeds=(0,))
-    made = f"python -m evidence.stretched -o {folder} --factor {factor}"
-    return Experiment(f"teacher-yarn-{factor}", ("softmax",), request, made=made)
+    request = replace(SCORING, source=folder, seeds=(0,))
+    make_command = f"python -m evidence.stretched -o {folder} --factor {factor}"
+    return Experiment(f"teacher-yarn-{factor}", ("softmax",), request, make_command=make_command)
 
 
-EXPERIMENTS = {one.name: one for one in map(experiment, FACTORS)}
+EXPERIMENTS = {experiment.name: experiment for experiment in map(build_experiment, FACTORS)}
 
 if __name__ == "__main__":
     typer.run(stretch)

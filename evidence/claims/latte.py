@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evidence.claims.claim import LAWCAT, PASSKEY, RECALL, STORIES, TEACHER, Claim
-from evidence.collapse import ASKED, LARGEST, LEAST, NAME, TITLES, USED, WINDOW, WINDOW_LEAST, WINDOW_MOST
+from evidence.collapse import LARGEST, LEAST, NAME, TITLES, USED, USED_BY_TOKEN, WINDOW, WINDOW_LEAST, WINDOW_MOST
 from evidence.listops import ACCURACY, MAJORITY
 from evidence.listops import NAME as LISTOPS
 from evidence.verdict import Place, above, at_least, at_most, below, beyond, near
@@ -39,12 +39,12 @@ FULL = "students/macchiato-full"
 LATTE_TREES, SOFTMAX_TREES = f"{LISTOPS}/latte", f"{LISTOPS}/softmax"
 TREES = {"Latte, both ways": LATTE_TREES, "softmax attention, both ways": SOFTMAX_TREES}
 GUESS = f"{LISTOPS}/{MAJORITY}"
-LOOKED = {"Macchiato, from the teacher": f"{NAME}/macchiato", "Latte-RGLRU-SWA++, from nothing": f"{NAME}/from-nothing"}
+INSPECTIONS = {"Macchiato, from the teacher": f"{NAME}/macchiato", "Latte-RGLRU-SWA++, from nothing": f"{NAME}/from-nothing"}
 
 
 def _used(title: str, name: str, differs: str) -> Claim:
     """Latents and window of one model of ``LOOKED`` are both used."""
-    run = LOOKED[name]
+    run = INSPECTIONS[name]
     return Claim(
         title,
         "Latte, section 4.3, figures 7 and 14",
@@ -59,7 +59,7 @@ def _used(title: str, name: str, differs: str) -> Claim:
             at_most("the window has nine tenths or less", Place(run, WINDOW), 0.9),
             beyond(at_least("the window has a tenth or more in every head", Place(run, WINDOW_LEAST), 0.1)),
             beyond(at_most("the window has nine tenths or less in every head", Place(run, WINDOW_MOST), 0.9)),
-            beyond(at_most("a token asks nine tenths of them or fewer", Place(run, ASKED), 0.9)),
+            beyond(at_most("a token asks nine tenths of them or fewer", Place(run, USED_BY_TOKEN), 0.9)),
         ),
         differs,
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from evidence.claims.claim import Claim
-from evidence.selecting import BEATEN, BEFORE, CHANCE, CHOSEN, NAME, SETTING, STATE, TRAINED
+from evidence.selecting import BEATEN, BEFORE, CHANCE, NAME, SCORES, SETTING, STATE, TRAINED
 from evidence.verdict import Place, above, at_least, below, beyond, near
 
-REGULAR = SETTING.regular
+REGULAR = SETTING.regular_name
 OTHERS = (REGULAR, *CHANCE)
 FINAL = ("stories 256 perplexity", "passkey 256", "recall 256", "passkey 512", "recall 512")
 ROWS = {
@@ -42,7 +42,7 @@ CLAIMS = (
                 near(f"{other}: as much state", Place(f"{NAME}/{other}", STATE), Place(f"{NAME}/restored", STATE), 0.0)
                 for other in OTHERS
             ),
-            *(beyond(below(f"by {by} below {REGULAR}, {BEFORE}", _before(by), _before(REGULAR))) for by in CHOSEN[1:]),
+            *(beyond(below(f"by {score} below {REGULAR}, {BEFORE}", _before(score), _before(REGULAR))) for score in SCORES[1:]),
         ),
         "KL(teacher ‖ student) in nats per token on 16 held-out rows (lower is better), and the share of all 28 choices "
         "of two layers that are worse. With an earlier teacher, made by the same command on another machine, every "

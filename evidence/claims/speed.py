@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 from evidence.claims.claim import Claim
-from evidence.speed import BATCHES, DECODE, PREFILL, state_title, time_title, title
+from evidence.speed import BATCHES, DECODE, PREFILL, speed_title, state_title, time_title
 from evidence.verdict import Place, above, at_least, at_most, near
 
 TEACHER, LAWCAT, LOLCATS = "speed/teacher", "speed/lawcat", "speed/lolcats"
 STUDENTS = {"LAWCAT": LAWCAT, "LoLCATs": LOLCATS, "Macchiato": "speed/latte-macchiato"}
 ROWS = {"teacher": TEACHER, **STUDENTS}
-LENGTHS = tuple(title("prefill", length) for length in PREFILL)
+LENGTHS = tuple(speed_title("prefill", length) for length in PREFILL)
 NEAR, FAR = DECODE
 STATES, TIMES = (state_title(NEAR), state_title(FAR)), (time_title(NEAR), time_title(FAR))
 INTRODUCTION = """\
@@ -19,7 +19,7 @@ Students are built, not trained. Macchiato is the shipped `latte-macchiato`, wit
 elsewhere on this page it has 64 of each (83 KiB). Speed is relative to the teacher, which uses PyTorch's own attention: one CPU
 thread, float32, models in turn.
 """
-ONE, SHALLOW, DEEP = title("decode", FAR), title("decode", NEAR, BATCHES[-1]), title("decode", FAR, BATCHES[-1])
+ONE, SHALLOW, DEEP = speed_title("decode", FAR), speed_title("decode", NEAR, BATCHES[-1]), speed_title("decode", FAR, BATCHES[-1])
 
 CLAIMS = (
     Claim(

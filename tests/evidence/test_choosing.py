@@ -11,7 +11,7 @@ from evidence import choosing
 from evidence.choosing import Candidate, candidates, column, recommended, steps
 from evidence.claims import ours
 from evidence.experiments import LENGTHS
-from evidence.kept import Run, all_runs
+from evidence.kept import Run, read_runs
 from evidence.second import HARDER
 
 KDA, DELTA = "alternating-kda", "alternating-delta"
@@ -120,7 +120,7 @@ def test_a_run_that_lacks_a_seed_or_a_figure_is_no_choice() -> None:
 def test_mixed_and_pure_students_have_the_state_that_their_claim_says() -> None:
     """Their bytes are equal within a twentieth."""
     (claim,) = [claim for claim in ours.CLAIMS if claim.rows == ours.EQUAL]
-    candidate_list, _ = candidates([run for run in all_runs() if f"{run.experiment}/{run.variant}" in ours.EQUAL.values()])
+    candidate_list, _ = candidates([run for run in read_runs() if f"{run.experiment}/{run.variant}" in ours.EQUAL.values()])
     states = {candidate.run: candidate.most_state for candidate in candidate_list}
     mixed, pure, *others = (states[run] for run in ours.EQUAL.values())
     for first, other in ((mixed, pure), others):

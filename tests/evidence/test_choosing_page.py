@@ -10,7 +10,7 @@ from composer.spec.shipped import shipped_specs
 from evidence.choosing import candidates, teacher
 from evidence.choosing_page import PAGE, UNTRAINED, page
 from evidence.choosing_plot import draw
-from evidence.kept import all_runs
+from evidence.kept import read_runs
 from tests.composer.legible import assert_legible, kept_open
 from tests.evidence.test_choosing import DELTA, MISSING, SCORES, runs_of
 
@@ -70,12 +70,12 @@ def test_balanced_and_best_are_told_apart_where_their_states_hardly_differ() -> 
 def test_what_was_not_trained_ships_and_has_no_run() -> None:
     shipped = {name.rpartition("/")[2] for name in shipped_specs()}
     assert set(UNTRAINED) <= shipped
-    assert not set(UNTRAINED) & {run.variant for run in all_runs()}
+    assert not set(UNTRAINED) & {run.variant for run in read_runs()}
 
 
 def test_specs_whose_own_recipe_was_used_are_named() -> None:
     """If a recommended spec ships with a recipe, its runs must have used this recipe."""
-    (line_found,) = [line for line in page(all_runs()).splitlines() if "were trained like this" in line]
+    (line_found,) = [line for line in page(read_runs()).splitlines() if "were trained like this" in line]
     for name in ("gated-delta", "alternating-delta", "lawcat-delta"):
         assert f"`{name}`" in line_found
     assert "`lawcat`" not in line_found
@@ -91,11 +91,11 @@ def test_the_picture_is_of_what_is_there(tmp_path: Path) -> None:
 
 
 def test_the_page_is_of_the_runs() -> None:
-    stale = PAGE.read_text(encoding="utf-8") != page(all_runs())
+    stale = PAGE.read_text(encoding="utf-8") != page(read_runs())
     assert not stale, "docs/choosing.md is not of the runs that are kept: `python -m evidence --page` writes it anew"
 
 
 def test_every_name_in_the_picture_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, runs = kept_open(monkeypatch), all_runs()
+    kept, runs = kept_open(monkeypatch), read_runs()
     draw(candidates(runs)[0], teacher(runs), tmp_path / "every.png")
     assert_legible(kept["every.png"])

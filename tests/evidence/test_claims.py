@@ -16,14 +16,14 @@ from evidence import collapse, listops, selecting, speed
 from evidence.ablations import ABLATIONS
 from evidence.claims import CLAIMS
 from evidence.claims.claim import Claim
-from evidence.experiments import EXPERIMENTS, SCORED, Experiment
-from evidence.kept import all_runs
+from evidence.experiments import EXPERIMENTS, SCORING, Experiment
+from evidence.kept import read_runs
 from evidence.page import FOUR, OURS, PAGE, page
-from evidence.running import missing_runs
+from evidence.running import find_missing_runs
 from evidence.verdict import Kept, Place, verdict
 
 EVERY = [claim for claims in CLAIMS.values() for claim in claims]
-RUNS = Kept(all_runs())
+RUNS = Kept(read_runs())
 
 
 def columns(experiment: Experiment) -> set[str]:
@@ -44,12 +44,12 @@ def variants(experiment: Experiment) -> set[str]:
 
 KNOWN = {name: (variants(ablation), columns(ablation)) for name, ablation in ABLATIONS.items()}
 SETTING = selecting.SETTING
-CHOICES = replace(EXPERIMENTS["students"], request=replace(SCORED, tasks=SETTING.tasks, lengths=SETTING.lengths))
-KNOWN[selecting.NAME] = (set(SETTING.names), {selecting.BEFORE, selecting.BEATEN, selecting.STATE})
-KNOWN[selecting.TRAINED] = (set(SETTING.names), columns(CHOICES))
+CHOICES = replace(EXPERIMENTS["students"], request=replace(SCORING, tasks=SETTING.tasks, lengths=SETTING.lengths))
+KNOWN[selecting.NAME] = (set(SETTING.choice_names), {selecting.BEFORE, selecting.BEATEN, selecting.STATE})
+KNOWN[selecting.TRAINED] = (set(SETTING.choice_names), columns(CHOICES))
 KNOWN[collapse.NAME] = (set(collapse.MODELS), set(collapse.TITLES))
-KNOWN[listops.NAME] = ({*listops.variants(), listops.MAJORITY}, {listops.ACCURACY})
-KNOWN[speed.NAME] = ({speed.FIRST, *speed.STUDENTS}, speed.titles())
+KNOWN[listops.NAME] = ({*listops.read_encoders(), listops.MAJORITY}, {listops.ACCURACY})
+KNOWN[speed.NAME] = ({speed.FIRST, *speed.STUDENTS}, speed.column_titles())
 
 
 def places(claim: Claim) -> Iterator[Place]:
@@ -97,25 +97,25 @@ def test_the_last_table_is_of_runs_that_exist() -> None:
 
 def test_kept_runs_are_of_what_is_asked(tmp_path: Path) -> None:
     """Kept runs must have the spec, recipe, task and teacher of the page."""
-    kept = [run for run in all_runs() if run.experiment != speed.NAME]
+    runs = [run for run in read_runs() if run.experiment != speed.NAME]
     for name, experiment in ABLATIONS.items():
-        own = {(run.variant, run.seed): run for run in kept if run.experiment == name}
-        stale = set(own) & set(missing_runs(experiment))
+        own = {(run.variant, run.seed): run for run in runs if run.experiment == name}
+        stale = set(own) & set(find_missing_runs(experiment))
         assert not stale, f"{name}: {stale}"
         assert {variant for variant, _ in own} <= KNOWN[name][0]
         assert all(set(run.figures) <= columns(experiment) for run in own.values())
-    choices = [run for run in all_runs() if run.experiment == selecting.NAME]
-    assert all(run.identity == selecting.identity(SETTING, run.seed) for run in choices)
-    for seed in {run.seed for run in kept if run.experiment == selecting.TRAINED}:
-        wanted = missing_runs(selecting.trained(SETTING, seed, tmp_path))
-        assert not {(run.variant, seed) for run in kept if (run.experiment, run.seed) == (selecting.TRAINED, seed)} & set(wanted)
-    looks = [run for run in all_runs() if run.experiment == collapse.NAME]
-    assert all(run.identity == collapse.identity(collapse.MODELS[run.variant], run.seed) for run in looks)
-    trees = [run for run in all_runs() if run.experiment == listops.NAME]
-    assert all(run.identity == listops.identity(listops.SETTING, run.variant, run.seed) for run in trees)
-    benches = [run for run in all_runs() if run.experiment == speed.NAME]
-    assert all(run.identity == speed.identity(run.seed) for run in benches)
-    assert kept
+    choices = [run for run in read_runs() if run.experiment == selecting.NAME]
+    assert all(run.identity == selecting.compute_identity(SETTING, run.seed) for run in choices)
+    for seed in {run.seed for run in runs if run.experiment == selecting.TRAINED}:
+        missing = find_missing_runs(selecting.build_experiment(SETTING, seed, tmp_path))
+        assert not {(run.variant, seed) for run in runs if (run.experiment, run.seed) == (selecting.TRAINED, seed)} & set(missing)
+    looks = [run for run in read_runs() if run.experiment == collapse.NAME]
+    assert all(run.identity == collapse.compute_identity(collapse.MODELS[run.variant], run.seed) for run in looks)
+    trees = [run for run in read_runs() if run.experiment == listops.NAME]
+    assert all(run.identity == listops.compute_identity(listops.SETTING, run.variant, run.seed) for run in trees)
+    benches = [run for run in read_runs() if run.experiment == speed.NAME]
+    assert all(run.identity == speed.compute_identity(run.seed) for run in benches)
+    assert runs
     assert benches
 
 

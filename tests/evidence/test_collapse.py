@@ -12,23 +12,36 @@ from transformers import AutoTokenizer
 
 import composer
 from composer.ablation.runner import one_process
-from evidence.collapse import ASKED, LARGEST, LEAST, NAME, TITLES, USED, WINDOW, Looked, identity, looked_at, run_missing, usage
+from evidence.collapse import (
+    LARGEST,
+    LEAST,
+    NAME,
+    TITLES,
+    USED,
+    USED_BY_TOKEN,
+    WINDOW,
+    Inspection,
+    compute_identity,
+    inspect_model,
+    measure_usage,
+    run_missing,
+)
 from evidence.experiments import LATTE, TEACHER
-from evidence.kept import all_runs
+from evidence.kept import read_runs
 
 QUICK = ("recipe.train.steps=1", "recipe.train.batch=1", "recipe.train.warmup=0", "recipe.sequence=32")
 
 
 def test_usage_of_shares_that_are_known() -> None:
     alike = np.full((6, 4), 0.1)
-    assert usage(alike) == pytest.approx((1.0, 0.25, 1.0, 0.6))
+    assert measure_usage(alike) == pytest.approx((1.0, 0.25, 1.0, 0.6))
     shares = np.zeros((6, 4))
     shares[:, 2] = 0.5
-    assert usage(shares) == pytest.approx((0.25, 1.0, 0.25, 0.5))
+    assert measure_usage(shares) == pytest.approx((0.25, 1.0, 0.25, 0.5))
     in_turn = np.eye(4)  # every token asks one latent, another each
-    assert usage(in_turn) == pytest.approx((1.0, 0.25, 0.25, 0.0))
+    assert measure_usage(in_turn) == pytest.approx((1.0, 0.25, 0.25, 0.0))
     # A token that gives the window all but a little says little about latents.
-    assert usage(np.array([[0.99, 0.0], [0.0, 0.01]]))[1] == pytest.approx(0.99)
+    assert measure_usage(np.array([[0.99, 0.0], [0.0, 0.01]]))[1] == pytest.approx(0.99)
 
 
 def macchiato(folder: Path) -> Path:
@@ -46,25 +59,25 @@ def test_a_model_is_asked_head_by_head(tmp_path: Path) -> None:
                 parameter.zero_()
     model.save_pretrained(tmp_path / "alike")
     AutoTokenizer.from_pretrained(TEACHER).save_pretrained(tmp_path / "alike")
-    looked = Looked(LATTE, "latte-rglru-swa-pp", ("recall,pairs=4",), texts=2, length=64)
-    figures, heads = looked_at(tmp_path / "alike", looked)
+    inspection = Inspection(LATTE, "latte-rglru-swa-pp", ("recall,pairs=4",), texts=2, length=64)
+    figures, heads = inspect_model(tmp_path / "alike", inspection)
     assert set(figures) == set(TITLES)
     assert set(heads) == {f"{layer}.{head}" for layer in range(2) for head in range(4)}
-    assert [figures[title] for title in (USED, LEAST, LARGEST, ASKED)] == pytest.approx([1.0, 1.0, 0.25, 1.0], abs=1e-6)
+    assert [figures[title] for title in (USED, LEAST, LARGEST, USED_BY_TOKEN)] == pytest.approx([1.0, 1.0, 0.25, 1.0], abs=1e-6)
     assert 0 < figures[WINDOW] < 1
-    calls, _ = looked_at(tmp_path / "student", looked)
-    assert calls[ASKED] < calls[USED] < 1
+    calls, _ = inspect_model(tmp_path / "student", inspection)
+    assert calls[USED_BY_TOKEN] < calls[USED] < 1
 
 
 def test_what_is_missing_is_trained_looked_into_and_kept(tmp_path: Path) -> None:
     request = replace(LATTE.request, data=("stories,samples=4",), tasks=(), lengths=(), samples=1, seeds=(0,))
     experiment = replace(LATTE, specs=LATTE.specs[:1], request=request, overrides=QUICK)
-    looked = Looked(experiment, "latte-rglru-swa-pp", ("stories",), texts=1, length=32)
+    inspection = Inspection(experiment, "latte-rglru-swa-pp", ("stories",), texts=1, length=32)
     messages: list[str] = []
-    run_missing(tmp_path / "work", one_process, messages.append, kept=tmp_path / "runs", models={"tiny": looked})
-    (run,) = all_runs(tmp_path / "runs")
-    assert (run.experiment, run.variant, run.seed, run.identity) == (NAME, "tiny", 0, identity(looked, 0))
+    run_missing(tmp_path / "work", one_process, messages.append, runs_folder=tmp_path / "runs", models={"tiny": inspection})
+    (run,) = read_runs(tmp_path / "runs")
+    assert (run.experiment, run.variant, run.seed, run.identity) == (NAME, "tiny", 0, compute_identity(inspection, 0))
     assert set(run.figures) == set(TITLES)
-    run_missing(tmp_path / "elsewhere", one_process, messages.append, kept=tmp_path / "runs", models={"tiny": looked})
-    assert messages[-1] == "collapse: 0 looks to do"
-    assert identity(replace(looked, texts=2), 0) != run.identity
+    run_missing(tmp_path / "elsewhere", one_process, messages.append, runs_folder=tmp_path / "runs", models={"tiny": inspection})
+    assert messages[-1] == "collapse: 0 inspections to do"
+    assert compute_identity(replace(inspection, texts=2), 0) != run.identity

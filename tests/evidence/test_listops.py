@@ -9,32 +9,44 @@ from pathlib import Path
 import pytest
 
 from composer.tasks.listops import ListOps
-from evidence.kept import all_runs
-from evidence.listops import ACCURACY, MAJORITY, NAME, SYMBOLS, Row, Setting, identity, padded, rows, run_missing, variants
+from evidence.kept import read_runs
+from evidence.listops import (
+    ACCURACY,
+    MAJORITY,
+    NAME,
+    SYMBOLS,
+    Row,
+    Setting,
+    compute_identity,
+    draw_rows,
+    pad_rows,
+    read_encoders,
+    run_missing,
+)
 
 TINY = Setting(above=3, below=8, depth=2, arguments=3, trees=200, held_out=40, steps=4, batch=8, rate=1e-2, warmup=1, seeds=(0,))
 
 
 def test_trees_are_what_the_task_draws_and_held_out_ones_are_never_taught() -> None:
     setting = Setting(above=6, below=20)
-    taught, held_out = rows(setting, "train", 300, 1), rows(setting, "evaluation", 100, 0)
-    assert not {row.ids for row in taught} & {row.ids for row in held_out}
-    assert rows(setting, "train", 5, 1) == taught[:5] != rows(setting, "train", 5, 2)
-    assert {len(row.ids) for row in taught} <= set(range(7, 20))
+    training_rows, held_out = draw_rows(setting, "train", 300, 1), draw_rows(setting, "evaluation", 100, 0)
+    assert not {row.ids for row in training_rows} & {row.ids for row in held_out}
+    assert draw_rows(setting, "train", 5, 1) == training_rows[:5] != draw_rows(setting, "train", 5, 2)
+    assert {len(row.ids) for row in training_rows} <= set(range(7, 20))
     tree = ListOps(above=6, below=20, depth=3, arguments=4).tree(random.Random(3), 20)
     assert [symbol for symbol in tree.symbols if symbol in SYMBOLS] == list(tree.symbols)
-    assert 0 <= min(row.value for row in taught) <= max(row.value for row in taught) <= 9
+    assert 0 <= min(row.value for row in training_rows) <= max(row.value for row in training_rows) <= 9
 
 
 def test_rows_are_filled_up_behind_their_ends() -> None:
-    batch = padded([Row((1, 7, 5), 2), Row((2, 8, 9, 6, 5), 3)])
+    batch = pad_rows([Row((1, 7, 5), 2), Row((2, 8, 9, 6, 5), 3)])
     assert batch["input_ids"].tolist() == [[1, 7, 5, 0, 0], [2, 8, 9, 6, 5]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
     assert batch["labels"].tolist() == [2, 3]
 
 
 def test_encoders_differ_in_their_heads_alone() -> None:
-    latte, softmax = (variants()[name].spec for name in ("latte", "softmax"))
+    latte, softmax = (read_encoders()[name].spec for name in ("latte", "softmax"))
     assert latte.trunk == softmax.trunk
     assert latte.direction == softmax.direction == "bidirectional"
     assert latte.head != softmax.head
@@ -42,18 +54,18 @@ def test_encoders_differ_in_their_heads_alone() -> None:
 
 def test_every_encoder_is_trained_once_and_kept(tmp_path: Path) -> None:
     messages: list[str] = []
-    run_missing(tmp_path / "work", messages.append, kept=tmp_path / "runs", setting=TINY)
-    runs = {run.variant: run for run in all_runs(tmp_path / "runs")}
+    run_missing(tmp_path / "work", messages.append, runs_folder=tmp_path / "runs", setting=TINY)
+    runs = {run.variant: run for run in read_runs(tmp_path / "runs")}
     assert set(runs) == {MAJORITY, "latte", "softmax"}
-    assert all(run.identity == identity(TINY, name, 0) for name, run in runs.items())
+    assert all(run.identity == compute_identity(TINY, name, 0) for name, run in runs.items())
     assert all(0 <= run.figures[ACCURACY] <= 1 for run in runs.values())
     assert 0 < runs[MAJORITY].figures[ACCURACY] < 1
     assert messages[0] == f"{NAME}: 3 runs to do"
-    run_missing(tmp_path / "work", messages.append, kept=tmp_path / "runs", setting=TINY)
+    run_missing(tmp_path / "work", messages.append, runs_folder=tmp_path / "runs", setting=TINY)
     assert messages[-1] == f"{NAME}: 0 runs to do"
 
 
 @pytest.mark.parametrize("change", [{"steps": 5}, {"rate": 2e-2}, {"below": 9}])
 def test_what_was_asked_otherwise_is_another_run(change: dict[str, float]) -> None:
-    assert identity(TINY, "latte", 0) != identity(replace(TINY, **change), "latte", 0)
-    assert identity(TINY, "latte", 0) == identity(replace(TINY, seeds=(0, 1)), "latte", 0)
+    assert compute_identity(TINY, "latte", 0) != compute_identity(replace(TINY, **change), "latte", 0)
+    assert compute_identity(TINY, "latte", 0) == compute_identity(replace(TINY, seeds=(0, 1)), "latte", 0)

@@ -10,7 +10,7 @@ import typer
 from evidence import page
 from evidence.__main__ import main
 from evidence.claims import CLAIMS, PAPERS
-from evidence.kept import Run, all_runs
+from evidence.kept import Run, read_runs
 from evidence.verdict import Kept
 from tests.composer.legible import assert_legible, kept_open
 
@@ -73,7 +73,7 @@ def test_the_picture_is_legible_and_no_share_goes_beyond_one(tmp_path: Path, mon
 def test_claims_are_counted() -> None:
     """Claims are counted by verdict. The README has the same numbers for the papers' claims."""
     assert page.counted(("LoLCATs",), Kept([])) == f"{len(CLAIMS['LoLCATs'])} claims: {len(CLAIMS['LoLCATs'])} waiting for runs"
-    of_papers = page.counted(PAPERS, Kept(all_runs()))
+    of_papers = page.counted(PAPERS, Kept(read_runs()))
     assert f"From the papers, {of_papers}." in page.PAGE.read_text(encoding="utf-8")
     assert of_papers.replace(" claims:", " claims of the papers, in miniature:") in (page.DOCS.parent / "README.md").read_text(
         encoding="utf-8"

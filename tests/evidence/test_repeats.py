@@ -8,7 +8,7 @@ import pytest
 
 import composer
 from evidence.experiments import TEACHER
-from evidence.repeats import counted, end_of
+from evidence.repeats import classify_answer, count_ends
 
 
 @pytest.mark.parametrize(
@@ -25,12 +25,12 @@ from evidence.repeats import counted, end_of
     ],
 )
 def test_the_first_wrong_digit_decides(key: str, written: str, end: str) -> None:
-    assert end_of(key, written) == end
+    assert classify_answer(key, written) == end
 
 
 def test_all_passkeys_of_an_evaluation_are_counted(tmp_path: Path) -> None:
     report = composer.evaluate({"teacher": TEACHER}, ["passkey", "recall,pairs=2"], [128, 256], samples=6, out=tmp_path / "scores")
-    counts = counted(tmp_path / "scores")
+    counts = count_ends(tmp_path / "scores")
     assert {key: sum(ends.values()) for key, ends in counts.items()} == {("teacher", 128): 6, ("teacher", 256): 6}
     for (model, length), ends in counts.items():
         assert ends["right"] / 6 == pytest.approx(report.cell(model, "passkey", length).mean)

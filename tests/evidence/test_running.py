@@ -11,17 +11,17 @@ from composer.ablation.options import Request
 from composer.ablation.runner import one_process
 from evidence import running
 from evidence.experiments import TEACHER, Experiment
-from evidence.kept import all_runs, path_of, read
-from evidence.running import missing_runs, run_missing
+from evidence.kept import path_of, read_run, read_runs
+from evidence.running import find_missing_runs, run_missing
 
 ONE_STEP = (
     "recipe={sequence: 32, rows: whole}",
     "recipe.transfer=null",
     "recipe.finetune={lr: 1e-3, steps: 1, epochs: null, batch: 1, lora: {rank: 1, alpha: 1, targets: [q]}}",
 )
-SCORED = Request(TEACHER, tasks=("recall,pairs=2",), lengths=(32,), samples=2, seeds=(0, 1))
-TAUGHT = Experiment("taught", ("lolcats",), replace(SCORED, data=("stories,samples=4",), share=0.0), ONE_STEP)
-AFTER = Experiment("after", ("lola",), SCORED, trained=(TAUGHT, "lolcats"))
+SCORING = Request(TEACHER, tasks=("recall,pairs=2",), lengths=(32,), samples=2, seeds=(0, 1))
+BASE = Experiment("taught", ("lolcats",), replace(SCORING, data=("stories,samples=4",), share=0.0), ONE_STEP)
+AFTER = Experiment("after", ("lola",), SCORING, base=(BASE, "lolcats"))
 
 
 @pytest.fixture
@@ -34,37 +34,37 @@ def weights(model: Path) -> list[bytes]:
 
 
 def test_every_run_is_kept_as_a_file_of_its_own_and_once(tmp_path: Path, messages: list[str]) -> None:
-    kept, work = tmp_path / "runs", tmp_path / "work"
-    assert run_missing(TAUGHT, work, one_process, messages.append, kept=kept) == []
-    assert sorted(path.name for path in kept.rglob("*")) == ["lolcats.seed-0.json", "lolcats.seed-1.json", "taught"]
-    first = read(path_of("taught", "lolcats", 0, kept))
+    runs_folder, work = tmp_path / "runs", tmp_path / "work"
+    assert run_missing(BASE, work, one_process, messages.append, runs_folder=runs_folder) == []
+    assert sorted(path.name for path in runs_folder.rglob("*")) == ["lolcats.seed-0.json", "lolcats.seed-1.json", "taught"]
+    first = read_run(path_of("taught", "lolcats", 0, runs_folder))
     assert first is not None
     assert set(first.figures) == {"recall,pairs=2 32"}
     assert first.seconds > 0
     messages.clear()
-    assert run_missing(TAUGHT, work / "elsewhere", one_process, messages.append, kept=kept) == []
+    assert run_missing(BASE, work / "elsewhere", one_process, messages.append, runs_folder=runs_folder) == []
     assert messages == ["taught: 0 runs to do"]
     assert not (work / "elsewhere").exists()
 
 
 def test_a_run_of_something_else_is_missing(tmp_path: Path, messages: list[str]) -> None:
-    run_missing(TAUGHT, tmp_path / "work", one_process, messages.append, kept=tmp_path)
-    assert missing_runs(TAUGHT, tmp_path) == {}
-    other = replace(TAUGHT, overrides=(*ONE_STEP, "recipe.finetune.lr=2e-3"))
-    assert set(missing_runs(other, tmp_path)) == {("lolcats", 0), ("lolcats", 1)}
+    run_missing(BASE, tmp_path / "work", one_process, messages.append, runs_folder=tmp_path)
+    assert find_missing_runs(BASE, tmp_path) == {}
+    other = replace(BASE, overrides=(*ONE_STEP, "recipe.finetune.lr=2e-3"))
+    assert set(find_missing_runs(other, tmp_path)) == {("lolcats", 0), ("lolcats", 1)}
     path_of("taught", "lolcats", 1, tmp_path).unlink()
-    assert set(missing_runs(TAUGHT, tmp_path)) == {("lolcats", 1)}
+    assert set(find_missing_runs(BASE, tmp_path)) == {("lolcats", 1)}
 
 
 def test_one_experiment_builds_from_the_models_of_another(tmp_path: Path, messages: list[str]) -> None:
-    kept, work = tmp_path / "runs", tmp_path / "work"
-    assert run_missing(AFTER, work, one_process, messages.append, kept=kept) == []
-    assert {(run.experiment, run.seed) for run in all_runs(kept)} == {("after", 0), ("after", 1)}
+    runs_folder, work = tmp_path / "runs", tmp_path / "work"
+    assert run_missing(AFTER, work, one_process, messages.append, runs_folder=runs_folder) == []
+    assert {(run.experiment, run.seed) for run in read_runs(runs_folder)} == {("after", 0), ("after", 1)}
     assert weights(work / "after" / "trained-0") != weights(work / "after" / "trained-1")
     # Another recipe of the model before it makes another run of this one.
-    before = missing_runs(AFTER, kept)
-    other = replace(AFTER, trained=(replace(TAUGHT, overrides=(*ONE_STEP, "recipe.finetune.lr=2e-3")), "lolcats"))
-    assert (before, set(missing_runs(other, kept))) == ({}, {("lola", 0), ("lola", 1)})
+    before = find_missing_runs(AFTER, runs_folder)
+    other = replace(AFTER, base=(replace(BASE, overrides=(*ONE_STEP, "recipe.finetune.lr=2e-3")), "lolcats"))
+    assert (before, set(find_missing_runs(other, runs_folder))) == ({}, {("lola", 0), ("lola", 1)})
 
 
 def test_what_fails_is_told_and_not_kept(tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +79,6 @@ def test_what_fails_is_told_and_not_kept(tmp_path: Path, messages: list[str], mo
         return results
 
     monkeypatch.setattr(running, "run", lose)
-    failures = run_missing(TAUGHT, tmp_path / "work", one_process, messages.append, kept=tmp_path / "runs")
+    failures = run_missing(BASE, tmp_path / "work", one_process, messages.append, runs_folder=tmp_path / "runs")
     assert failures == ["taught: lolcats, seed 0: out of memory on cpu"]
-    assert [run.seed for run in all_runs(tmp_path / "runs")] == [1]
+    assert [run.seed for run in read_runs(tmp_path / "runs")] == [1]

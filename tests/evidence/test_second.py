@@ -15,8 +15,8 @@ from composer.weights.sources import describe_model
 from evidence.claims import lawcat, second
 from evidence.claims.claim import LAWCAT, LOLCATS
 from evidence.experiments import TEACHER
-from evidence.kept import all_runs
-from evidence.running import missing_runs, read_variants, run_missing
+from evidence.kept import read_runs
+from evidence.running import find_missing_runs, read_variants, run_missing
 from evidence.second import EXPERIMENTS, HARDER, SECOND, SECOND_HYBRIDS, SOURCE
 from evidence.verdict import Place
 from tests.evidence.sizes import SMALL
@@ -42,14 +42,14 @@ def test_every_variant_is_trained_and_scored_on_the_harder_tasks(tmp_path: Path)
     small = {"source": str(tmp_path / "tiny"), "tasks": HARDER, "lengths": (136,), "samples": 1, "seeds": (0,)}
     data = ("multikey,samples=2", "multivalue,samples=2", "two-needles,samples=2", "recall,pairs=60,samples=2")
     experiment = replace(SECOND, request=replace(SECOND.request, data=data, **small), overrides=QUICK)
-    assert run_missing(experiment, tmp_path / "work", one_process, lambda line: None, kept=tmp_path / "runs") == []
-    runs = all_runs(tmp_path / "runs")
-    wanted = {variant.name for variant in read_variants(SECOND.specs)}
+    assert run_missing(experiment, tmp_path / "work", one_process, lambda line: None, runs_folder=tmp_path / "runs") == []
+    runs = read_runs(tmp_path / "runs")
+    names = {variant.name for variant in read_variants(SECOND.specs)}
     places = [run.partition("/") for run in second.SAME.values()]
     spoken_of = {variant for experiment, _, variant in places if experiment == SECOND.name}
-    assert {run.variant for run in runs} == wanted == spoken_of
+    assert {run.variant for run in runs} == names == spoken_of
     assert all(set(run.figures) == {f"{task} 136" for task in HARDER} for run in runs)
-    assert missing_runs(experiment, tmp_path / "runs") == {}
+    assert find_missing_runs(experiment, tmp_path / "runs") == {}
 
 
 def test_every_variant_fits_the_second_teacher() -> None:

@@ -14,9 +14,21 @@ import yaml
 from composer.ablation.runner import one_process
 from composer.errors import ComposerError
 from evidence.experiments import TEACHER
-from evidence.kept import all_runs, path_of, read
-from evidence.running import missing_runs
-from evidence.selecting import BEATEN, BEFORE, CHANCE, CHOSEN, NAME, STATE, TRAINED, Setting, chosen, run_all, trained
+from evidence.kept import path_of, read_run, read_runs
+from evidence.running import find_missing_runs
+from evidence.selecting import (
+    BEATEN,
+    BEFORE,
+    CHANCE,
+    NAME,
+    SCORES,
+    STATE,
+    TRAINED,
+    Setting,
+    build_experiment,
+    read_choices,
+    run_all,
+)
 from tests.evidence.sizes import SMALL
 
 QUICK = (
@@ -53,26 +65,26 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 @pytest.fixture(scope="module")
 def ran(setting: Setting, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the runs, to copy before a change."""
-    kept = tmp_path_factory.mktemp("runs")
-    assert run_all(tmp_path_factory.mktemp("work"), one_process, lambda line: None, kept=kept, setting=setting) == []
-    return kept
+    runs_folder = tmp_path_factory.mktemp("runs")
+    assert run_all(tmp_path_factory.mktemp("work"), one_process, lambda line: None, runs_folder=runs_folder, setting=setting) == []
+    return runs_folder
 
 
 def test_every_choice_is_kept_and_takes_as_much_state(setting: Setting, ran: Path) -> None:
-    runs = {run.variant: run for run in all_runs(ran) if run.experiment == NAME}
-    assert set(runs) == {*CHOSEN, *CHANCE, "every-2", "none"}
+    runs = {run.variant: run for run in read_runs(ran) if run.experiment == NAME}
+    assert set(runs) == {*SCORES, *CHANCE, "every-2", "none"}
     layers = {name: tuple(run.values["keep"]) for name, run in runs.items()}
     assert layers["every-2"] == (1, 3)
     assert layers["none"] == ()
     assert layers["chance-1"] != layers["chance-2"]
-    kept = {name for name in runs if name != "none"}
-    assert all(layers[name] in set(combinations(range(4), 2)) for name in kept)
-    assert len({runs[name].figures[STATE] for name in kept}) == 1
+    names = {name for name in runs if name != "none"}
+    assert all(layers[name] in set(combinations(range(4), 2)) for name in names)
+    assert len({runs[name].figures[STATE] for name in names}) == 1
     assert runs["none"].figures[STATE] != runs["restored"].figures[STATE]
 
 
 def test_a_choice_is_compared_with_all_choices(ran: Path) -> None:
-    runs = {run.variant: run for run in all_runs(ran) if run.experiment == NAME}
+    runs = {run.variant: run for run in read_runs(ran) if run.experiment == NAME}
     for name, run in runs.items():
         assert run.values["best of all"] <= run.values["mean of all"]
         if name != "none":
@@ -85,33 +97,33 @@ def test_a_choice_is_compared_with_all_choices(ran: Path) -> None:
 
 
 def test_what_is_trained_is_what_was_chosen(setting: Setting, ran: Path, tmp_path: Path) -> None:
-    experiment = trained(setting, 0, tmp_path, ran)
-    layers = chosen(setting, 0, ran)
+    experiment = build_experiment(setting, 0, tmp_path, ran)
+    layers = read_choices(setting, 0, ran)
     assert layers is not None
     for spec in experiment.specs:
         document = yaml.safe_load(Path(spec).read_text(encoding="utf-8"))
         kept = [layer for rule in document.get("layers", ()) if rule["use"] == "source" for layer in rule["at"]]
         assert tuple(kept) == layers[document["name"]]
-    runs = {run.variant: run for run in all_runs(ran) if run.experiment == TRAINED}
+    runs = {run.variant: run for run in read_runs(ran) if run.experiment == TRAINED}
     assert set(runs) == set(layers)
     assert all(set(run.figures) == {"recall,pairs=2 32"} for run in runs.values())
-    assert missing_runs(experiment, ran) == {}
+    assert find_missing_runs(experiment, ran) == {}
 
 
 def test_what_is_kept_is_not_run_again(setting: Setting, ran: Path, tmp_path: Path) -> None:
     messages: list[str] = []
-    assert run_all(tmp_path / "work", one_process, messages.append, kept=ran, setting=setting) == []
+    assert run_all(tmp_path / "work", one_process, messages.append, runs_folder=ran, setting=setting) == []
     assert messages == [f"{TRAINED}: 0 runs to do"]
     assert not (tmp_path / "work" / NAME).exists()
 
 
 def test_what_was_asked_otherwise_is_missing(setting: Setting, ran: Path, tmp_path: Path) -> None:
-    kept = tmp_path / "runs"
-    shutil.copytree(ran, kept)
+    runs_folder = tmp_path / "runs"
+    shutil.copytree(ran, runs_folder)
     other = replace(setting, recipe=(*QUICK, "recipe.transfer.lr=2e-2"))
-    assert chosen(other, 0, kept) is None
+    assert read_choices(other, 0, runs_folder) is None
     with pytest.raises(ComposerError, match="no layers are chosen with seed 0"):
-        trained(other, 0, tmp_path, kept)
-    path_of(NAME, "every-2", 0, kept).unlink()
-    assert chosen(setting, 0, kept) is None
-    assert read(path_of(NAME, "restored", 0, kept)) is not None
+        build_experiment(other, 0, tmp_path, runs_folder)
+    path_of(NAME, "every-2", 0, runs_folder).unlink()
+    assert read_choices(setting, 0, runs_folder) is None
+    assert read_run(path_of(NAME, "restored", 0, runs_folder)) is not None

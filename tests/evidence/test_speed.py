@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evidence import speed
-from evidence.kept import all_runs, path_of
+from evidence.kept import path_of, read_runs
 
 
 @pytest.fixture(autouse=True)
@@ -21,25 +21,25 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_missing_is_benched_and_kept(tmp_path: Path) -> None:
     messages: list[str] = []
-    speed.run_missing(tmp_path / "work", messages.append, kept=tmp_path / "runs")
-    runs = {run.variant: run for run in all_runs(tmp_path / "runs")}
+    speed.run_missing(tmp_path / "work", messages.append, runs_folder=tmp_path / "runs")
+    runs = {run.variant: run for run in read_runs(tmp_path / "runs")}
     assert set(runs) == {speed.FIRST, "lawcat"}
     for run in runs.values():
-        assert set(run.figures) == speed.titles()
+        assert set(run.figures) == speed.column_titles()
     teacher, student = runs[speed.FIRST].figures, runs["lawcat"].figures
-    assert teacher[speed.title("prefill", 16)] == teacher[speed.title("decode", 16, 2)] == 1.0
+    assert teacher[speed.speed_title("prefill", 16)] == teacher[speed.speed_title("decode", 16, 2)] == 1.0
     assert student[speed.state_title(8)] == student[speed.state_title(16)]
     assert teacher[speed.state_title(16)] == 2 * teacher[speed.state_title(8)]
-    speed.run_missing(tmp_path / "elsewhere", messages.append, kept=tmp_path / "runs")
+    speed.run_missing(tmp_path / "elsewhere", messages.append, runs_folder=tmp_path / "runs")
     assert messages == ["speed: 1 benches to do", "speed: seed 0", "speed: 0 benches to do"]
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_bench_of_something_else_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    speed.run_missing(tmp_path / "work", lambda line: None, kept=tmp_path / "runs")
+    speed.run_missing(tmp_path / "work", lambda line: None, runs_folder=tmp_path / "runs")
     before = path_of(speed.NAME, "lawcat", 0, tmp_path / "runs").read_text()
     monkeypatch.setattr(speed, "COMMANDS", ("another",))
     messages: list[str] = []
-    speed.run_missing(tmp_path / "work", messages.append, kept=tmp_path / "runs")
+    speed.run_missing(tmp_path / "work", messages.append, runs_folder=tmp_path / "runs")
     assert messages[0] == "speed: 1 benches to do"
     assert path_of(speed.NAME, "lawcat", 0, tmp_path / "runs").read_text() != before

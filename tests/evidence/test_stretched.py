@@ -13,9 +13,9 @@ import composer
 from composer.ablation.runner import one_process
 from composer.errors import ComposerError
 from evidence.experiments import TEACHER, TEACHERS
-from evidence.kept import all_runs, identity
-from evidence.running import make, read_variants, run_missing
-from evidence.stretched import EXPERIMENTS, FACTORS, experiment, stretch
+from evidence.kept import compute_identity, read_runs
+from evidence.running import make_teacher, read_variants, run_missing
+from evidence.stretched import EXPERIMENTS, FACTORS, build_experiment, stretch
 
 
 def test_the_copy_differs_in_its_positions_alone(tmp_path: Path) -> None:
@@ -42,36 +42,36 @@ def test_every_factor_is_asked_what_the_teacher_is() -> None:
 
 def test_the_copy_is_made_by_its_command_and_scored(tmp_path: Path) -> None:
     """The documented command is run with another folder and the tests' interpreter."""
-    whole = experiment(8)
-    assert whole.made is not None
+    whole = build_experiment(8)
+    assert whole.make_command is not None
     folder = str(tmp_path / "yarn")
-    made = whole.made.replace(str(whole.request.source), folder)
-    assert shlex.split(made)[0] == "python"
+    command = whole.make_command.replace(str(whole.request.source), folder)
+    assert shlex.split(command)[0] == "python"
     small = replace(whole.request, source=folder, tasks=("recall,pairs=2",), lengths=(32,), samples=2)
-    tiny = replace(whole, request=small, made=made)
+    tiny = replace(whole, request=small, make_command=command)
     messages: list[str] = []
-    assert run_missing(tiny, tmp_path / "work", one_process, messages.append, kept=tmp_path / "runs") == []
-    assert f"{folder}: {made}" in messages
-    (run,) = all_runs(tmp_path / "runs")
+    assert run_missing(tiny, tmp_path / "work", one_process, messages.append, runs_folder=tmp_path / "runs") == []
+    assert f"{folder}: {command}" in messages
+    (run,) = read_runs(tmp_path / "runs")
     assert set(run.figures) == {"recall,pairs=2 32"}
 
 
 def test_a_run_is_of_the_command_that_makes_the_copy() -> None:
     """The runs of the copy are recognised without the copy."""
-    first = experiment(2)
+    first = build_experiment(2)
     (variant,) = read_variants(first.specs)
-    own = identity(first, variant, 0, {})
-    assert own == identity(replace(first, request=replace(first.request, source="elsewhere")), variant, 0, {})
-    assert own != identity(replace(first, made="another"), variant, 0, {})
+    identity = compute_identity(first, variant, 0, {})
+    assert identity == compute_identity(replace(first, request=replace(first.request, source="elsewhere")), variant, 0, {})
+    assert identity != compute_identity(replace(first, make_command="another"), variant, 0, {})
 
 
 def test_a_teacher_that_is_not_there_is_made(tmp_path: Path) -> None:
     messages: list[str] = []
     folder = tmp_path / "teacher"
     command = f"python -c \"from pathlib import Path; p = Path('{folder}'); p.mkdir(); (p / 'config.json').write_text('1')\""
-    make(folder, command, messages.append)
+    make_teacher(folder, command, messages.append)
     assert messages == [f"{folder}: {command}"]
-    make(folder, "false", messages.append)
+    make_teacher(folder, "false", messages.append)
     assert len(messages) == 1  # it is there
     with pytest.raises(ComposerError, match="could not be made: false"):
-        make(tmp_path / "other", "false", messages.append)
+        make_teacher(tmp_path / "other", "false", messages.append)
