@@ -27,7 +27,7 @@ from composer.weights.sources import describe_model
 from docs.gallery_style import STYLE
 from evidence.experiments import EXPERIMENTS, TEACHER
 from evidence.kept import RUNS, Run, read_run
-from evidence.page import cell
+from evidence.page import format_cell
 
 ROOT = Path(__file__).parents[1]
 GALLERY = ROOT / "docs" / "gallery"
@@ -145,7 +145,7 @@ def _measured(name: str) -> str:
 def _figures(found: Iterable[list[Run]], title: str) -> str:
     """A cell for each run's seeds, as the page of the evidence has it."""
     by_seed = ({run.seed: run.figures[title] for run in runs if title in run.figures} for runs in found)
-    return "".join(f"<td>{cell(figures)}</td>" for figures in by_seed)
+    return "".join(f"<td>{format_cell(figures)}</td>" for figures in by_seed)
 
 
 @cache

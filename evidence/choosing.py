@@ -14,28 +14,33 @@ from composer.evaluation.options import EvaluationOptions
 from composer.spec.explain import Explanation
 from evidence.experiments import EXPERIMENTS, LENGTHS, TEACHER
 from evidence.kept import Run
-from evidence.verdict import Kept, Place
+from evidence.verdict import Place, RunFigures
 
-TRAINED = "students"
+STUDENTS = "students"
 CHOICES = {
-    TRAINED: (
+    STUDENTS: (
         *("lolcats", "lawcat", "macchiato-full", "gated-delta", "alternating-delta", "alternating-kda", "alternating-lawcat"),
         *("lawcat-delta", "divided", "cached"),
     ),
     "lola-lengths": ("lola",),
 }
-"""The variants that there are to choose from, by experiment."""
-REFERENCE = "teacher/softmax"
-BETTER = 0.01
-"""A larger state is worth its bytes where the score is higher by so much, or the perplexity lower by such a share."""
-BALANCED, SMALLEST = 0.95, 0.75
-"""Shares of the best score that the two smaller recommendations keep."""
+"""The variants to choose from, by experiment."""
+TEACHER_RUN = "teacher/softmax"
+MIN_GAIN = 0.01
+"""A larger state is listed if its score is higher by this, or its perplexity lower by this share."""
+BALANCED_SHARE, SMALLEST_SHARE = 0.95, 0.75
+"""The least scores of the two smaller recommendations, as shares of the best score."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A spec, or the teacher. run: EXPERIMENT/VARIANT. costs: by length in tokens. scores: by task, then by length, the mean over
-    seeds; of tasks that are scored by loss, the perplexity. spread: of the mean score over seeds; spreads: at each length."""
+    """A spec, or the teacher.
+
+    - run: EXPERIMENT/VARIANT.
+    - costs: by length in tokens.
+    - scores: means over seeds, by task and length. Tasks that are scored by loss have a perplexity.
+    - spread: standard deviation of the mean score over seeds. spreads: the same at each length.
+    """
 
     name: str
     path: str
@@ -46,21 +51,21 @@ class Candidate:
     spreads: Mapping[int, float]
 
     def state(self, length: int) -> int:
-        """Bytes, of one text."""
+        """Return the bytes of state of a text of this length."""
         return self.costs[length].state_bytes
 
     @property
-    def most_state(self) -> int:
+    def max_state(self) -> int:
         return max(cost.state_bytes for cost in self.costs.values())
 
     def score(self, *lengths: int) -> float:
-        """The mean of all tasks that are scored by right answers, at these lengths; at all lengths if none is set."""
-        return statistics.fmean(self.scores[task][length] for task in answered() for length in lengths or LENGTHS)
+        """Return the mean score of all tasks with right answers, at these lengths, or at all lengths if there are none."""
+        return statistics.fmean(self.scores[task][length] for task in list_answer_tasks() for length in lengths or LENGTHS)
 
 
 @dataclass(frozen=True)
-class Recommended:
-    """One of the three. rule: how it was found."""
+class Recommendation:
+    """One of three recommendations. rule: the rule that chose it."""
 
     title: str
     rule: str
@@ -68,103 +73,117 @@ class Recommended:
 
 
 @cache
-def asked() -> dict[str, bool]:
-    """The tasks of the experiments, each with whether it is scored by loss."""
-    found: dict[str, bool] = {}
+def list_tasks() -> dict[str, bool]:
+    """Return the tasks of the experiments, each with True if it is scored by loss."""
+    tasks: dict[str, bool] = {}
     for name in CHOICES:
         request = EXPERIMENTS[name].request
-        found |= {one.label: one.task.scored == "loss" for one in read_tasks(request.tasks, EvaluationOptions())}
-    return found
+        tasks |= {task.label: task.task.scored == "loss" for task in read_tasks(request.tasks, EvaluationOptions())}
+    return tasks
 
 
-def answered() -> list[str]:
-    return [task for task, by_loss in asked().items() if not by_loss]
+def list_answer_tasks() -> list[str]:
+    """Return the tasks that are scored by right answers."""
+    return [task for task, by_loss in list_tasks().items() if not by_loss]
 
 
-def column(task: str, length: int) -> str:
-    """As a kept run has it."""
-    return f"{task} {length:,}" + (" perplexity" if asked().get(task) else "")
+def column_title(task: str, length: int) -> str:
+    """Return the title of a column of kept runs."""
+    return f"{task} {length:,}" + (" perplexity" if list_tasks().get(task) else "")
 
 
-def candidates(runs: Sequence[Run]) -> tuple[list[Candidate], list[str]]:
-    """Those whose runs of every seed have every figure, the least state first; and the names of the others."""
-    kept, found, missing = Kept(runs), [], []
-    for name, names in CHOICES.items():
+def find_candidates(runs: Sequence[Run]) -> tuple[list[Candidate], list[str]]:
+    """Return the candidates with all figures of all seeds, the smallest state first, and the names of incomplete variants."""
+    figures, candidates, missing = RunFigures(runs), [], []
+    for name, variant_names in CHOICES.items():
         experiment = EXPERIMENTS[name]
-        for said in experiment.specs:
-            for variant in read_variants((said,), experiment.overrides):
-                if variant.name not in names:
+        for reference in experiment.specs:
+            for variant in read_variants((reference,), experiment.overrides):
+                if variant.name not in variant_names:
                     continue
                 run = f"{name}/{variant.name}"
-                if not complete(run, experiment.request.seeds, kept):
+                if not is_complete(run, experiment.request.seeds, figures):
                     missing.append(variant.name)
                     continue
                 costs = {length: explain(variant.spec, TEACHER, sequence=length) for length in LENGTHS}
-                found.append(_candidate(variant.name, said.partition(":")[0], run, costs, kept))
-    return sorted(found, key=lambda one: (one.most_state, one.name)), missing
+                candidates.append(_build_candidate(variant.name, reference.partition(":")[0], run, costs, figures))
+    return sorted(candidates, key=lambda candidate: (candidate.max_state, candidate.name)), missing
 
 
-def teacher(runs: Sequence[Run]) -> Candidate | None:
-    """The source itself, whose cache grows with the text; None where it has not been scored."""
-    kept = Kept(runs)
-    if not complete(REFERENCE, (0,), kept):
+def find_teacher(runs: Sequence[Run]) -> Candidate | None:
+    """Return the teacher as a candidate, or None if it has not been scored."""
+    figures = RunFigures(runs)
+    if not is_complete(TEACHER_RUN, (0,), figures):
         return None
     costs = {length: explain("softmax", TEACHER, sequence=length) for length in LENGTHS}
-    return _candidate("the teacher", "specs/softmax.yaml", REFERENCE, costs, kept)
+    return _build_candidate("the teacher", "specs/softmax.yaml", TEACHER_RUN, costs, figures)
 
 
-def complete(run: str, seeds: Sequence[int], kept: Kept, more: Sequence[str] = ()) -> bool:
-    """Whether every seed has the figures of the tasks, and of more of them."""
-    return all(set(kept.at(Place(run, column(task, length)))) >= set(seeds) for task in (*asked(), *more) for length in LENGTHS)
+def is_complete(run: str, seeds: Sequence[int], figures: RunFigures, extra_tasks: Sequence[str] = ()) -> bool:
+    """True if every seed has the figures of all tasks and of the extra tasks."""
+    return all(
+        set(figures.get_by_seed(Place(run, column_title(task, length)))) >= set(seeds)
+        for task in (*list_tasks(), *extra_tasks)
+        for length in LENGTHS
+    )
 
 
-def _candidate(name: str, path: str, run: str, costs: Mapping[int, Explanation], kept: Kept) -> Candidate:
-    by_seed = {task: {length: kept.at(Place(run, column(task, length))) for length in LENGTHS} for task in asked()}
-    scores = {task: {length: statistics.fmean(values.values()) for length, values in own.items()} for task, own in by_seed.items()}
-    spreads = {length: spread_of(means(run, kept, lengths=(length,))) for length in LENGTHS}
-    return Candidate(name, path, run, costs, scores, spread_of(means(run, kept)), spreads)
+def _build_candidate(name: str, path: str, run: str, costs: Mapping[int, Explanation], figures: RunFigures) -> Candidate:
+    by_seed = {
+        task: {length: figures.get_by_seed(Place(run, column_title(task, length))) for length in LENGTHS} for task in list_tasks()
+    }
+    scores = {
+        task: {length: statistics.fmean(values.values()) for length, values in by_length.items()}
+        for task, by_length in by_seed.items()
+    }
+    spreads = {length: compute_spread(compute_means(run, figures, lengths=(length,))) for length in LENGTHS}
+    return Candidate(name, path, run, costs, scores, compute_spread(compute_means(run, figures)), spreads)
 
 
-def means(run: str, kept: Kept, more: Sequence[str] = (), lengths: Sequence[int] = LENGTHS) -> list[float]:
-    """The mean score with each seed. more: tasks besides."""
-    return means_of(run, kept, (*answered(), *more), lengths)
+def compute_means(run: str, figures: RunFigures, extra_tasks: Sequence[str] = (), lengths: Sequence[int] = LENGTHS) -> list[float]:
+    """Return the mean score of each seed, over the tasks with right answers and the extra tasks."""
+    return compute_task_means(run, figures, (*list_answer_tasks(), *extra_tasks), lengths)
 
 
-def means_of(run: str, kept: Kept, tasks: Sequence[str], lengths: Sequence[int] = LENGTHS) -> list[float]:
-    """The mean score of these tasks with each seed."""
-    by_seed = [kept.at(Place(run, column(task, length))) for task in tasks for length in lengths]
+def compute_task_means(run: str, figures: RunFigures, tasks: Sequence[str], lengths: Sequence[int] = LENGTHS) -> list[float]:
+    """Return the mean score of each seed over these tasks."""
+    by_seed = [figures.get_by_seed(Place(run, column_title(task, length))) for task in tasks for length in lengths]
     return [statistics.fmean(scores[seed] for scores in by_seed) for seed in by_seed[0]]
 
 
-def spread_of(each: Sequence[float]) -> float:
-    """The standard deviation of a sample; 0 of one figure."""
-    return statistics.stdev(each) if len(each) > 1 else 0.0
+def compute_spread(values: Sequence[float]) -> float:
+    """Return the standard deviation of a sample; 0 for one value."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def steps(every: Sequence[Candidate], task: str, length: int) -> list[Candidate]:
-    """Return the choices for a growing budget: each is better, by ``BETTER``, than all with at most as much state at that
-    length."""
-    taken: list[Candidate] = []
-    sign = -1 if asked()[task] else 1
-    for one in sorted(every, key=lambda one: (one.state(length), -sign * one.scores[task][length])):
-        own, best = one.scores[task][length], taken[-1].scores[task][length] if taken else None
-        if best is None or (own < best * (1 - BETTER) if asked()[task] else own >= best + BETTER):
-            taken.append(one)
-    return taken
+def choose_by_state(candidates: Sequence[Candidate], task: str, length: int) -> list[Candidate]:
+    """Return the choices for a growing budget. Each is better, by ``MIN_GAIN``, than all candidates with at most as much state at
+    that length."""
+    choices: list[Candidate] = []
+    by_loss = list_tasks()[task]
+    sign = -1 if by_loss else 1
+    for candidate in sorted(candidates, key=lambda candidate: (candidate.state(length), -sign * candidate.scores[task][length])):
+        score, best = candidate.scores[task][length], choices[-1].scores[task][length] if choices else None
+        if best is None or (score < best * (1 - MIN_GAIN) if by_loss else score >= best + MIN_GAIN):
+            choices.append(candidate)
+    return choices
 
 
-def recommended(found: Sequence[Candidate]) -> tuple[Recommended, ...]:
-    """Best, balanced and smallest; two of them may be the same spec. None where there is nothing to choose from."""
-    if not found:
+def recommend(candidates: Sequence[Candidate]) -> tuple[Recommendation, ...]:
+    """Return the smallest, balanced and best candidate, which may be the same; nothing if there are no candidates."""
+    if not candidates:
         return ()
-    best = min(found, key=lambda one: (-one.score(), one.most_state))
+    best = min(candidates, key=lambda candidate: (-candidate.score(), candidate.max_state))
 
-    def least(share: float) -> Candidate:
-        return min((one for one in found if one.score() >= share * best.score()), key=lambda one: (one.most_state, -one.score()))
+    def find_smallest(share: float) -> Candidate:
+        return min(
+            (candidate for candidate in candidates if candidate.score() >= share * best.score()),
+            key=lambda candidate: (candidate.max_state, -candidate.score()),
+        )
 
     rule = "the least state of those that keep {:.0%} of the best's mean score"
     return (
-        Recommended("smallest", rule.format(SMALLEST), least(SMALLEST)),
-        Recommended("balanced", rule.format(BALANCED), least(BALANCED)),
-        Recommended("best", "the highest mean score; of equals, the least state", best),
+        Recommendation("smallest", rule.format(SMALLEST_SHARE), find_smallest(SMALLEST_SHARE)),
+        Recommendation("balanced", rule.format(BALANCED_SHARE), find_smallest(BALANCED_SHARE)),
+        Recommendation("best", "the highest mean score; of equals, the least state", best),
     )

@@ -1,4 +1,4 @@
-"""docs/choosing.md and its picture: which spec to take for a budget of state, a length and a task, out of kept runs."""
+"""Write docs/choosing.md and its picture: recommended specs for a budget of state, a length and a task."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from composer.files import write_whole
 from composer.spec.loading import load_spec
 from composer.words import size
 from evidence.choosing import (
-    BETTER,
     CHOICES,
-    TRAINED,
+    MIN_GAIN,
+    STUDENTS,
     Candidate,
-    Recommended,
-    answered,
-    asked,
-    candidates,
-    column,
-    complete,
-    means,
-    means_of,
-    recommended,
-    spread_of,
-    steps,
-    teacher,
+    Recommendation,
+    choose_by_state,
+    column_title,
+    compute_means,
+    compute_spread,
+    compute_task_means,
+    find_candidates,
+    find_teacher,
+    is_complete,
+    list_answer_tasks,
+    list_tasks,
+    recommend,
 )
 from evidence.experiments import CONFIRMATION, EXPERIMENTS, LENGTHS, SEEDS, TEACHER
 from evidence.kept import Run, read_runs
-from evidence.page import listed
+from evidence.page import join_words
 from evidence.second import HARDER, SECOND, SECOND_LOLA, SECOND_TEACHER
 from evidence.smollm2.budget import budget_table
 from evidence.smollm2.plan import read_plan
 from evidence.smollm2.report import models_of
-from evidence.verdict import Kept
+from evidence.verdict import RunFigures
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, PLOT = DOCS / "choosing.md", DOCS / "choosing.png"
@@ -46,72 +46,73 @@ A recommendation for a budget of state, a text length and a task, computed from 
 
 All figures are of students of the small teacher ([examples/teacher](../examples/teacher)), with seeds
 {", ".join(map(str, SEEDS))}. They learned from rows of {LENGTHS[0]} tokens; lengths are one, two, four and eight times that. State
-is that of `compose explain` for a text of that length. A score is the mean over seeds of the share of right answers ({{answered}}).
+is that of `compose explain` for a text of that length. A score is the mean over seeds of the share of right answers ({{tasks}}).
 Other figures are perplexity, where lower is better.
 
 """
-FRESH = ("lawcat-delta", "lawcat")
-"""What ``CONFIRMATION`` scored with seeds that chose nothing."""
-OTHERS = {
+CONFIRMATION_VARIANTS = ("lawcat-delta", "lawcat")
+"""The variants that ``CONFIRMATION`` scored with new seeds."""
+SECOND_STUDENTS = {
     "lawcat-delta": (SECOND, "lawcat-delta"),
     "lawcat": (SECOND, "lawcat-convolution-complete"),
     "lolcats": (SECOND, "lolcats"),
     "macchiato": (SECOND, "macchiato-66"),
     "lola": (SECOND_LOLA, "lola"),
 }
-"""Students of the second teacher, by the names that the page has: the experiment, and the variant there."""
+"""Students of the second teacher: the experiment and its variant, by the name on the page."""
 UNTRAINED = (
     "forgetting", "gated-deltanet", "gdn-hybrid", "gdn2-hybrid", "hypenet", "kda-hybrid", "liger", "lizard", "mamba2",
     "mesa", "rwkv7",
 )  # fmt: skip
-"""Specs of other papers that ship, and that no run is of."""
+"""Shipped specs of other papers without runs."""
 CLOSE = 0.05
-"""Two states that differ by less, as a share, are not what decides."""
+"""If two states differ by a smaller share, their sizes do not decide."""
 COSTS = "spec | state at {length:,} | mean score | fresh parameters | operations a token"
 
 
 def write() -> None:
-    """Both files, each as a whole or not at all; no picture where nothing is kept."""
+    """Write both files, each whole or not at all. There is no picture without candidates."""
     from evidence.choosing_plot import draw
 
     runs = read_runs()
-    write_whole(PAGE, page(runs))
-    found, _ = candidates(runs)
-    if found:
-        draw(found, teacher(runs), PLOT)
+    write_whole(PAGE, format_page(runs))
+    candidates, _ = find_candidates(runs)
+    if candidates:
+        draw(candidates, find_teacher(runs), PLOT)
 
 
-def page(runs: Sequence[Run]) -> str:
-    """All of it but the picture."""
-    return "".join(_page(runs))
+def format_page(runs: Sequence[Run]) -> str:
+    """Return the page as Markdown."""
+    return "".join(_format_sections(runs))
 
 
-def _page(runs: Sequence[Run]) -> Iterator[str]:
-    found, missing = candidates(runs)
-    source = teacher(runs)
+def _format_sections(runs: Sequence[Run]) -> Iterator[str]:
+    candidates, missing = find_candidates(runs)
+    teacher = find_teacher(runs)
     yield HEAD.format(
-        experiments=" and ".join(f"`{name}`" for name in CHOICES), answered=" and ".join(f"`{one}`" for one in answered())
+        experiments=" and ".join(f"`{name}`" for name in CHOICES), tasks=" and ".join(f"`{task}`" for task in list_answer_tasks())
     )
-    if found:
+    if candidates:
         yield "## Three recommendations\n\n"
-        three = recommended(found)
-        yield from _recommended(three, source)
-        yield from _difference(three)
-        yield from _confirmed(three, Kept(runs))
+        recommendations = recommend(candidates)
+        yield from _format_recommendations(recommendations, teacher)
+        yield from _format_difference(recommendations)
+        yield from _format_confirmation(recommendations, RunFigures(runs))
         yield "\n![State and mean score of each spec, at once to eight times the training length](choosing.png)\n\n"
         yield "The smallest state is at the top. The line is the best score for each state size, bars are ± a standard deviation "
         yield "over seeds, and the filled ones are the three above.\n\n"
-        yield _training(found, three[-1].candidate)
-        yield from _by_budget(found, source)
-        yield from _every(found, source)
-        yield from _on_a_language_model()
+        yield _format_training(candidates, recommendations[-1].candidate)
+        yield from _format_budgets(candidates, teacher)
+        yield from _format_all(candidates, teacher)
+        yield from _format_language_model()
     if missing:
-        yield f"{'Not every run is kept yet' if found else 'No run is kept yet'} of {', '.join(f'`{name}`' for name in missing)}: "
+        yield f"{'Not every run is kept yet' if candidates else 'No run is kept yet'} of "
+        yield f"{', '.join(f'`{name}`' for name in missing)}: "
         yield "`make evidence` runs what is missing.\n"
 
 
-def _on_a_language_model() -> Iterator[str]:
-    """The same question for the students of SmolLM2-135M, where runs of them are kept."""
+def _format_language_model() -> Iterator[str]:
+    """Yield the recommendations for SmolLM2-135M, if its students have kept runs."""
     plan = read_plan()
     models = models_of(plan)
     if models:
@@ -121,87 +122,98 @@ def _on_a_language_model() -> Iterator[str]:
         yield budget_table(plan, models).markdown()
 
 
-def _recommended(three: Sequence[Recommended], source: Candidate | None) -> Iterator[str]:
+def _format_recommendations(recommendations: Sequence[Recommendation], teacher: Candidate | None) -> Iterator[str]:
     yield f"| | {COSTS.format(length=LENGTHS[-1])} | chosen by |\n"
     yield "|---|---|---:|---:|---:|---:|---|\n"
-    for one in three:
-        yield f"| **{one.title}** | {_link(one.candidate)} | {_costs(one.candidate)} | {one.rule} |\n"
-    if source is not None:
-        yield f"| | {_link(source)} | {_costs(source)} | for comparison: its cache grows with the text |\n"
+    for recommendation in recommendations:
+        link, costs = _format_link(recommendation.candidate), _format_costs(recommendation.candidate)
+        yield f"| **{recommendation.title}** | {link} | {costs} | {recommendation.rule} |\n"
+    if teacher is not None:
+        yield f"| | {_format_link(teacher)} | {_format_costs(teacher)} | for comparison: its cache grows with the text |\n"
 
 
-def _difference(three: Sequence[Recommended]) -> Iterator[str]:
-    """What there is to choose between balanced and best, where their states hardly differ."""
-    one, best = three[-2].candidate, three[-1].candidate
-    share = 1 - one.most_state / best.most_state
-    if one.run == best.run or share >= CLOSE:
+def _format_difference(recommendations: Sequence[Recommendation]) -> Iterator[str]:
+    """Compare the balanced and the best candidate, if their states are close."""
+    balanced, best = recommendations[-2].candidate, recommendations[-1].candidate
+    share = 1 - balanced.max_state / best.max_state
+    if balanced.run == best.run or share >= CLOSE:
         return
-    gains = {(best.scores[task][at] - one.scores[task][at], task, at) for task in answered() for at in LENGTHS}
-    _, task, at = max(gains)
-    higher, lower = (_figure(each.scores[task][at]) for each in (best, one))
-    fresh, work = _less(one, best, "fresh_parameters"), _less(one, best, "decode_flops_per_token")
-    yield f"\n`{one.name}` takes {share:.1%} less state than `{best.name}`, which does not decide between them. "
-    yield f"`{one.name}` has {fresh:.0%} fewer fresh parameters and {work:.0%} fewer operations per token. `{best.name}` has the "
-    yield f"higher score, most of all in {task} at {at:,} tokens ({higher}, not {lower})"
-    if best.spread < one.spread:
-        yield f", and smaller differences between seeds (± {best.spread:.3f}, not ± {one.spread:.3f})"
+    gains = {
+        (best.scores[task][length] - balanced.scores[task][length], task, length)
+        for task in list_answer_tasks()
+        for length in LENGTHS
+    }
+    _, task, length = max(gains)
+    higher, lower = (_format_figure(candidate.scores[task][length]) for candidate in (best, balanced))
+    parameters, operations = (_compute_saving(balanced, best, cost) for cost in ("fresh_parameters", "decode_flops_per_token"))
+    yield f"\n`{balanced.name}` takes {share:.1%} less state than `{best.name}`, which does not decide between them. "
+    yield f"`{balanced.name}` has {parameters:.0%} fewer fresh parameters and {operations:.0%} fewer operations per token. "
+    yield f"`{best.name}` has the higher score, most of all in {task} at {length:,} tokens ({higher}, not {lower})"
+    if best.spread < balanced.spread:
+        yield f", and smaller differences between seeds (± {best.spread:.3f}, not ± {balanced.spread:.3f})"
     yield ".\n"
 
 
-def _less(one: Candidate, other: Candidate, cost: str) -> float:
-    """By which share one's cost is below the other's."""
-    least, most = (getattr(each.costs[LENGTHS[-1]], cost) for each in (one, other))
-    return 1 - least / most
+def _compute_saving(candidate: Candidate, reference: Candidate, cost: str) -> float:
+    """Return the share by which the candidate's cost is below the reference's."""
+    own_cost, reference_cost = (getattr(compared.costs[LENGTHS[-1]], cost) for compared in (candidate, reference))
+    return 1 - own_cost / reference_cost
 
 
-def _confirmed(three: Sequence[Recommended], kept: Kept) -> Iterator[str]:
-    """Mean scores that nothing was chosen by, where those runs are kept: with fresh seeds, and of another teacher's students."""
+def _format_confirmation(recommendations: Sequence[Recommendation], figures: RunFigures) -> Iterator[str]:
+    """Yield mean scores that did not decide the choice, if their runs are kept: with new seeds, and with a second teacher."""
     seeds = CONFIRMATION.request.seeds
-    runs = {name: f"{CONFIRMATION.name}/{name}" for name in FRESH}
-    fresh = all(complete(run, seeds, kept) for run in runs.values())
-    others = {
+    runs = {name: f"{CONFIRMATION.name}/{name}" for name in CONFIRMATION_VARIANTS}
+    is_confirmed = all(is_complete(run, seeds, figures) for run in runs.values())
+    second_runs = {
         name: f"{experiment.name}/{variant}"
-        for name, (experiment, variant) in OTHERS.items()
-        if complete(f"{experiment.name}/{variant}", experiment.request.seeds, kept, HARDER)
+        for name, (experiment, variant) in SECOND_STUDENTS.items()
+        if is_complete(f"{experiment.name}/{variant}", experiment.request.seeds, figures, HARDER)
     }
-    alone = dict.fromkeys(one.candidate.name for one in three if one.candidate.name not in (*(FRESH if fresh else ()), *others))
+    unconfirmed = dict.fromkeys(
+        recommendation.candidate.name
+        for recommendation in recommendations
+        if recommendation.candidate.name not in (*(CONFIRMATION_VARIANTS if is_confirmed else ()), *second_runs)
+    )
     yield "\nThe three were chosen by these scores."
-    if fresh:
-        said = [f"`{name}` {', '.join(f'{mean:.3f}' for mean in means(run, kept))}" for name, run in runs.items()]
-        yield f" With new seeds {', '.join(map(str, seeds))} mean scores are: {'; '.join(said)}."
-    if alone:
-        yield f" {listed([f'`{name}`' for name in alone])} {'were' if len(alone) > 1 else 'was'} scored with "
+    if is_confirmed:
+        texts = [f"`{name}` {', '.join(f'{mean:.3f}' for mean in compute_means(run, figures))}" for name, run in runs.items()]
+        yield f" With new seeds {', '.join(map(str, seeds))} mean scores are: {'; '.join(texts)}."
+    if unconfirmed:
+        yield f" {join_words([f'`{name}`' for name in unconfirmed])} {'were' if len(unconfirmed) > 1 else 'was'} scored with "
         yield f"{len(SEEDS)} seeds on this teacher only."
-    yield f" Shipped specs without runs: {listed([f'`{name}`' for name in UNTRAINED])}.\n"
-    if others:
-        yield from _second(others, kept)
+    yield f" Shipped specs without runs: {join_words([f'`{name}`' for name in UNTRAINED])}.\n"
+    if second_runs:
+        yield from _format_second_teacher(second_runs, figures)
 
 
-def _second(runs: Mapping[str, str], kept: Kept) -> Iterator[str]:
-    """The table of the second teacher's students, and of that teacher, the best first."""
-    tasks, seeds = listed([f"`{task}`" for task in (*answered(), *HARDER)]), ", ".join(map(str, SEEDS))
+def _format_second_teacher(runs: Mapping[str, str], figures: RunFigures) -> Iterator[str]:
+    """Yield the table of the second teacher and its students, the best first."""
+    tasks, seeds = join_words([f"`{task}`" for task in (*list_answer_tasks(), *HARDER)]), ", ".join(map(str, SEEDS))
     yield "\nStudents of a [second teacher](../evidence/teachers), twice as large and of Qwen3's shape, with seeds "
     yield f"{seeds}. Mean scores over the same lengths: of {tasks}, and of the last {len(HARDER)}, which are harder.\n\n"
     yield "| | all of these tasks | harder ones |\n|---|---:|---:|\n"
-    every = {**{f"`{name}`": run for name, run in runs.items()}, "that teacher": f"{SECOND_TEACHER.name}/softmax"}
-    both = {name: (means(run, kept, HARDER), means_of(run, kept, HARDER)) for name, run in every.items()}
-    for name, (of_all, harder) in sorted(both.items(), key=lambda item: -fmean(item[1][0] or [0.0])):
-        if of_all:
-            yield f"| {name} | {_spread(of_all)} | {_spread(harder)} |\n"
+    runs_by_label = {**{f"`{name}`": run for name, run in runs.items()}, "that teacher": f"{SECOND_TEACHER.name}/softmax"}
+    means_by_label = {
+        name: (compute_means(run, figures, HARDER), compute_task_means(run, figures, HARDER)) for name, run in runs_by_label.items()
+    }
+    for name, (all_means, harder_means) in sorted(means_by_label.items(), key=lambda item: -fmean(item[1][0] or [0.0])):
+        if all_means:
+            yield f"| {name} | {_format_spread(all_means)} | {_format_spread(harder_means)} |\n"
 
 
-def _spread(each: Sequence[float]) -> str:
-    return f"{fmean(each):.3f}" + (f" ± {spread_of(each):.3f}" if len(each) > 1 else "")
+def _format_spread(values: Sequence[float]) -> str:
+    return f"{fmean(values):.3f}" + (f" ± {compute_spread(values):.3f}" if len(values) > 1 else "")
 
 
-def _training(found: Sequence[Candidate], best: Candidate) -> str:
-    """The commands that train a student as all of these were."""
-    experiment = EXPERIMENTS[TRAINED]
-    said = [" ".join(f"--data {data}" for data in experiment.request.data), f"--share {experiment.request.share:g}"]
-    lines = " \\\n        ".join(["", *said, *(f"--set {shlex.quote(setting)}" for setting in experiment.overrides)])
-    own = [f"`{one.name}`" for one in found if _has_it(one)]
-    with_own = f" The recipes of {listed(own)} have these values; the others need `--set`." if own else ""
-    return f"""All specs except `lola`, which needs no training, were trained like this.{with_own}
+def _format_training(candidates: Sequence[Candidate], best: Candidate) -> str:
+    """Return the commands that trained the students."""
+    experiment = EXPERIMENTS[STUDENTS]
+    options = [" ".join(f"--data {data}" for data in experiment.request.data), f"--share {experiment.request.share:g}"]
+    lines = " \\\n        ".join(["", *options, *(f"--set {shlex.quote(setting)}" for setting in experiment.overrides)])
+    names = [f"`{candidate.name}`" for candidate in candidates if _has_recipe(candidate)]
+    names_text = f" The recipes of {join_words(names)} have these values; the others need `--set`." if names else ""
+    return f"""All specs except `lola`, which needs no training, were trained like this.{names_text}
 
     compose build {best.path} --from {TEACHER} -o build-output/student
     compose distill build-output/student -o build-output/trained{lines}
@@ -209,56 +221,63 @@ def _training(found: Sequence[Candidate], best: Candidate) -> str:
 """
 
 
-def _has_it(one: Candidate) -> bool:
-    """Whether the spec's own recipe has these settings. A bound by epochs or tokens is no difference, if steps end the stage before
-    it."""
-    own, said = (load_spec(one.path, overrides).recipe for overrides in ((), EXPERIMENTS[TRAINED].overrides))
+def _has_recipe(candidate: Candidate) -> bool:
+    """True if the spec's own recipe has these settings. Limits of epochs and tokens are ignored, as the limit of steps ends a stage
+    first."""
+    own_recipe, recipe = (load_spec(candidate.path, overrides).recipe for overrides in ((), EXPERIMENTS[STUDENTS].overrides))
     bounds = {"epochs", "tokens"}
-    besides = {"data": True, "transfer": bounds, "finetune": bounds}
-    return own is not None and said is not None and own.model_dump(exclude=besides) == said.model_dump(exclude=besides)
+    excluded = {"data": True, "transfer": bounds, "finetune": bounds}
+    return (
+        own_recipe is not None
+        and recipe is not None
+        and own_recipe.model_dump(exclude=excluded) == recipe.model_dump(exclude=excluded)
+    )
 
 
-def _by_budget(found: Sequence[Candidate], source: Candidate | None) -> Iterator[str]:
-    every = [*found, *([source] if source is not None else [])]
+def _format_budgets(candidates: Sequence[Candidate], teacher: Candidate | None) -> Iterator[str]:
+    rows = [*candidates, *([teacher] if teacher is not None else [])]
     yield "## By budget, length and task\n\n"
     yield "From this state size on, use this spec (score or perplexity in brackets). A larger one is listed only if its score is\n"
-    yield f"higher by {BETTER:g} or its perplexity lower by {BETTER:.0%}.\n\n"
+    yield f"higher by {MIN_GAIN:g} or its perplexity lower by {MIN_GAIN:.0%}.\n\n"
     yield "| task | tokens | specs as the budget grows |\n|---|---:|---|\n"
-    for task in asked():
+    for task in list_tasks():
         for length in LENGTHS:
-            taken = (
-                f"{size(one.state(length))}: {one.name} ({_figure(one.scores[task][length])})" for one in steps(every, task, length)
+            texts = (
+                f"{size(candidate.state(length))}: {candidate.name} ({_format_figure(candidate.scores[task][length])})"
+                for candidate in choose_by_state(rows, task, length)
             )
-            yield f"| {task} | {length:,} | {'; '.join(taken)} |\n"
+            yield f"| {task} | {length:,} | {'; '.join(texts)} |\n"
     yield "\n"
 
 
-def _every(found: Sequence[Candidate], source: Candidate | None) -> Iterator[str]:
-    columns = [(task, length) for task in asked() for length in LENGTHS]
+def _format_all(candidates: Sequence[Candidate], teacher: Candidate | None) -> Iterator[str]:
+    columns = [(task, length) for task in list_tasks() for length in LENGTHS]
     yield "## Every spec\n\n"
     yield "Specs in `evidence/specs` do not ship: build them by their path. There, fine-tuning of `lolcats` also trains its fresh\n"
     yield "parameters, and `lola` and `macchiato-full` have sizes for the small teacher.\n\n"
-    yield f"| | state at {LENGTHS[0]:,} | at {LENGTHS[-1]:,} | mean score | {' | '.join(column(*one) for one in columns)} |\n"
+    titles = " | ".join(column_title(task, length) for task, length in columns)
+    yield f"| | state at {LENGTHS[0]:,} | at {LENGTHS[-1]:,} | mean score | {titles} |\n"
     yield f"|---|{'---:|' * (3 + len(columns))}\n"
-    for one in [*found, *([source] if source is not None else [])]:
-        figures = " | ".join(_figure(one.scores[task][length]) for task, length in columns)
-        yield f"| {_link(one)} | {size(one.state(LENGTHS[0]))} | {size(one.state(LENGTHS[-1]))} | {_mean(one)} | {figures} |\n"
+    for candidate in [*candidates, *([teacher] if teacher is not None else [])]:
+        figures = " | ".join(_format_figure(candidate.scores[task][length]) for task, length in columns)
+        least, most = (size(candidate.state(length)) for length in (LENGTHS[0], LENGTHS[-1]))
+        yield f"| {_format_link(candidate)} | {least} | {most} | {_format_mean(candidate)} | {figures} |\n"
     yield "\n"
 
 
-def _costs(one: Candidate) -> str:
-    """Return the text below ``COSTS``, except the spec."""
-    cost = one.costs[LENGTHS[-1]]
-    return f"{size(cost.state_bytes)} | {_mean(one)} | {cost.fresh_parameters:,} | {cost.decode_flops_per_token:,}"
+def _format_costs(candidate: Candidate) -> str:
+    """Return the cells below ``COSTS``, except the spec."""
+    cost = candidate.costs[LENGTHS[-1]]
+    return f"{size(cost.state_bytes)} | {_format_mean(candidate)} | {cost.fresh_parameters:,} | {cost.decode_flops_per_token:,}"
 
 
-def _mean(one: Candidate) -> str:
-    return _figure(one.score()) + (f" ± {_figure(one.spread)}" if one.spread else "")
+def _format_mean(candidate: Candidate) -> str:
+    return _format_figure(candidate.score()) + (f" ± {_format_figure(candidate.spread)}" if candidate.spread else "")
 
 
-def _link(one: Candidate) -> str:
-    return f"[{one.name}](../{one.path})"
+def _format_link(candidate: Candidate) -> str:
+    return f"[{candidate.name}](../{candidate.path})"
 
 
-def _figure(value: float) -> str:
+def _format_figure(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.3g}"

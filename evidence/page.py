@@ -1,4 +1,4 @@
-"""Writes docs/evidence.md and its picture from the kept runs."""
+"""Write docs/evidence.md and its picture from the kept runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from evidence.claims import CLAIMS, INTRODUCTIONS, PAPERS, ours
 from evidence.claims.claim import PASSKEY, RECALL, STORIES, TEACHER, TIMES, Claim
 from evidence.experiments import SEEDS
 from evidence.kept import Run, read_runs
-from evidence.verdict import BY_STATE, Kept, Place, Verdict, seeds_of, state, verdict
+from evidence.verdict import STATE_LABELS, Place, RunFigures, Verdict, judge_claim, judge_expectation, judge_seeds
 
 MISSING, WAITING = "runs are missing", "waiting for runs"
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, PLOT = DOCS / "evidence.md", DOCS / "evidence.png"
 
-FOUR = ours.PAPERS
-OURS = {
+PAPER_STUDENTS = ours.PAPER_STUDENTS
+OWN_STUDENTS = {
     name: f"students/{name}"
     for name in ("alternating-delta", "alternating-kda", "alternating-lawcat", "gated-delta", "lawcat-delta", "divided", "cached")
 }
@@ -39,7 +39,7 @@ COMPOSITIONS = {
     "divided": "windows in half of each layer's heads, LAWCAT's state in the others.",
     "cached": "LoLA's window, sparse cache and state behind LAWCAT's convolution, map and gate.",
 }
-"""The compositions of this project that were trained, in words."""
+"""Descriptions of this project's compositions."""
 
 HEAD = """# Evidence
 
@@ -68,161 +68,165 @@ The numbers in brackets count the expectations that hold. Expectations *beyond t
 
 
 def write() -> None:
-    """Writes both files, each whole or not at all."""
-    write_whole(PAGE, page())
-    draw(Kept(read_runs()), PLOT)
+    """Write both files, each whole or not at all."""
+    write_whole(PAGE, format_page())
+    draw(RunFigures(read_runs()), PLOT)
 
 
-def page() -> str:
-    """The page as Markdown."""
+def format_page() -> str:
+    """Return the page as Markdown."""
     runs = read_runs()
-    return "".join(_page(Kept(runs), runs))
+    return "".join(_format_sections(RunFigures(runs), runs))
 
 
-def _page(kept: Kept, runs: Sequence[Run]) -> Iterator[str]:
+def _format_sections(figures: RunFigures, runs: Sequence[Run]) -> Iterator[str]:
     yield HEAD.format(seeds=", ".join(map(str, SEEDS)))
-    others = [group for group in CLAIMS if group not in PAPERS]
-    yield f"From the papers, {counted(PAPERS, kept)}. From this project, also with other teachers, {counted(others, kept)}.\n\n"
+    own_groups = [group for group in CLAIMS if group not in PAPERS]
+    yield f"From the papers, {count_claims(PAPERS, figures)}. "
+    yield f"From this project, also with other teachers, {count_claims(own_groups, figures)}.\n\n"
     yield "| claim | paper | here |\n|---|---|---|\n"
     for claims in CLAIMS.values():
         for claim in claims:
-            yield f"| [{claim.title}](#{_anchor(claim.title)}) | {claim.where} | {_outcome(claim, kept)} |\n"
+            yield f"| [{claim.title}](#{_make_anchor(claim.title)}) | {claim.reference} | {_format_outcome(claim, figures)} |\n"
     for paper, claims in CLAIMS.items():
         yield f"\n## {paper}\n"
         if paper in INTRODUCTIONS:
             yield f"\n{INTRODUCTIONS[paper]}"
         for claim in claims:
-            yield from _claim(claim, kept)
-    yield from _best(kept)
-    yield from _runs_in_words(runs)
+            yield from _format_claim(claim, figures)
+    yield from _format_scores(figures)
+    yield from _format_runs(runs)
 
 
-def _claim(claim: Claim, kept: Kept) -> Iterator[str]:
-    yield f"\n### {claim.title}\n\n**{verdict(claim.expected, kept).capitalize()}** ({claim.where}). {claim.says}\n\n"
-    yield table(claim.rows, claim.columns, kept)
+def _format_claim(claim: Claim, figures: RunFigures) -> Iterator[str]:
+    verdict = judge_claim(claim.expectations, figures).capitalize()
+    yield f"\n### {claim.title}\n\n**{verdict}** ({claim.reference}). {claim.statement}\n\n"
+    yield format_table(claim.rows, claim.columns, figures)
     if claim.remark:
         yield f"\n{claim.remark}\n"
     yield "\n| expected | holds | seeds |\n|---|---|---|\n"
-    for one in claim.expected:
-        found = seeds_of(one, kept).values()
-        says = f"{one.says} (beyond the paper)" if one.beyond else one.says
-        yield f"| {says} | {BY_STATE[state(one, kept)]} | {sum(held is True for held in found)} of {len(found)} |\n"
-    commands = dict.fromkeys(run.partition("/")[0] for run in claim.rows.values())
-    yield f"\nRuns: {listed([f'`{name}`' for name in commands])}.\n"
+    for expectation in claim.expectations:
+        outcomes = judge_seeds(expectation, figures).values()
+        text = f"{expectation.text} (beyond the paper)" if expectation.is_beyond_paper else expectation.text
+        label = STATE_LABELS[judge_expectation(expectation, figures)]
+        yield f"| {text} | {label} | {sum(holds is True for holds in outcomes)} of {len(outcomes)} |\n"
+    experiments = dict.fromkeys(run.partition("/")[0] for run in claim.rows.values())
+    yield f"\nRuns: {join_words([f'`{name}`' for name in experiments])}.\n"
 
 
-def counted(groups: Iterable[str], kept: Kept) -> str:
-    """How many claims these groups have, and how many of them have each verdict."""
-    found = Counter(verdict(claim.expected, kept) for group in groups for claim in CLAIMS[group])
-    says = (f"{found[one]} {WAITING if one == MISSING else one}" for one in get_args(Verdict) if found[one])
-    return f"{found.total()} claims: {', '.join(says)}"
+def count_claims(groups: Iterable[str], figures: RunFigures) -> str:
+    """Count the claims of groups, in total and by verdict."""
+    counts = Counter(judge_claim(claim.expectations, figures) for group in groups for claim in CLAIMS[group])
+    texts = (f"{counts[name]} {WAITING if name == MISSING else name}" for name in get_args(Verdict) if counts[name])
+    return f"{counts.total()} claims: {', '.join(texts)}"
 
 
-def _outcome(claim: Claim, kept: Kept) -> str:
-    """The verdict, and how many of the expectations hold."""
-    counting = [one for one in claim.expected if not one.beyond]
-    holds = sum(state(one, kept) == "holds" for one in counting)
-    return f"{verdict(claim.expected, kept)} ({holds} of {len(counting)})"
+def _format_outcome(claim: Claim, figures: RunFigures) -> str:
+    """Return the verdict on a claim, and how many of its expectations hold."""
+    expectations = [expectation for expectation in claim.expectations if not expectation.is_beyond_paper]
+    holds = sum(judge_expectation(expectation, figures) == "holds" for expectation in expectations)
+    return f"{judge_claim(claim.expectations, figures)} ({holds} of {len(expectations)})"
 
 
-def _best(kept: Kept) -> Iterator[str]:
+def _format_scores(figures: RunFigures) -> Iterator[str]:
     yield "\n## Scores of all compositions\n\n"
     yield "All students have the same training, except LoLA: LoLCATs with λ = 32, without further training.\n\n"
     yield from (f"- **{name}**: {layers}\n" for name, layers in COMPOSITIONS.items())
     yield "\n"
-    yield table({**FOUR, **OURS}, PASSKEY + RECALL, kept) + "\n" + table({**FOUR, **OURS}, STORIES, kept)
-    best = ranking(kept)
+    students = {**PAPER_STUDENTS, **OWN_STUDENTS}
+    yield format_table(students, PASSKEY + RECALL, figures) + "\n" + format_table(students, STORIES, figures)
+    best = rank_students(figures)
     if best:
-        yield f"\nMean of all eight scores: {listed([f'{name} {score:.3f}' for name, score in best])}.\n"
+        yield f"\nMean of all eight scores: {join_words([f'{name} {score:.3f}' for name, score in best])}.\n"
     yield "\n![Scores over length, once to eight times the training length](evidence.png)\n"
 
 
-def ranking(kept: Kept) -> list[tuple[str, float]]:
-    """Each student's mean of all passkey and recall scores, over seeds, the best first; students that lack one are left out."""
+def rank_students(figures: RunFigures) -> list[tuple[str, float]]:
+    """Return each student's mean passkey and recall score over seeds, the best first. Students without runs are omitted."""
     scores = {
-        name: [value for column in PASSKEY + RECALL for value in kept.at(Place(run, column)).values()]
-        for name, run in {**FOUR, **OURS}.items()
+        name: [value for column in PASSKEY + RECALL for value in figures.get_by_seed(Place(run, column)).values()]
+        for name, run in {**PAPER_STUDENTS, **OWN_STUDENTS}.items()
     }
-    whole = {name: statistics.fmean(values) for name, values in scores.items() if values}
-    return sorted(whole.items(), key=lambda item: -item[1])
+    means = {name: statistics.fmean(values) for name, values in scores.items() if values}
+    return sorted(means.items(), key=lambda item: -item[1])
 
 
-def _runs_in_words(runs: Sequence[Run]) -> Iterator[str]:
+def _format_runs(runs: Sequence[Run]) -> Iterator[str]:
     yield "\n## The runs\n\n"
     yield "The commands of `make evidence`, for each seed. `python -m evidence --only NAME` runs one of them. Minutes are of one "
     yield "thread on a shared machine.\n"
     for name, experiment in ABLATIONS.items():
-        own = [run for run in runs if run.experiment == name]
-        seconds = sum(run.seconds for run in own)
-        yield f"\n`{name}`: {len(own)} runs, {seconds / 60:,.0f} minutes.\n\n    "
+        experiment_runs = [run for run in runs if run.experiment == name]
+        seconds = sum(run.seconds for run in experiment_runs)
+        yield f"\n`{name}`: {len(experiment_runs)} runs, {seconds / 60:,.0f} minutes.\n\n    "
         yield f"{experiment.command}\n"
         if experiment.make_command is not None:
             yield f"\nThe teacher, made first if it is missing:\n\n    {experiment.make_command}\n"
         if experiment.base is not None:
-            other, variant = experiment.base
-            yield f"\n`trained-SEED` is the model of `{other.name}/{variant}` after `compose merge`.\n"
-    yield from _inspections(runs)
-    own = [run for run in runs if run.experiment == listops.NAME]
-    yield f"\n`{listops.NAME}`: {len(own)} runs. {listops.SETTING.description}\n\n"
+            base, variant = experiment.base
+            yield f"\n`trained-SEED` is the model of `{base.name}/{variant}` after `compose merge`.\n"
+    yield from _format_inspections(runs)
+    experiment_runs = [run for run in runs if run.experiment == listops.NAME]
+    yield f"\n`{listops.NAME}`: {len(experiment_runs)} runs. {listops.SETTING.description}\n\n"
     yield f"    {listops.COMMAND}\n"
-    yield from _selecting(runs)
+    yield from _format_selecting(runs)
     yield f"\n`{speed.NAME}`: {len([run for run in runs if run.experiment == speed.NAME])} runs, without training.\n\n"
     yield "".join(f"    {command}\n" for command in speed.COMMANDS)
     versions = sorted({f"{package} {version}" for run in runs for package, version in run.versions.items()})
     yield f"\nWith {', '.join(versions)}.\n"
 
 
-def _inspections(runs: Sequence[Run]) -> Iterator[str]:
-    own = [run for run in runs if run.experiment == collapse.NAME]
-    yield f"\n`{collapse.NAME}`: {len(own)} runs. `MODEL` is trained first if it is missing.\n\n"
+def _format_inspections(runs: Sequence[Run]) -> Iterator[str]:
+    experiment_runs = [run for run in runs if run.experiment == collapse.NAME]
+    yield f"\n`{collapse.NAME}`: {len(experiment_runs)} runs. `MODEL` is trained first if it is missing.\n\n"
     for inspection in collapse.MODELS.values():
         yield f"    {inspection.command}  # {inspection.experiment.name}/{inspection.variant}\n"
 
 
-def _selecting(runs: Sequence[Run]) -> Iterator[str]:
-    own = [run for run in runs if run.experiment in (selecting.NAME, selecting.TRAINED)]
-    setting, seconds = selecting.SETTING, sum(run.seconds for run in own)
-    yield f"\n`{selecting.NAME}` and `{selecting.TRAINED}`: {len(own)} runs, {seconds / 60:,.0f} minutes. Layers are "
+def _format_selecting(runs: Sequence[Run]) -> Iterator[str]:
+    experiment_runs = [run for run in runs if run.experiment in (selecting.NAME, selecting.TRAINED)]
+    setting, seconds = selecting.SETTING, sum(run.seconds for run in experiment_runs)
+    yield f"\n`{selecting.NAME}` and `{selecting.TRAINED}`: {len(experiment_runs)} runs, {seconds / 60:,.0f} minutes. Layers are "
     yield f"selected on a [teacher of {setting.layers} layers](../{setting.source}). Then each choice is trained and scored as "
     yield "`students` are.\n\n"
     yield f"    {setting.command}\n"
 
 
-def table(rows: Mapping[str, str], columns: Sequence[str], kept: Kept) -> str:
-    """Markdown: mean ± standard deviation over seeds; a dash where nothing is kept."""
+def format_table(rows: Mapping[str, str], columns: Sequence[str], figures: RunFigures) -> str:
+    """Return a Markdown table of means ± standard deviations over seeds. A dash marks figures without runs."""
     lines = [f"| | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
     for name, run in rows.items():
-        lines.append(f"| {name} | {' | '.join(cell(kept.at(Place(run, column))) for column in columns)} |")
+        lines.append(f"| {name} | {' | '.join(format_cell(figures.get_by_seed(Place(run, column))) for column in columns)} |")
     return "\n".join(lines) + "\n"
 
 
-def cell(figures: Mapping[int, float]) -> str:
-    """Mean ± standard deviation of figures by seed; a dash where there is none."""
-    values = list(figures.values())
+def format_cell(values_by_seed: Mapping[int, float]) -> str:
+    """Return the mean ± standard deviation over seeds, or a dash if there are no values."""
+    values = list(values_by_seed.values())
     if not values:
         return "–"
-    spread = f" ± {_number(statistics.stdev(values))}" if len(values) > 1 else ""
-    return _number(statistics.fmean(values)) + spread
+    spread = f" ± {_format_number(statistics.stdev(values))}" if len(values) > 1 else ""
+    return _format_number(statistics.fmean(values)) + spread
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-def listed(words: Sequence[str]) -> str:
-    """a, b and c."""
+def join_words(words: Sequence[str]) -> str:
+    """Join words as in "a, b and c"."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else list(words))
 
 
-def _anchor(title: str) -> str:
-    """The anchor that GitHub makes of a heading."""
+def _make_anchor(title: str) -> str:
+    """Return GitHub's anchor for a heading."""
     return "".join(letter for letter in title.lower().replace(" ", "-") if letter.isalnum() or letter == "-")
 
 
-def draw(kept: Kept, target: Path) -> None:
-    """Draws passkey, recall and stories over length: the teacher, the four papers' students, and the best of ours."""
-    best = next((name for name, _ in ranking(kept) if name in OURS), None)
-    shown = FOUR | ({f"ours: {best}": OURS[best]} if best else {})
+def draw(figures: RunFigures, target: Path) -> None:
+    """Draw passkey, recall and stories over length, for the teacher, the papers' students and the best own student."""
+    best = next((name for name, _ in rank_students(figures) if name in OWN_STUDENTS), None)
+    students = PAPER_STUDENTS | ({f"ours: {best}": OWN_STUDENTS[best]} if best else {})
     panels = (
         (PASSKEY, "passkeys found", "share of passkeys"),
         (RECALL, "values recalled", "share of values"),
@@ -232,17 +236,17 @@ def draw(kept: Kept, target: Path) -> None:
         figure, axes = pyplot.subplots(1, len(panels), figsize=(WIDTH, 3.7), layout="constrained")
         lengths = [int(length.replace(",", "")) for length in TIMES]
         for axis, (columns, title, unit) in zip(axes, panels, strict=True):
-            for index, (name, run) in enumerate(shown.items()):
-                found = [
+            for index, (name, run) in enumerate(students.items()):
+                points = [
                     (length, values)
                     for length, column in zip(lengths, columns, strict=True)
-                    if (values := list(kept.at(Place(run, column)).values()))
+                    if (values := list(figures.get_by_seed(Place(run, column)).values()))
                 ]
-                means = [statistics.fmean(values) for _, values in found]
-                spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in found]
-                shares = [within_shares(mean, one) for mean, one in zip(means, spread, strict=True)]
+                means = [statistics.fmean(values) for _, values in points]
+                spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in points]
+                shares = [within_shares(mean, error) for mean, error in zip(means, spread, strict=True)]
                 axis.errorbar(
-                    [length for length, _ in found],
+                    [length for length, _ in points],
                     means,
                     yerr=spread if columns is STORIES else list(zip(*shares, strict=True)),
                     marker=marker(index),

@@ -1,4 +1,4 @@
-"""The verdict on a claim: its expectations are tested with every seed by itself."""
+"""Verdicts on claims. An expectation of a claim is tested with each seed separately."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from evidence.kept import Run
 
 State = Literal["holds", "fails", "open"]
 Verdict = Literal["reproduced", "not reproduced", "not at this scale", "runs are missing"]
-BY_STATE: dict[State, str] = {"holds": "yes", "fails": "no", "open": "open"}
+STATE_LABELS: dict[State, str] = {"holds": "yes", "fails": "no", "open": "open"}
 
 
 @dataclass(frozen=True)
 class Place:
-    """A figure. run: EXPERIMENT/VARIANT. column: its title in the ablation's report, or several, whose mean is used."""
+    """The place of a figure in the kept runs.
+
+    - run: EXPERIMENT/VARIANT.
+    - column: the column's title in the ablation's report, or several titles, whose mean is used.
+    """
 
     run: str
     column: str | tuple[str, ...]
@@ -29,48 +33,55 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """An expectation. says: in words. holds: whether it holds for the two figures of one seed; None if they cannot be
-    distinguished. beyond: it expects more than the paper claims, on another task for example, and does not count for the
-    verdict."""
+class Expectation:
+    """An expectation about two figures.
 
-    says: str
+    - text: the expectation in words.
+    - holds: whether it holds for the two figures of one seed; None if they are equal.
+    - is_beyond_paper: it expects more than the paper claims, for example on another task. It does not count for the verdict.
+    """
+
+    text: str
     left: Place
     right: Place | float
     holds: Callable[[float, float], bool | None]
-    beyond: bool = False
+    is_beyond_paper: bool = False
 
 
-def above(says: str, left: Place, right: Place, times: float = 1.0) -> Expected:
-    """Left is more than ``times`` right; two equal figures cannot be distinguished."""
-    return Expected(says, left, right, lambda one, other: None if one == times * other else one > times * other)
+def above(text: str, left: Place, right: Place, times: float = 1.0) -> Expectation:
+    """Expect left > times · right. The test is open if both are equal."""
+    return Expectation(
+        text, left, right, lambda value, reference: None if value == times * reference else value > times * reference
+    )
 
 
-def below(says: str, left: Place, right: Place) -> Expected:
-    """Left is less than right; two equal figures cannot be distinguished."""
-    return Expected(says, left, right, lambda one, other: None if one == other else one < other)
+def below(text: str, left: Place, right: Place) -> Expectation:
+    """Expect left < right. The test is open if both are equal."""
+    return Expectation(text, left, right, lambda value, reference: None if value == reference else value < reference)
 
 
-def at_least(says: str, left: Place, least: float) -> Expected:
-    return Expected(says, left, least, lambda one, other: one >= other)
+def at_least(text: str, left: Place, least: float) -> Expectation:
+    """Expect left ≥ least."""
+    return Expectation(text, left, least, lambda value, reference: value >= reference)
 
 
-def at_most(says: str, left: Place, most: float) -> Expected:
-    return Expected(says, left, most, lambda one, other: one <= other)
+def at_most(text: str, left: Place, most: float) -> Expectation:
+    """Expect left ≤ most."""
+    return Expectation(text, left, most, lambda value, reference: value <= reference)
 
 
-def near(says: str, left: Place, right: Place, share: float) -> Expected:
-    """Left lies within a share of right."""
-    return Expected(says, left, right, lambda one, other: abs(one - other) <= share * abs(other))
+def near(text: str, left: Place, right: Place, share: float) -> Expectation:
+    """Expect |left - right| ≤ share · |right|."""
+    return Expectation(text, left, right, lambda value, reference: abs(value - reference) <= share * abs(reference))
 
 
-def beyond(expected: Expected) -> Expected:
-    """The expectation, which does not count for the verdict, as the paper does not claim it."""
-    return replace(expected, beyond=True)
+def beyond(expectation: Expectation) -> Expectation:
+    """Return the expectation marked as beyond the paper, so that it does not count for the verdict."""
+    return replace(expectation, is_beyond_paper=True)
 
 
-class Kept:
-    """The figures of all runs that are kept."""
+class RunFigures:
+    """The figures of runs."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._figures: dict[str, dict[str, dict[int, float]]] = {}
@@ -79,46 +90,57 @@ class Kept:
             for column, value in run.figures.items():
                 columns.setdefault(column, {})[run.seed] = value
 
-    def at(self, place: Place) -> dict[int, float]:
-        """The figures of a place by seed; empty where no run is kept."""
-        own = self._figures.get(place.run, {})
-        found = [own.get(column, {}) for column in place.columns]
-        return {seed: statistics.fmean(one[seed] for one in found) for seed in found[0] if all(seed in one for one in found)}
+    def get_by_seed(self, place: Place) -> dict[int, float]:
+        """Return the figures of a place by seed. Seeds without a run are missing."""
+        columns = self._figures.get(place.run, {})
+        values_by_column = [columns.get(column, {}) for column in place.columns]
+        return {
+            seed: statistics.fmean(values[seed] for values in values_by_column)
+            for seed in values_by_column[0]
+            if all(seed in values for values in values_by_column)
+        }
 
 
-def seeds_of(expected: Expected, kept: Kept) -> Mapping[int, bool | None]:
-    """For each seed, whether the expectation holds. A deterministic run has one seed, and is compared with all of the other's."""
-    left = kept.at(expected.left)
-    right = kept.at(expected.right) if isinstance(expected.right, Place) else dict.fromkeys(left, expected.right)
-    left, right = _beside(left, right), _beside(right, left)
-    return {seed: expected.holds(left[seed], right[seed]) for seed in sorted(left) if seed in right}
+def judge_seeds(expectation: Expectation, figures: RunFigures) -> Mapping[int, bool | None]:
+    """Return whether the expectation holds, by seed. The one seed of a deterministic run is compared with all of the other run."""
+    left = figures.get_by_seed(expectation.left)
+    right = expectation.right
+    right = figures.get_by_seed(right) if isinstance(right, Place) else dict.fromkeys(left, right)
+    left, right = _broadcast(left, right), _broadcast(right, left)
+    return {seed: expectation.holds(left[seed], right[seed]) for seed in sorted(left) if seed in right}
 
 
-def state(expected: Expected, kept: Kept) -> State:
-    """holds or fails: with every seed; open: otherwise."""
-    found = set(seeds_of(expected, kept).values())
-    return "holds" if found == {True} else "fails" if found == {False} else "open"
+def judge_expectation(expectation: Expectation, figures: RunFigures) -> State:
+    """Return "holds" or "fails" if all seeds agree, else "open"."""
+    outcomes = set(judge_seeds(expectation, figures).values())
+    return "holds" if outcomes == {True} else "fails" if outcomes == {False} else "open"
 
 
-def verdict(expectations: Sequence[Expected], kept: Kept) -> Verdict:
-    """reproduced: all expectations hold with every seed. not reproduced: one of them fails with every seed. not at this scale:
-    seeds differ, or figures cannot be distinguished. There is no verdict before all seeds have run."""
-    if any(len(seeds_of(one, kept)) < len(_wanted(one)) for one in expectations):
+def judge_claim(expectations: Sequence[Expectation], figures: RunFigures) -> Verdict:
+    """Return the verdict on a claim with these expectations.
+
+    - reproduced: every expectation holds with every seed.
+    - not reproduced: at least one expectation fails with every seed.
+    - not at this scale: neither of both, because seeds differ or figures are equal.
+    - runs are missing: not all seeds have run.
+    """
+    if any(len(judge_seeds(expectation, figures)) < len(_list_seeds(expectation)) for expectation in expectations):
         return "runs are missing"
-    states = [state(one, kept) for one in expectations if not one.beyond]
-    if all(one == "holds" for one in states):
+    states = [judge_expectation(expectation, figures) for expectation in expectations if not expectation.is_beyond_paper]
+    if all(state == "holds" for state in states):
         return "reproduced"
     return "not reproduced" if "fails" in states else "not at this scale"
 
 
-def _wanted(expected: Expected) -> tuple[int, ...]:
-    """The seeds to test an expectation with: one where both runs are deterministic."""
-    places = [place for place in (expected.left, expected.right) if isinstance(place, Place)]
+def _list_seeds(expectation: Expectation) -> tuple[int, ...]:
+    """Return the seeds to test an expectation with. There is one if both runs are deterministic."""
+    places = [place for place in (expectation.left, expectation.right) if isinstance(place, Place)]
     experiments = [ABLATIONS.get(place.run.partition("/")[0]) for place in places]
-    return max((SEEDS if one is None else one.request.seeds for one in experiments), key=len)
+    return max((SEEDS if experiment is None else experiment.request.seeds for experiment in experiments), key=len)
 
 
-def _beside(own: Mapping[int, float], other: Mapping[int, float]) -> dict[int, float]:
-    if len(own) == 1 and len(other) > 1:
-        return dict.fromkeys(other, next(iter(own.values())))
-    return dict(own)
+def _broadcast(values: Mapping[int, float], reference: Mapping[int, float]) -> dict[int, float]:
+    """Repeat a single value for all seeds of the reference."""
+    if len(values) == 1 and len(reference) > 1:
+        return dict.fromkeys(reference, next(iter(values.values())))
+    return dict(values)

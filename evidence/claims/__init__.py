@@ -1,4 +1,4 @@
-"""The claims, a file a paper."""
+"""The claims, with a module for each paper or subject."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
     "Which layers to keep": selecting.CLAIMS,
 }
 PAPERS = ("LAWCAT", "LoLCATs", "LoLA", "Latte", "Speed")
-"""The groups that are claims of the papers, tried on the teacher that ships with this project."""
+"""The groups with claims of papers, tested on the shipped teacher."""
 INTRODUCTIONS = {"Speed": speed.INTRODUCTION, "A second teacher": second.INTRODUCTION}
-"""What the claims of a group have in common, in words."""
+"""The introductions of groups."""

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evidence.verdict import Expected
+from evidence.verdict import Expectation
 
 
 @dataclass(frozen=True)
 class Claim:
-    """title: the claim, in our words. says: the paper's own, and its figures; where: in which paper, table or figure.
+    """A claim and its table.
 
-    rows: by what the table calls them, EXPERIMENT/VARIANT. columns: titles of the ablation's report. remark: how ours differs.
+    - title: the claim in our words.
+    - reference: the paper, and its section, table or figure.
+    - statement: the paper's own words or figures.
+    - rows: EXPERIMENT/VARIANT, by the label of the table's row.
+    - columns: titles of the ablation's report.
+    - remark: how the results differ, and what else was tried.
     """
 
     title: str
-    where: str
-    says: str
+    reference: str
+    statement: str
     rows: dict[str, str]
     columns: tuple[str, ...]
-    expected: tuple[Expected, ...]
+    expectations: tuple[Expectation, ...]
     remark: str = ""
 
 
 TIMES = ("256", "512", "1,024", "2,048")
-"""Once, twice, four and eight times the training length, as columns are titled."""
+"""One, two, four and eight times the training length, as in the titles of columns."""
 PASSKEY, RECALL = (tuple(f"{task} {length}" for length in TIMES) for task in ("passkey", "recall"))
 STORIES = tuple(f"stories {length} perplexity" for length in TIMES)
 TEACHER = "teacher/softmax"

@@ -10,7 +10,7 @@ from evidence.verdict import Place, above, at_least, at_most, below, beyond, nea
 
 PERPLEXITY = STORIES[:3]
 SHORT, _, LONG = PERPLEXITY
-OURS = "macchiato/macchiato"
+MACCHIATO = "macchiato/macchiato"
 TABLE = {
     "Latte": "latte/latte-plain",
     "Latte++": "latte/latte-pp",
@@ -42,8 +42,8 @@ GUESS = f"{LISTOPS}/{MAJORITY}"
 INSPECTIONS = {"Macchiato, from the teacher": f"{NAME}/macchiato", "Latte-RGLRU-SWA++, from nothing": f"{NAME}/from-nothing"}
 
 
-def _used(title: str, name: str, differs: str) -> Claim:
-    """Latents and window of one model of ``LOOKED`` are both used."""
+def _build_usage_claim(title: str, name: str, remark: str) -> Claim:
+    """Return the claim that a model of ``INSPECTIONS`` uses its latents and its window."""
     run = INSPECTIONS[name]
     return Claim(
         title,
@@ -61,7 +61,7 @@ def _used(title: str, name: str, differs: str) -> Claim:
             beyond(at_most("the window has nine tenths or less in every head", Place(run, WINDOW_MOST), 0.9)),
             beyond(at_most("a token asks nine tenths of them or fewer", Place(run, USED_BY_TOKEN), 0.9)),
         ),
-        differs,
+        remark,
     )
 
 
@@ -104,8 +104,12 @@ CLAIMS = (
         },
         PERPLEXITY,
         tuple(
-            below(f"Macchiato below truncated attention, {at}", Place(TABLE["Latte-RGLRU-SWA++"], at), Place(TRUNCATED, at))
-            for at in PERPLEXITY
+            below(
+                f"Macchiato below truncated attention, {column}",
+                Place(TABLE["Latte-RGLRU-SWA++"], column),
+                Place(TRUNCATED, column),
+            )
+            for column in PERPLEXITY
         ),
         "Macchiato has a window of 32. Truncated attention sees the last 64 tokens. What differs: stories depend on "
         "near tokens, and the two are within 1 % of each other with every seed. Tried: 200 steps of 8 rows, after which "
@@ -138,18 +142,21 @@ CLAIMS = (
         "A Macchiato student keeps its perplexity far beyond the training length",
         "Latte, section 4.5, table 4",
         "Perplexity on TinyStories at 4K, 8K and 16K tokens: Gemma 2.6B 5.45, 19.15, 66.61; Gemma-Macchiato 4.26, 4.34, 4.30.",
-        {"teacher": TEACHER, "teacher, window alone": "teacher/window", "Macchiato": OURS},
+        {"teacher": TEACHER, "teacher, window alone": "teacher/window", "Macchiato": MACCHIATO},
         STORIES,
         (
             near(
                 "Macchiato at eight times the training length within 5 % of that at once",
-                Place(OURS, STORIES[3]),
-                Place(OURS, STORIES[0]),
+                Place(MACCHIATO, STORIES[3]),
+                Place(MACCHIATO, STORIES[0]),
                 0.05,
             ),
             above("the teacher a tenth worse at four times", Place(TEACHER, STORIES[2]), Place(TEACHER, STORIES[0]), 1.1),
-            *(below(f"Macchiato below the teacher, {at}", Place(OURS, at), Place(TEACHER, at)) for at in STORIES[1:]),
-            near("Macchiato within a tenth of the teacher at once", Place(OURS, STORIES[0]), Place(TEACHER, STORIES[0]), 0.1),
+            *(
+                below(f"Macchiato below the teacher, {column}", Place(MACCHIATO, column), Place(TEACHER, column))
+                for column in STORIES[1:]
+            ),
+            near("Macchiato within a tenth of the teacher at once", Place(MACCHIATO, STORIES[0]), Place(TEACHER, STORIES[0]), 0.1),
         ),
     ),
     Claim(
@@ -160,25 +167,31 @@ CLAIMS = (
         {
             "teacher": TEACHER,
             **{f"teacher with YaRN, factor {factor}": run for factor, run in YARN.items()},
-            "Macchiato": OURS,
+            "Macchiato": MACCHIATO,
             "Macchiato, trained as the others": FULL,
             "LAWCAT": LAWCAT,
         },
         STORIES + PASSKEY + RECALL,
         (
-            *(below(f"the teacher with YaRN below itself, {at}", Place(YARN[8], at), Place(TEACHER, at)) for at in STORIES[2:]),
+            *(
+                below(f"the teacher with YaRN below itself, {column}", Place(YARN[8], column), Place(TEACHER, column))
+                for column in STORIES[2:]
+            ),
             above("the teacher with YaRN a tenth worse at four times", Place(YARN[8], STORIES[2]), Place(YARN[8], STORIES[0]), 1.1),
-            *(below(f"Macchiato below the teacher with YaRN, {at}", Place(OURS, at), Place(YARN[8], at)) for at in STORIES[1:]),
+            *(
+                below(f"Macchiato below the teacher with YaRN, {column}", Place(MACCHIATO, column), Place(YARN[8], column))
+                for column in STORIES[1:]
+            ),
             near(
                 "Macchiato at eight times the training length within 5 % of that at once",
-                Place(OURS, STORIES[3]),
-                Place(OURS, STORIES[0]),
+                Place(MACCHIATO, STORIES[3]),
+                Place(MACCHIATO, STORIES[0]),
                 0.05,
             ),
             above(
                 "the teacher with YaRN a tenth below Macchiato at once at most",
                 Place(YARN[8], STORIES[0]),
-                Place(OURS, STORIES[0]),
+                Place(MACCHIATO, STORIES[0]),
                 0.9,
             ),
         ),
@@ -188,7 +201,7 @@ CLAIMS = (
         "length; factor 2 helps there (2.36 instead of 2.73). For recall, YaRN helps up to its factor. Not tried: "
         "training with YaRN.",
     ),
-    _used(
+    _build_usage_claim(
         "A Macchiato student uses many of its latents",
         "Macchiato, from the teacher",
         "In use: exp of the entropy of a head's mean p(l|t), over the number of its latents. All latents alike give 1; one alone "
@@ -198,7 +211,7 @@ CLAIMS = (
         "parameters learn, for 800 steps, and a head uses four or five of its 16 latents. Not tried: longer training, "
         "dropout.",
     ),
-    _used(
+    _build_usage_claim(
         "Trained from scratch, Macchiato uses many of its latents",
         "Latte-RGLRU-SWA++, from nothing",
         "Columns as in the previous claim. "

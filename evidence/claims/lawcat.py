@@ -25,8 +25,11 @@ CLAIMS = (
         {"teacher": TEACHER, "LoLCATs": LOLCATS, "LAWCAT": LAWCAT},
         PASSKEY + RECALL,
         (
-            *(above(f"LAWCAT above LoLCATs, {at}", Place(LAWCAT, at), Place(LOLCATS, at)) for at in PASSKEY[1:]),
-            *(beyond(above(f"LAWCAT above LoLCATs, {at}", Place(LAWCAT, at), Place(LOLCATS, at))) for at in RECALL[1:]),
+            *(above(f"LAWCAT above LoLCATs, {column}", Place(LAWCAT, column), Place(LOLCATS, column)) for column in PASSKEY[1:]),
+            *(
+                beyond(above(f"LAWCAT above LoLCATs, {column}", Place(LAWCAT, column), Place(LOLCATS, column)))
+                for column in RECALL[1:]
+            ),
             at_least("LAWCAT keeps 0.9 at four times the training length", Place(LAWCAT, X4), 0.9),
             at_least("LAWCAT keeps 0.9 at eight times", Place(LAWCAT, X8), 0.9),
             at_most("LoLCATs is at 0.1 or less at four times", Place(LOLCATS, X4), 0.1),
@@ -43,7 +46,7 @@ CLAIMS = (
         PASSKEY + RECALL,
         (
             at_least("without it, 0.5 or more at the training length", Place(WITHOUT_NORM, X1), 0.5),
-            *(above(f"LAWCAT above it, {at}", Place(LAWCAT, at), Place(WITHOUT_NORM, at)) for at in PASSKEY[1:]),
+            *(above(f"LAWCAT above it, {column}", Place(LAWCAT, column), Place(WITHOUT_NORM, column)) for column in PASSKEY[1:]),
             at_most("without it, 0.1 or less at twice the training length", Place(WITHOUT_NORM, X2), 0.1),
         ),
         "What differs: the student also retrieves without normalisation. At eight times the training length all three "
@@ -57,8 +60,8 @@ CLAIMS = (
         {"LAWCAT": LAWCAT, "without convolution": WITHOUT_CONV},
         PASSKEY + RECALL,
         (
-            *(at_least(f"without it, 0.8 or more, {at}", Place(WITHOUT_CONV, at), 0.8) for at in (X1, X2)),
-            *(above(f"LAWCAT above it, {at}", Place(LAWCAT, at), Place(WITHOUT_CONV, at)) for at in RECALL),
+            *(at_least(f"without it, 0.8 or more, {column}", Place(WITHOUT_CONV, column), 0.8) for column in (X1, X2)),
+            *(above(f"LAWCAT above it, {column}", Place(LAWCAT, column), Place(WITHOUT_CONV, column)) for column in RECALL),
         ),
         "The small vocabulary has no UUIDs, so recall of 32 pairs replaces S-NIAH-3. What differs: without the "
         "convolution, 0.45, 0.18 and 0.88 of the passkeys are found at the training length. Students of the [second "
@@ -75,7 +78,7 @@ CLAIMS = (
         PASSKEY + RECALL,
         (
             at_least("with RoPE, 0.9 at the training length", Place(WITH_ROPE, X1), 0.9),
-            *(above(f"LAWCAT above it, {at}", Place(LAWCAT, at), Place(WITH_ROPE, at)) for at in PASSKEY[1:]),
+            *(above(f"LAWCAT above it, {column}", Place(LAWCAT, column), Place(WITH_ROPE, column)) for column in PASSKEY[1:]),
             at_most("with RoPE, 0.1 or less at four times the training length", Place(WITH_ROPE, X4), 0.1),
         ),
     ),
@@ -87,8 +90,11 @@ CLAIMS = (
         PASSKEY + RECALL,
         (
             below("no RoPE below LoLCATs at the training length", Place(NO_ROPE, X1), Place(LOLCATS, X1)),
-            *(above(f"no RoPE above LoLCATs, {at}", Place(NO_ROPE, at), Place(LOLCATS, at)) for at in (X4, X8)),
-            *(above(f"RoPE in the window alone above LoLCATs, {at}", Place(LOCAL_ROPE, at), Place(LOLCATS, at)) for at in (X4, X8)),
+            *(above(f"no RoPE above LoLCATs, {column}", Place(NO_ROPE, column), Place(LOLCATS, column)) for column in (X4, X8)),
+            *(
+                above(f"RoPE in the window alone above LoLCATs, {column}", Place(LOCAL_ROPE, column), Place(LOLCATS, column))
+                for column in (X4, X8)
+            ),
         ),
         "The paper's “PE for linear attention” can mean either row, so both are tested. What differs: without positions "
         "and without a convolution this student has no information about order, and learns neither task. Tried: RoPE in "
@@ -103,7 +109,10 @@ CLAIMS = (
         PASSKEY + RECALL,
         (
             above("LoLCATs above itself without a window, at the training length", Place(LOLCATS, X1), Place(NO_WINDOW, X1)),
-            *(above(f"LAWCAT above itself with a window, {at}", Place(LAWCAT, at), Place(WITH_WINDOW, at)) for at in PASSKEY),
+            *(
+                above(f"LAWCAT above itself with a window, {column}", Place(LAWCAT, column), Place(WITH_WINDOW, column))
+                for column in PASSKEY
+            ),
         ),
         "What differs: a state with positions is enough for passkeys at the training length. Without its window LoLCATs "
         "loses the stories (next claim). Tried: the second teacher. Its LoLCATs find fewer passkeys without a window "
@@ -155,9 +164,9 @@ CLAIMS = (
         {f"rank {rank}": run for rank, run in RANKS.items()},
         PASSKEY + RECALL,
         tuple(
-            above(f"rank 32 above {rank}, {at}", Place(RANKS["32"], at), Place(RANKS[rank], at))
+            above(f"rank 32 above {rank}, {column}", Place(RANKS["32"], column), Place(RANKS[rank], column))
             for rank in ("4", "full")
-            for at in (RECALL[0], RECALL[3])
+            for column in (RECALL[0], RECALL[3])
         ),
         "The paper's models are 2,048 wide and these are 128 wide, so rank 4 replaces rank 16. What differs: all ranks "
         "recall 0.98 or more, and their seeds overlap. One seed of rank 4 loses passkeys beyond twice the training "

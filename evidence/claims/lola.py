@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evidence.claims.claim import Claim
-from evidence.verdict import Expected, Place, above, beyond
+from evidence.verdict import Expectation, Place, above, beyond
 
 CACHES = {
     "LoLCATs, window 64": "lola/lola-cache-lolcats-64",
@@ -15,15 +15,15 @@ CACHES = {
     "LoLA, 2 × 32 and λ = 64": "lola/lola-cache-lola-64",
 }
 PAIRS = (("LoLA, 2 × 32 and λ = 16", "80"), ("LoLA, 2 × 32 and λ = 32", "96"), ("LoLA, 2 × 32 and λ = 64", "128"))
-OWN = ("self_recall", "squared_error", "absolute_error", "overestimate", "recent", "relative_recall", "random")
-SCORES = {name.replace("_", " "): f"lola/lola-scores-{name}" for name in OWN}
-OTHERS = ("squared error", "absolute error", "overestimate", "recent", "random")
+SCORE_NAMES = ("self_recall", "squared_error", "absolute_error", "overestimate", "recent", "relative_recall", "random")
+SCORES = {name.replace("_", " "): f"lola/lola-scores-{name}" for name in SCORE_NAMES}
+OTHER_SCORES = ("squared error", "absolute error", "overestimate", "recent", "random")
 PASSKEY, RECALL = ("passkey 256", "passkey 512"), ("recall 256", "recall 512")
 
 
-def _both(says: str, left: str, right: str) -> tuple[Expected, Expected]:
-    """At the training length, of passkeys, which LoLA's tables are of, and of recall, which they are not."""
-    passkeys, recall = (above(f"{says}, {column}", Place(left, column), Place(right, column)) for column in (PASSKEY[0], RECALL[0]))
+def _expect_both(text: str, left: str, right: str) -> tuple[Expectation, Expectation]:
+    """Expect left above right at the training length: in passkeys as in LoLA's tables, and in recall, which is beyond the paper."""
+    passkeys, recall = (above(f"{text}, {column}", Place(left, column), Place(right, column)) for column in (PASSKEY[0], RECALL[0]))
     return passkeys, beyond(recall)
 
 
@@ -36,9 +36,9 @@ CLAIMS = (
         CACHES,
         PASSKEY + RECALL,
         tuple(
-            expected
+            expectation
             for lola, size in PAIRS
-            for expected in _both(f"{lola} above a window of {size}", CACHES[lola], CACHES[f"LoLCATs, window {size}"])
+            for expectation in _expect_both(f"{lola} above a window of {size}", CACHES[lola], CACHES[f"LoLCATs, window {size}"])
         ),
         "All rows have the weights of `students/lolcats`, trained with a window of 64. A LoLA row sees at most 2 × 32 "
         "pairs in chunks and λ more; the LoLCATs row above it holds as many in its window. What differs: at the "
@@ -54,9 +54,9 @@ CLAIMS = (
         {name: run for name, run in CACHES.items() if name.startswith("LoLA")},
         PASSKEY + RECALL,
         tuple(
-            expected
+            expectation
             for more, less in ((32, 16), (64, 32))
-            for expected in _both(
+            for expectation in _expect_both(
                 f"λ = {more} above λ = {less}", CACHES[f"LoLA, 2 × 32 and λ = {more}"], CACHES[f"LoLA, 2 × 32 and λ = {less}"]
             )
         ),
@@ -70,7 +70,11 @@ CLAIMS = (
         "a larger window instead 29.4 %.",
         SCORES,
         PASSKEY + RECALL,
-        tuple(expected for name in OTHERS for expected in _both(f"self recall above {name}", SCORES["self recall"], SCORES[name])),
+        tuple(
+            expectation
+            for name in OTHER_SCORES
+            for expectation in _expect_both(f"self recall above {name}", SCORES["self recall"], SCORES[name])
+        ),
         "λ = 32. `recent` is the larger window, in whole chunks. `relative recall` and `random` are not in the paper. "
         "What differs: `overestimate` is ahead of self-recall with every seed. Self-recall is ahead of all others only "
         "in passkeys at the training length, on average. In recall, and at twice that length, it is behind random "

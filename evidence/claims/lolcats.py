@@ -7,8 +7,8 @@ from evidence.verdict import Place, below
 
 MAPS = {"1 + ELU": "elu", "ReLU": "relu", "exp": "exp"}
 ROWS = {
-    f"{name}{how}": f"transfer/attention-transfer-{kind}{end}"
-    for how, end in ((", without", "-without"), ("", ""))
+    f"{name}{label}": f"transfer/attention-transfer-{kind}{suffix}"
+    for label, suffix in ((", without", "-without"), ("", ""))
     for name, kind in MAPS.items()
 }
 FINAL, MSE, KL = "perplexity", "attention MSE", "attention KL"

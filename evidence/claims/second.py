@@ -7,9 +7,9 @@ from dataclasses import replace
 from evidence.claims import lawcat, ours
 from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, TEACHER, TIMES, Claim
 from evidence.second import HARDER
-from evidence.verdict import Expected, Place, above
+from evidence.verdict import Expectation, Place, above
 
-SAME = {
+SECOND_RUNS = {
     TEACHER: "second-teacher/softmax",
     "teacher/window": "second-teacher/window",
     LOLCATS: "second/lolcats",
@@ -21,14 +21,14 @@ SAME = {
     ours.MACCHIATO: "second/macchiato-66",
     ours.BEST: "second/lawcat-delta",
 }
-"""The replacement for each run of the first teacher's students."""
+"""The second teacher's run that corresponds to each run of the first teacher."""
 COLUMNS = {task: tuple(f"{task} {length}" for length in TIMES) for task in HARDER}
 INTRODUCTION = """\
 The [second teacher](../evidence/teachers) has Qwen3's shape, a width of 192 and 1,006,784 parameters. Its students also learn its
 harder tasks; [tasks.md](tasks.md) describes them and their scores by chance.
 """
 
-DIFFERS = {
+REMARKS = {
     "multikey": "What differs: a random key of the text is right in a quarter of samples, and these students are little above "
     "that: they find keys, but rarely the one whose name is asked for. Tried: the delta rule in place of their state, which "
     "answers two thirds at up to four times the training length (below).",
@@ -45,38 +45,40 @@ DIFFERS = {
     "passkey at the training length. Beyond it LAWCAT is better without a window with every seed, as in the paper. No window of "
     "another size was tried.",
 }
-"""The remark beside a table, and what was tried if a claim is not reproduced: by the task, or by the claim on the first teacher."""
+"""Remarks, by harder task or by the title of the first teacher's claim."""
 
 
-def again(claim: Claim) -> Claim:
-    """The same claim of the second teacher."""
+def repeat_claim(claim: Claim) -> Claim:
+    """Return the same claim for the second teacher."""
 
-    def place(of: Place | float) -> Place | float:
-        return Place(SAME[of.run], of.column) if isinstance(of, Place) else of
+    def replace_place(place: Place | float) -> Place | float:
+        return Place(SECOND_RUNS[place.run], place.column) if isinstance(place, Place) else place
 
-    def asked(one: Expected) -> Expected:
-        left = place(one.left)
+    def replace_expectation(expectation: Expectation) -> Expectation:
+        left = replace_place(expectation.left)
         assert isinstance(left, Place)
-        return replace(one, left=left, right=place(one.right))
+        return replace(expectation, left=left, right=replace_place(expectation.right))
 
     return replace(
         claim,
         title=f"{claim.title}: a second teacher",
-        rows={name: SAME[run] for name, run in claim.rows.items()},
-        expected=tuple(map(asked, claim.expected)),
-        remark=DIFFERS.get(claim.title, ""),
+        rows={name: SECOND_RUNS[run] for name, run in claim.rows.items()},
+        expectations=tuple(map(replace_expectation, claim.expectations)),
+        remark=REMARKS.get(claim.title, ""),
     )
 
 
-def harder(task: str) -> Claim:
-    """LAWCAT's convolution and its lead over LoLCATs, where several things are hidden."""
+def build_harder_claim(task: str) -> Claim:
+    """Return the claim that LAWCAT is ahead of LoLCATs and of itself without a convolution on a harder task."""
     rows = {
-        "teacher": SAME[TEACHER],
-        "LoLCATs": SAME[LOLCATS],
-        "LAWCAT": SAME[LAWCAT],
-        "without convolution": SAME[lawcat.WITHOUT_CONV],
+        "teacher": SECOND_RUNS[TEACHER],
+        "LoLCATs": SECOND_RUNS[LOLCATS],
+        "LAWCAT": SECOND_RUNS[LAWCAT],
+        "without convolution": SECOND_RUNS[lawcat.WITHOUT_CONV],
     }
-    pairs = [("LoLCATs", at) for at in COLUMNS[task][1:]] + [("without convolution", at) for at in COLUMNS[task][:2]]
+    pairs = [("LoLCATs", column) for column in COLUMNS[task][1:]] + [
+        ("without convolution", column) for column in COLUMNS[task][:2]
+    ]
     return Claim(
         f"Harder retrieval, {task}: LAWCAT is ahead of LoLCATs and of itself without a convolution",
         "after LAWCAT, section 5.3, tables 1 and 3",
@@ -84,8 +86,11 @@ def harder(task: str) -> Claim:
         "in more complex scenarios”.",
         rows,
         COLUMNS[task],
-        tuple(above(f"LAWCAT above {name}, {at}", Place(SAME[LAWCAT], at), Place(rows[name], at)) for name, at in pairs),
-        DIFFERS.get(task, ""),
+        tuple(
+            above(f"LAWCAT above {name}, {column}", Place(SECOND_RUNS[LAWCAT], column), Place(rows[name], column))
+            for name, column in pairs
+        ),
+        REMARKS.get(task, ""),
     )
 
 
@@ -93,11 +98,11 @@ HYBRIDS = {
     "softmax in the first layer": "second-hybrids/kept-softmax-first",
     "softmax in the last layer": "second-hybrids/kept-softmax-last",
 }
-WINDOWS, DELTA = "second-hybrids/kept-softmax-windows", SAME[ours.BEST]
+WINDOWS, DELTA = "second-hybrids/kept-softmax-windows", SECOND_RUNS[ours.BEST]
 
 
-def _harder(run: str, at: str) -> Place:
-    return Place(run, tuple(f"{task} {at}" for task in HARDER))
+def _harder_place(run: str, length: str) -> Place:
+    return Place(run, tuple(f"{task} {length}" for task in HARDER))
 
 
 KEPT_SOFTMAX = Claim(
@@ -105,15 +110,17 @@ KEPT_SOFTMAX = Claim(
     "evidence/specs/kept-softmax.yaml",
     "Beside the delta rule, one of two layers keeps its softmax attention, or both have a window of 222 tokens. At "
     "512 tokens each of these hybrids needs 439 KiB of state; lawcat-delta needs 103 KiB.",
-    {"teacher": SAME[TEACHER], **HYBRIDS, "windows in both layers": WINDOWS, "lawcat-delta": DELTA},
-    tuple(f"{task} {at}" for at in TIMES[:3] for task in HARDER),
+    {"teacher": SECOND_RUNS[TEACHER], **HYBRIDS, "windows in both layers": WINDOWS, "lawcat-delta": DELTA},
+    tuple(f"{task} {length}" for length in TIMES[:3] for task in HARDER),
     (
         *(
-            above(f"{name} above windows, harder retrieval at 256", _harder(run, "256"), _harder(WINDOWS, "256"))
+            above(f"{name} above windows, harder retrieval at 256", _harder_place(run, "256"), _harder_place(WINDOWS, "256"))
             for name, run in HYBRIDS.items()
         ),
         *(
-            above(f"lawcat-delta above {name}, harder retrieval at 1,024", _harder(DELTA, "1,024"), _harder(run, "1,024"))
+            above(
+                f"lawcat-delta above {name}, harder retrieval at 1,024", _harder_place(DELTA, "1,024"), _harder_place(run, "1,024")
+            )
             for name, run in HYBRIDS.items()
         ),
     ),
@@ -124,12 +131,12 @@ KEPT_SOFTMAX = Claim(
 )
 
 CLAIMS = (
-    *(again(claim) for claim in lawcat.CLAIMS if set(claim.rows.values()) <= set(SAME)),
-    *map(harder, HARDER),
-    ours.best(
+    *(repeat_claim(claim) for claim in lawcat.CLAIMS if set(claim.rows.values()) <= set(SECOND_RUNS)),
+    *map(build_harder_claim, HARDER),
+    ours.build_best_claim(
         "The delta rule in every layer beats every paper's student on harder tasks",
-        {name: SAME[run] for name, run in {**ours.PAPERS, "lawcat-delta": ours.BEST}.items()},
-        (*PASSKEY, *RECALL, *(at for columns in COLUMNS.values() for at in columns)),
+        {name: SECOND_RUNS[run] for name, run in {**ours.PAPER_STUDENTS, "lawcat-delta": ours.BEST}.items()},
+        (*PASSKEY, *RECALL, *(column for columns in COLUMNS.values() for column in columns)),
         "",
     ),
     KEPT_SOFTMAX,

@@ -1,4 +1,4 @@
-"""What ``compose select`` should be good for; no paper's claim, and judged by rules all the same."""
+"""Claims about ``compose select``. They are not from a paper."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from evidence.selecting import BEATEN, BEFORE, CHANCE, NAME, SCORES, SETTING, ST
 from evidence.verdict import Place, above, at_least, below, beyond, near
 
 REGULAR = SETTING.regular_name
-OTHERS = (REGULAR, *CHANCE)
+BASELINES = (REGULAR, *CHANCE)
 FINAL = ("stories 256 perplexity", "passkey 256", "recall 256", "passkey 512", "recall 512")
 ROWS = {
     "chosen by `restored`": "restored",
@@ -36,11 +36,11 @@ CLAIMS = (
         {name: f"{NAME}/{choice}" for name, choice in ROWS.items()},
         (BEFORE, BEATEN, STATE),
         (
-            *(below(f"by restored below {other}, {BEFORE}", _before("restored"), _before(other)) for other in OTHERS),
+            *(below(f"by restored below {baseline}, {BEFORE}", _before("restored"), _before(baseline)) for baseline in BASELINES),
             at_least("by restored, nine of ten choices of two layers are worse", Place(f"{NAME}/restored", BEATEN), 0.9),
             *(
-                near(f"{other}: as much state", Place(f"{NAME}/{other}", STATE), Place(f"{NAME}/restored", STATE), 0.0)
-                for other in OTHERS
+                near(f"{baseline}: as much state", Place(f"{NAME}/{baseline}", STATE), Place(f"{NAME}/restored", STATE), 0.0)
+                for baseline in BASELINES
             ),
             *(beyond(below(f"by {score} below {REGULAR}, {BEFORE}", _before(score), _before(REGULAR))) for score in SCORES[1:]),
         ),
@@ -56,13 +56,13 @@ CLAIMS = (
         FINAL,
         (
             *(
-                below(f"by restored below {other}, {FINAL[0]}", _final("restored", FINAL[0]), _final(other, FINAL[0]))
-                for other in OTHERS
+                below(f"by restored below {baseline}, {FINAL[0]}", _final("restored", FINAL[0]), _final(baseline, FINAL[0]))
+                for baseline in BASELINES
             ),
             *(
-                above(f"by restored above {other}, {column}", _final("restored", column), _final(other, column))
+                above(f"by restored above {baseline}, {column}", _final("restored", column), _final(baseline, column))
                 for column in FINAL[1:3]
-                for other in OTHERS
+                for baseline in BASELINES
             ),
         ),
         "What differs: the chosen layers are ahead of random ones in perplexity and recall at the training length with "

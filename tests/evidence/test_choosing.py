@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from evidence import choosing
-from evidence.choosing import Candidate, candidates, column, recommended, steps
+from evidence.choosing import Candidate, choose_by_state, column_title, find_candidates, recommend
 from evidence.claims import ours
 from evidence.experiments import LENGTHS
 from evidence.kept import Run, read_runs
@@ -37,8 +37,8 @@ def runs_of(scores: Mapping[str, float], seeds: tuple[int, ...] = (0, 1, 2), **o
         experiment, _, variant = run.partition("/")
         for seed in seeds:
             figures = {
-                column(task, length): 2 - score if by_loss else own.get(task, score) + 0.01 * seed
-                for task, by_loss in (choosing.asked() | dict.fromkeys(HARDER, False)).items()
+                column_title(task, length): 2 - score if by_loss else own.get(task, score) + 0.01 * seed
+                for task, by_loss in (choosing.list_tasks() | dict.fromkeys(HARDER, False)).items()
                 for length in LENGTHS
             }
             kept = {"experiment": experiment, "variant": variant, "seed": seed, "identity": "", "values": {}, "figures": figures}
@@ -51,78 +51,69 @@ def by_name(candidates: list[Candidate]) -> dict[str, Candidate]:
 
 
 def test_states_are_those_of_explain() -> None:
-    candidate_list, missing = candidates(runs_of(SCORES))
+    candidates, missing = find_candidates(runs_of(SCORES))
     assert missing == MISSING
-    assert [candidate.most_state for candidate in candidate_list] == sorted(candidate.most_state for candidate in candidate_list)
-    states = {name: candidate.most_state for name, candidate in by_name(candidate_list).items()}
+    assert [candidate.max_state for candidate in candidates] == sorted(candidate.max_state for candidate in candidates)
+    states = {name: candidate.max_state for name, candidate in by_name(candidates).items()}
     assert set(states) == {run.partition("/")[2] for run in SCORES}
     assert states["lawcat"] < states["lolcats"]  # which has the same features, and a window above them
-    for candidate in candidate_list:
+    for candidate in candidates:
         assert candidate.costs[LENGTHS[-1]].sequence == LENGTHS[-1]
         assert candidate.score() == pytest.approx(SCORES[candidate.run] + 0.01)
         assert candidate.spread == pytest.approx(0.01)
 
 
 def test_the_three_follow_from_the_figures() -> None:
-    candidate_list = by_name(candidates(runs_of(SCORES))[0])
-    three = {recommendation.title: recommendation.candidate for recommendation in recommended(list(candidate_list.values()))}
+    candidates = by_name(find_candidates(runs_of(SCORES))[0])
+    three = {recommendation.title: recommendation.candidate for recommendation in recommend(list(candidates.values()))}
     assert (
-        candidate_list[KDA].most_state
-        == candidate_list[DELTA].most_state
-        < candidate_list["lawcat"].most_state
-        < candidate_list["lolcats"].most_state
+        candidates[KDA].max_state == candidates[DELTA].max_state < candidates["lawcat"].max_state < candidates["lolcats"].max_state
     )
-    assert (
-        0.75 * 0.95
-        < candidate_list[DELTA].score()
-        < 0.95 * 0.95
-        < candidate_list["lawcat"].score()
-        < candidate_list["lolcats"].score()
-    )
+    assert 0.75 * 0.95 < candidates[DELTA].score() < 0.95 * 0.95 < candidates["lawcat"].score() < candidates["lolcats"].score()
     assert {name: candidate.name for name, candidate in three.items()} == {
         "smallest": DELTA,
         "balanced": "lawcat",
         "best": "lolcats",
     }
     # With other figures, other specs.
-    other = candidates(runs_of({**SCORES, f"students/{KDA}": 0.95}))[0]
-    assert {recommendation.candidate.name for recommendation in recommended(other)} == {KDA}
-    assert recommended([]) == ()
+    other = find_candidates(runs_of({**SCORES, f"students/{KDA}": 0.95}))[0]
+    assert {recommendation.candidate.name for recommendation in recommend(other)} == {KDA}
+    assert recommend([]) == ()
 
 
 def test_of_equal_scores_the_least_state_is_best() -> None:
-    candidate_list = candidates(runs_of(dict.fromkeys(SCORES, 0.5)))[0]
-    assert {recommendation.candidate.name for recommendation in recommended(candidate_list)} == {candidate_list[0].name}
+    candidates = find_candidates(runs_of(dict.fromkeys(SCORES, 0.5)))[0]
+    assert {recommendation.candidate.name for recommendation in recommend(candidates)} == {candidates[0].name}
 
 
 def test_more_state_is_taken_where_it_is_worth_it() -> None:
-    share = candidates(runs_of(SCORES))[0]
-    for task, by_loss in choosing.asked().items():
-        taken = steps(share, task, LENGTHS[0])
-        states = [share.state(LENGTHS[0]) for share in taken]
+    candidates = find_candidates(runs_of(SCORES))[0]
+    for task, by_loss in choosing.list_tasks().items():
+        choices = choose_by_state(candidates, task, LENGTHS[0])
+        states = [candidate.state(LENGTHS[0]) for candidate in choices]
         assert states == sorted(set(states))
-        figures = [share.scores[task][LENGTHS[0]] for share in taken]
+        figures = [candidate.scores[task][LENGTHS[0]] for candidate in choices]
         assert figures == sorted(figures, reverse=by_loss)
-        assert [share.name for share in taken] == [DELTA, "lawcat", "lolcats"]
-        assert taken[0].state(LENGTHS[0]) == min(share.state(LENGTHS[0]) for share in share)
-    nearly = candidates(runs_of({run: 0.5 + index / 1000 for index, run in enumerate(SCORES)}))[0]
-    assert len(steps(nearly, "recall", 256)) == 1  # none is a hundredth better
+        assert [candidate.name for candidate in choices] == [DELTA, "lawcat", "lolcats"]
+        assert choices[0].state(LENGTHS[0]) == min(candidate.state(LENGTHS[0]) for candidate in candidates)
+    nearly = find_candidates(runs_of({run: 0.5 + index / 1000 for index, run in enumerate(SCORES)}))[0]
+    assert len(choose_by_state(nearly, "recall", 256)) == 1  # none is a hundredth better
 
 
 def test_a_run_that_lacks_a_seed_or_a_figure_is_no_choice() -> None:
     two = runs_of({"students/lawcat": 0.9}, seeds=(0, 1))
-    assert candidates(two)[0] == []
+    assert find_candidates(two)[0] == []
     whole = runs_of({"students/lawcat": 0.9})
     del whole[1].figures["recall 2,048"]
-    assert candidates(whole)[0] == []
+    assert find_candidates(whole)[0] == []
 
 
 def test_mixed_and_pure_students_have_the_state_that_their_claim_says() -> None:
     """Their bytes are equal within a twentieth."""
-    (claim,) = [claim for claim in ours.CLAIMS if claim.rows == ours.EQUAL]
-    candidate_list, _ = candidates([run for run in read_runs() if f"{run.experiment}/{run.variant}" in ours.EQUAL.values()])
-    states = {candidate.run: candidate.most_state for candidate in candidate_list}
-    mixed, pure, *others = (states[run] for run in ours.EQUAL.values())
+    (claim,) = [claim for claim in ours.CLAIMS if claim.rows == ours.EQUAL_STATE]
+    candidates, _ = find_candidates([run for run in read_runs() if f"{run.experiment}/{run.variant}" in ours.EQUAL_STATE.values()])
+    states = {candidate.run: candidate.max_state for candidate in candidates}
+    mixed, pure, *others = (states[run] for run in ours.EQUAL_STATE.values())
     for first, other in ((mixed, pure), others):
         assert first == pytest.approx(other, rel=0.05)
-    assert [f"{state / 1024:.1f}" for state in (mixed, pure, *others)] == re.findall(r"\d+\.\d", claim.says)
+    assert [f"{state / 1024:.1f}" for state in (mixed, pure, *others)] == re.findall(r"\d+\.\d", claim.statement)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from composer.spec.shipped import shipped_specs
-from evidence.choosing import candidates, teacher
-from evidence.choosing_page import PAGE, UNTRAINED, page
+from evidence.choosing import find_candidates, find_teacher
+from evidence.choosing_page import PAGE, UNTRAINED, format_page
 from evidence.choosing_plot import draw
 from evidence.kept import read_runs
 from tests.composer.legible import assert_legible, kept_open
@@ -17,15 +17,15 @@ from tests.evidence.test_choosing import DELTA, MISSING, SCORES, runs_of
 
 def test_the_page_says_the_rule_and_what_is_missing() -> None:
     runs = runs_of(SCORES) + runs_of({"teacher/softmax": 0.7}, seeds=(0,))
-    text = page(runs)
+    text = format_page(runs)
     assert "| **balanced** | [lawcat](../specs/lawcat.yaml) |" in text
     assert "the least state of those that keep 95% of the best's mean score" in text
     assert f"Not every run is kept yet of {', '.join(f'`{name}`' for name in MISSING)}: " in text
-    source = teacher(runs)
+    source = find_teacher(runs)
     assert source is not None
     assert source.state(2048) == pytest.approx(8 * source.state(256), rel=0.01)
     assert text.count("the teacher") > 1
-    empty = page([])
+    empty = format_page([])
     assert "## Three" not in empty
     assert "## Three" in text
     assert "No run is kept yet of `lolcats`, `lawcat`" in empty
@@ -34,17 +34,17 @@ def test_the_page_says_the_rule_and_what_is_missing() -> None:
 def test_seeds_that_chose_nothing_are_told_once_all_are_kept() -> None:
     fresh = {"confirmation/lawcat-delta": 0.5, "confirmation/lawcat": 0.25}
     sentence = "With new seeds 3, 4, 5 mean scores are: `lawcat-delta` 0.530, 0.540, 0.550; `lawcat` 0.280, "
-    text = page(runs_of(SCORES) + runs_of(fresh, (3, 4, 5)))
+    text = format_page(runs_of(SCORES) + runs_of(fresh, (3, 4, 5)))
     assert sentence in text
     assert f"`{DELTA}` and `lolcats` were scored with 3 seeds on this teacher only." in text
-    untold = page(runs_of(SCORES) + runs_of(fresh, (3, 4)))
+    untold = format_page(runs_of(SCORES) + runs_of(fresh, (3, 4)))
     assert "new seeds" not in untold
     assert f"`{DELTA}`, `lawcat` and `lolcats` were scored with 3 seeds" in untold
 
 
 def test_the_second_teachers_students_are_told_with_their_harder_tasks() -> None:
     others = {"second/lawcat-delta": 0.5, "second/lawcat-convolution-complete": 0.25, "second-lola/lola": 0.75}
-    text = page(runs_of(SCORES) + runs_of(others) + runs_of({"second-teacher/softmax": 0.6}, (0,)))
+    text = format_page(runs_of(SCORES) + runs_of(others) + runs_of({"second-teacher/softmax": 0.6}, (0,)))
     rows = text.partition("| | all of these tasks | harder ones |\n")[2].splitlines()[1:]
     assert rows[:5] == [
         "| `lola` | 0.760 ± 0.010 | 0.760 ± 0.010 |",
@@ -55,16 +55,16 @@ def test_the_second_teachers_students_are_told_with_their_harder_tasks() -> None
     ]
     assert f"`{DELTA}` and `lolcats` were scored with 3 seeds on this teacher only." in text
     easy = [run for run in runs_of(others) if run.figures.pop("multikey 512")]
-    assert "second teacher" not in page(runs_of(SCORES) + easy)
+    assert "second teacher" not in format_page(runs_of(SCORES) + easy)
 
 
 def test_balanced_and_best_are_told_apart_where_their_states_hardly_differ() -> None:
     near = runs_of({f"students/{DELTA}": 0.95, "students/lawcat": 0.9}) + runs_of({"students/lawcat-delta": 0.97}, recall=0.96)
-    (line_found,) = [line for line in page(near).splitlines() if "does not decide" in line]
-    assert line_found.startswith(f"`{DELTA}` takes 2.6% less state than `lawcat-delta`")
-    assert "higher score, most of all in passkey at" in line_found
-    assert line_found.endswith("(0.98, not 0.96).")
-    assert "does not decide" not in page(runs_of(SCORES))
+    (line,) = [line for line in format_page(near).splitlines() if "does not decide" in line]
+    assert line.startswith(f"`{DELTA}` takes 2.6% less state than `lawcat-delta`")
+    assert "higher score, most of all in passkey at" in line
+    assert line.endswith("(0.98, not 0.96).")
+    assert "does not decide" not in format_page(runs_of(SCORES))
 
 
 def test_what_was_not_trained_ships_and_has_no_run() -> None:
@@ -75,27 +75,27 @@ def test_what_was_not_trained_ships_and_has_no_run() -> None:
 
 def test_specs_whose_own_recipe_was_used_are_named() -> None:
     """If a recommended spec ships with a recipe, its runs must have used this recipe."""
-    (line_found,) = [line for line in page(read_runs()).splitlines() if "were trained like this" in line]
+    (line,) = [line for line in format_page(read_runs()).splitlines() if "were trained like this" in line]
     for name in ("gated-delta", "alternating-delta", "lawcat-delta"):
-        assert f"`{name}`" in line_found
-    assert "`lawcat`" not in line_found
+        assert f"`{name}`" in line
+    assert "`lawcat`" not in line
 
 
 @pytest.mark.drawn
 def test_the_picture_is_of_what_is_there(tmp_path: Path) -> None:
     runs = runs_of(SCORES) + runs_of({"teacher/softmax": 0.7}, seeds=(0,))
-    draw(candidates(runs)[0], teacher(runs), tmp_path / "some.png")
+    draw(find_candidates(runs)[0], find_teacher(runs), tmp_path / "some.png")
     draw([], None, tmp_path / "none.png")
     assert (tmp_path / "some.png").stat().st_size > (tmp_path / "none.png").stat().st_size
     assert {path.name for path in tmp_path.iterdir()} == {"some.png", "none.png"}
 
 
 def test_the_page_is_of_the_runs() -> None:
-    stale = PAGE.read_text(encoding="utf-8") != page(read_runs())
+    stale = PAGE.read_text(encoding="utf-8") != format_page(read_runs())
     assert not stale, "docs/choosing.md is not of the runs that are kept: `python -m evidence --page` writes it anew"
 
 
 def test_every_name_in_the_picture_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, runs = kept_open(monkeypatch), read_runs()
-    draw(candidates(runs)[0], teacher(runs), tmp_path / "every.png")
+    draw(find_candidates(runs)[0], find_teacher(runs), tmp_path / "every.png")
     assert_legible(kept["every.png"])

@@ -18,12 +18,12 @@ from evidence.claims import CLAIMS
 from evidence.claims.claim import Claim
 from evidence.experiments import EXPERIMENTS, SCORING, Experiment
 from evidence.kept import read_runs
-from evidence.page import FOUR, OURS, PAGE, page
+from evidence.page import OWN_STUDENTS, PAGE, PAPER_STUDENTS, format_page
 from evidence.running import find_missing_runs
-from evidence.verdict import Kept, Place, verdict
+from evidence.verdict import Place, RunFigures, judge_claim
 
 EVERY = [claim for claims in CLAIMS.values() for claim in claims]
-RUNS = Kept(read_runs())
+RUNS = RunFigures(read_runs())
 
 
 def columns(experiment: Experiment) -> set[str]:
@@ -56,7 +56,7 @@ def places(claim: Claim) -> Iterator[Place]:
     for run in claim.rows.values():
         for column in claim.columns:
             yield Place(run, column)
-    for expectation in claim.expected:
+    for expectation in claim.expectations:
         yield expectation.left
         if isinstance(expectation.right, Place):
             yield expectation.right
@@ -73,24 +73,24 @@ def test_places_exist(claim: Claim) -> None:
 
 @pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.title)
 def test_what_is_expected_stands_in_the_table(claim: Claim) -> None:
-    assert claim.expected
-    for expectation in claim.expected:
+    assert claim.expectations
+    for expectation in claim.expectations:
         for place in (expectation.left, expectation.right):
             if isinstance(place, Place):
-                assert place.run in claim.rows.values(), expectation.says
-                assert set(place.columns) <= set(claim.columns), expectation.says
+                assert place.run in claim.rows.values(), expectation.text
+                assert set(place.columns) <= set(claim.columns), expectation.text
 
 
 @pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.title)
 def test_what_is_not_reproduced_says_what_differs_and_what_was_tried(claim: Claim) -> None:
     """The claim may also state that nothing else was tried."""
-    if verdict(claim.expected, RUNS) in ("not reproduced", "not at this scale"):
+    if judge_claim(claim.expectations, RUNS) in ("not reproduced", "not at this scale"):
         assert "What differs" in claim.remark
         assert "tried" in claim.remark.lower()
 
 
 def test_the_last_table_is_of_runs_that_exist() -> None:
-    for run in (FOUR | OURS).values():
+    for run in (PAPER_STUDENTS | OWN_STUDENTS).values():
         experiment, _, variant = run.partition("/")
         assert variant in KNOWN[experiment][0], run
 
@@ -120,5 +120,5 @@ def test_kept_runs_are_of_what_is_asked(tmp_path: Path) -> None:
 
 
 def test_the_page_is_of_the_runs() -> None:
-    stale = PAGE.read_text(encoding="utf-8") != page()
+    stale = PAGE.read_text(encoding="utf-8") != format_page()
     assert not stale, "docs/evidence.md is not of the runs that are kept: `python -m evidence --page` writes it anew"

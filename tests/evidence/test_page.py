@@ -11,19 +11,19 @@ from evidence import page
 from evidence.__main__ import main
 from evidence.claims import CLAIMS, PAPERS
 from evidence.kept import Run, read_runs
-from evidence.verdict import Kept
+from evidence.verdict import RunFigures
 from tests.composer.legible import assert_legible, kept_open
 
 
-def kept(**scores: list[float]) -> Kept:
+def make_figures(**scores: list[float]) -> RunFigures:
     """Return runs with one value in every column, by name and seed."""
-    every = {**page.FOUR, **page.OURS}
+    runs = {**page.PAPER_STUDENTS, **page.OWN_STUDENTS}
     columns = (*page.PASSKEY, *page.RECALL, *page.STORIES)
-    return Kept(
+    return RunFigures(
         [
             Run(
-                experiment=every[name].partition("/")[0],
-                variant=every[name].partition("/")[2],
+                experiment=runs[name].partition("/")[0],
+                variant=runs[name].partition("/")[2],
                 seed=seed,
                 identity="",
                 values={},
@@ -39,30 +39,30 @@ def kept(**scores: list[float]) -> Kept:
 
 
 def test_a_cell_is_mean_and_spread() -> None:
-    shown = page.table(
-        {"a": page.FOUR["LAWCAT"], "b": page.FOUR["LoLA"], "c": page.FOUR["teacher"]},
+    table = page.format_table(
+        {"a": page.PAPER_STUDENTS["LAWCAT"], "b": page.PAPER_STUDENTS["LoLA"], "c": page.PAPER_STUDENTS["teacher"]},
         ("passkey 256",),
-        kept(LAWCAT=[0.5, 0.7], teacher=[12.345]),
+        make_figures(LAWCAT=[0.5, 0.7], teacher=[12.345]),
     )
-    assert shown.splitlines()[2:] == ["| a | 0.60 ± 0.14 |", "| b | – |", "| c | 12.3 |"]
+    assert table.splitlines()[2:] == ["| a | 0.60 ± 0.14 |", "| b | – |", "| c | 12.3 |"]
 
 
 def test_the_best_comes_first() -> None:
-    runs = kept(**{"LoLCATs": [0.2], "gated-delta": [0.9, 0.7], "LAWCAT": [0.7]})
-    assert [name for name, _ in page.ranking(runs)] == ["gated-delta", "LAWCAT", "LoLCATs"]
+    figures = make_figures(**{"LoLCATs": [0.2], "gated-delta": [0.9, 0.7], "LAWCAT": [0.7]})
+    assert [name for name, _ in page.rank_students(figures)] == ["gated-delta", "LAWCAT", "LoLCATs"]
 
 
 @pytest.mark.drawn
 def test_the_picture_is_drawn_of_whatever_is_there(tmp_path: Path) -> None:
-    page.draw(kept(), tmp_path / "none.png")
-    page.draw(kept(**{"teacher": [1.0], "gated-delta": [0.9, 0.7, 0.8]}), tmp_path / "some.png")
+    page.draw(make_figures(), tmp_path / "none.png")
+    page.draw(make_figures(**{"teacher": [1.0], "gated-delta": [0.9, 0.7, 0.8]}), tmp_path / "some.png")
     assert (tmp_path / "none.png").stat().st_size != (tmp_path / "some.png").stat().st_size
     assert not list(tmp_path.glob(".*"))
 
 
 def test_the_picture_is_legible_and_no_share_goes_beyond_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = kept_open(monkeypatch)
-    page.draw(kept(**{name: [1.0, 0.9, 0.6] for name in (*page.FOUR, "alternating-delta")}), tmp_path / "all.png")
+    page.draw(make_figures(**{name: [1.0, 0.9, 0.6] for name in (*page.PAPER_STUDENTS, "alternating-delta")}), tmp_path / "all.png")
     assert_legible(figures["all.png"])
     shares = figures["all.png"].axes[:2]
     ends = [segment[:, 1] for axis in shares for bars in axis.collections for segment in bars.get_segments()]
@@ -72,8 +72,11 @@ def test_the_picture_is_legible_and_no_share_goes_beyond_one(tmp_path: Path, mon
 
 def test_claims_are_counted() -> None:
     """Claims are counted by verdict. The README has the same numbers for the papers' claims."""
-    assert page.counted(("LoLCATs",), Kept([])) == f"{len(CLAIMS['LoLCATs'])} claims: {len(CLAIMS['LoLCATs'])} waiting for runs"
-    of_papers = page.counted(PAPERS, Kept(read_runs()))
+    assert (
+        page.count_claims(("LoLCATs",), RunFigures([]))
+        == f"{len(CLAIMS['LoLCATs'])} claims: {len(CLAIMS['LoLCATs'])} waiting for runs"
+    )
+    of_papers = page.count_claims(PAPERS, RunFigures(read_runs()))
     assert f"From the papers, {of_papers}." in page.PAGE.read_text(encoding="utf-8")
     assert of_papers.replace(" claims:", " claims of the papers, in miniature:") in (page.DOCS.parent / "README.md").read_text(
         encoding="utf-8"

@@ -45,9 +45,9 @@ def test_every_variant_is_trained_and_scored_on_the_harder_tasks(tmp_path: Path)
     assert run_missing(experiment, tmp_path / "work", one_process, lambda line: None, runs_folder=tmp_path / "runs") == []
     runs = read_runs(tmp_path / "runs")
     names = {variant.name for variant in read_variants(SECOND.specs)}
-    places = [run.partition("/") for run in second.SAME.values()]
-    spoken_of = {variant for experiment, _, variant in places if experiment == SECOND.name}
-    assert {run.variant for run in runs} == names == spoken_of
+    places = [run.partition("/") for run in second.SECOND_RUNS.values()]
+    claimed = {variant for experiment, _, variant in places if experiment == SECOND.name}
+    assert {run.variant for run in runs} == names == claimed
     assert all(set(run.figures) == {f"{task} 136" for task in HARDER} for run in runs)
     assert find_missing_runs(experiment, tmp_path / "runs") == {}
 
@@ -60,28 +60,28 @@ def test_every_variant_fits_the_second_teacher() -> None:
 
 
 def test_hybrids_and_windows_take_as_many_bytes() -> None:
-    taken = {
+    states = {
         variant.name: explain(variant.spec, SOURCE, sequence=512).state_bytes for variant in read_variants(SECOND_HYBRIDS.specs)
     }
-    first, last, windows = taken.values()
+    first, last, windows = states.values()
     assert first == last == 449_928
     assert windows == 449_768
 
 
 def test_the_same_is_expected_of_the_second_teacher() -> None:
-    again = [claim for claim in second.CLAIMS if claim.title.endswith("a second teacher")]
-    first = [claim for claim in lawcat.CLAIMS if f"{claim.title}: a second teacher" in {claim.title for claim in again}]
-    assert len(first) == len(again) == 4
-    assert {claim.where for claim in first} >= {"LAWCAT, section 5.2, table 5", "LAWCAT, tables 2 and 3", "LAWCAT, table 6"}
-    for before, after in zip(first, again, strict=True):
-        assert (before.says, before.columns) == (after.says, after.columns)
-        assert [(expectation.says, expectation.beyond) for expectation in before.expected] == [
-            (expectation.says, expectation.beyond) for expectation in after.expected
+    repeated = [claim for claim in second.CLAIMS if claim.title.endswith("a second teacher")]
+    first = [claim for claim in lawcat.CLAIMS if f"{claim.title}: a second teacher" in {claim.title for claim in repeated}]
+    assert len(first) == len(repeated) == 4
+    assert {claim.reference for claim in first} >= {"LAWCAT, section 5.2, table 5", "LAWCAT, tables 2 and 3", "LAWCAT, table 6"}
+    for before, after in zip(first, repeated, strict=True):
+        assert (before.statement, before.columns) == (after.statement, after.columns)
+        assert [(expectation.text, expectation.is_beyond_paper) for expectation in before.expectations] == [
+            (expectation.text, expectation.is_beyond_paper) for expectation in after.expectations
         ]
         assert all(run.startswith("second") for run in after.rows.values())
-    assert again[0].expected[0].left == Place(second.SAME[LAWCAT], "passkey 512")
-    assert again[0].expected[0].right == Place(second.SAME[LOLCATS], "passkey 512")
+    assert repeated[0].expectations[0].left == Place(second.SECOND_RUNS[LAWCAT], "passkey 512")
+    assert repeated[0].expectations[0].right == Place(second.SECOND_RUNS[LOLCATS], "passkey 512")
 
 
 def test_what_differs_is_said_of_claims_that_there_are() -> None:
-    assert second.DIFFERS.keys() <= {*HARDER, *(claim.title for claim in lawcat.CLAIMS)}
+    assert second.REMARKS.keys() <= {*HARDER, *(claim.title for claim in lawcat.CLAIMS)}
