@@ -39,15 +39,15 @@ def main(
         workers = one_process if count == 1 else processes(count)
         for experiment in () if page_only else ABLATIONS.values():
             if not only or experiment.name in only:
-                failures += run_missing(experiment, work, workers, _tell, device)
+                failures += run_missing(experiment, work, workers, _print_message, device)
         if not page_only and (not only or collapse.NAME in only):
-            collapse.run_missing(work, workers, _tell, device)
+            collapse.run_missing(work, workers, _print_message, device)
         if not page_only and (not only or listops.NAME in only):
-            listops.run_missing(work, _tell, device)
+            listops.run_missing(work, _print_message, device)
         if not page_only and (not only or selecting.NAME in only):
-            failures += selecting.run_all(work, workers, _tell, device)
+            failures += selecting.run_all(work, workers, _print_message, device)
         if not page_only and (not only or speed.NAME in only):
-            speed.run_missing(work, _tell, device)
+            speed.run_missing(work, _print_message, device)
     except ComposerError as error:
         typer.echo(error, err=True)
         raise typer.Exit(2) from error
@@ -58,7 +58,7 @@ def main(
     raise typer.Exit(1 if failures else 0)
 
 
-def _tell(line: str) -> None:
+def _print_message(line: str) -> None:
     typer.echo(line, err=True)
 
 

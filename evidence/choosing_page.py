@@ -32,7 +32,7 @@ from evidence.experiments import CONFIRMATION, EXPERIMENTS, LENGTHS, SEEDS, TEAC
 from evidence.kept import Run, read_runs
 from evidence.page import join_words
 from evidence.second import HARDER, SECOND, SECOND_LOLA, SECOND_TEACHER
-from evidence.smollm2.budget import budget_table
+from evidence.smollm2.budget import build_budget_table
 from evidence.smollm2.plan import read_plan
 from evidence.smollm2.report import models_of
 from evidence.verdict import RunFigures
@@ -119,7 +119,7 @@ def _format_language_model() -> Iterator[str]:
         yield "## For SmolLM2-135M\n\n"
         yield "Students of a language model after two million tokens of training each ([smollm2.md](smollm2.md)). A model is "
         yield "listed if it is better than the one before it by more than the 95 % interval of the difference on the same rows.\n\n"
-        yield budget_table(plan, models).markdown()
+        yield build_budget_table(plan, models).markdown()
 
 
 def _format_recommendations(recommendations: Sequence[Recommendation], teacher: Candidate | None) -> Iterator[str]:

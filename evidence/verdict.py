@@ -49,14 +49,14 @@ class Expectation:
 
 
 def above(text: str, left: Place, right: Place, times: float = 1.0) -> Expectation:
-    """Expect left > times · right. The test is open if both are equal."""
+    """Expect left > times · right. It is open if both sides are equal."""
     return Expectation(
         text, left, right, lambda value, reference: None if value == times * reference else value > times * reference
     )
 
 
 def below(text: str, left: Place, right: Place) -> Expectation:
-    """Expect left < right. The test is open if both are equal."""
+    """Expect left < right. It is open if both sides are equal."""
     return Expectation(text, left, right, lambda value, reference: None if value == reference else value < reference)
 
 

@@ -73,11 +73,13 @@ LEADS = {
 }
 
 
-def _lead(name: str, columns: tuple[str, ...]) -> Place:
+def _locate_lead(name: str, columns: tuple[str, ...]) -> Place:
+    """Return the place of these columns' mean in a row of ``LEADS``."""
     return Place(LEADS[name], columns)
 
 
-def _cached(name: str) -> Place:
+def _locate_cached(name: str) -> Place:
+    """Return the place of the perplexity of stories in a row of ``CACHED``."""
     return Place(CACHED[name], STORIES[0])
 
 
@@ -138,15 +140,19 @@ CLAIMS = (
         CACHED,
         (*STORIES[:1], PASSKEY[0], RECALL[0]),
         (
-            below("with positions in the window below `cached`, stories", _cached("positions in the window"), _cached("as it is")),
+            below(
+                "with positions in the window below `cached`, stories",
+                _locate_cached("positions in the window"),
+                _locate_cached("as it is"),
+            ),
             below(
                 "with positions in the window below that without a sparse cache, stories",
-                _cached("positions in the window"),
-                _cached("no sparse cache"),
+                _locate_cached("positions in the window"),
+                _locate_cached("no sparse cache"),
             ),
             near(
                 "with positions in the window within a tenth of LAWCAT, stories",
-                _cached("positions in the window"),
+                _locate_cached("positions in the window"),
                 Place(LAWCAT, STORIES[0]),
                 0.1,
             ),
@@ -164,24 +170,24 @@ CLAIMS = (
         (STORIES[0], *RETRIEVAL),
         (
             *(
-                above(f"{name} above Macchiato, mean of recall", _lead(name, RECALL), Place(MACCHIATO, RECALL))
+                above(f"{name} above Macchiato, mean of recall", _locate_lead(name, RECALL), Place(MACCHIATO, RECALL))
                 for name in ("no mixer", "a convolution as mixer")
             ),
             above(
                 "a convolution as mixer above no mixer, mean of passkeys",
-                _lead("a convolution as mixer", PASSKEY),
-                _lead("no mixer", PASSKEY),
+                _locate_lead("a convolution as mixer", PASSKEY),
+                _locate_lead("no mixer", PASSKEY),
             ),
             below(
                 "a tenth of the rate in transfer below no mixer, mean of recall",
-                _lead("a tenth of the rate in transfer", RECALL),
-                _lead("no mixer", RECALL),
+                _locate_lead("a tenth of the rate in transfer", RECALL),
+                _locate_lead("no mixer", RECALL),
             ),
             *(
                 above(
                     f"a delta rule beside above {name}, mean of all",
-                    _lead("a delta rule beside", RETRIEVAL),
-                    _lead(name, RETRIEVAL),
+                    _locate_lead("a delta rule beside", RETRIEVAL),
+                    _locate_lead(name, RETRIEVAL),
                 )
                 for name in list(LEADS)[1:-1]
             ),

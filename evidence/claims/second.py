@@ -101,7 +101,8 @@ HYBRIDS = {
 WINDOWS, DELTA = "second-hybrids/kept-softmax-windows", SECOND_RUNS[ours.BEST]
 
 
-def _harder_place(run: str, length: str) -> Place:
+def _locate_harder(run: str, length: str) -> Place:
+    """Return the place of a run's mean over the harder tasks."""
     return Place(run, tuple(f"{task} {length}" for task in HARDER))
 
 
@@ -114,12 +115,14 @@ KEPT_SOFTMAX = Claim(
     tuple(f"{task} {length}" for length in TIMES[:3] for task in HARDER),
     (
         *(
-            above(f"{name} above windows, harder retrieval at 256", _harder_place(run, "256"), _harder_place(WINDOWS, "256"))
+            above(f"{name} above windows, harder retrieval at 256", _locate_harder(run, "256"), _locate_harder(WINDOWS, "256"))
             for name, run in HYBRIDS.items()
         ),
         *(
             above(
-                f"lawcat-delta above {name}, harder retrieval at 1,024", _harder_place(DELTA, "1,024"), _harder_place(run, "1,024")
+                f"lawcat-delta above {name}, harder retrieval at 1,024",
+                _locate_harder(DELTA, "1,024"),
+                _locate_harder(run, "1,024"),
             )
             for name, run in HYBRIDS.items()
         ),

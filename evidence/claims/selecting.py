@@ -20,11 +20,11 @@ ROWS = {
 }
 
 
-def _before(name: str) -> Place:
+def _locate_before(name: str) -> Place:
     return Place(f"{NAME}/{name}", BEFORE)
 
 
-def _final(name: str, column: str) -> Place:
+def _locate_final(name: str, column: str) -> Place:
     return Place(f"{TRAINED}/{name}", column)
 
 
@@ -36,13 +36,19 @@ CLAIMS = (
         {name: f"{NAME}/{choice}" for name, choice in ROWS.items()},
         (BEFORE, BEATEN, STATE),
         (
-            *(below(f"by restored below {baseline}, {BEFORE}", _before("restored"), _before(baseline)) for baseline in BASELINES),
+            *(
+                below(f"by restored below {baseline}, {BEFORE}", _locate_before("restored"), _locate_before(baseline))
+                for baseline in BASELINES
+            ),
             at_least("by restored, nine of ten choices of two layers are worse", Place(f"{NAME}/restored", BEATEN), 0.9),
             *(
                 near(f"{baseline}: as much state", Place(f"{NAME}/{baseline}", STATE), Place(f"{NAME}/restored", STATE), 0.0)
                 for baseline in BASELINES
             ),
-            *(beyond(below(f"by {score} below {REGULAR}, {BEFORE}", _before(score), _before(REGULAR))) for score in SCORES[1:]),
+            *(
+                beyond(below(f"by {score} below {REGULAR}, {BEFORE}", _locate_before(score), _locate_before(REGULAR)))
+                for score in SCORES[1:]
+            ),
         ),
         "KL(teacher ‖ student) in nats per token on 16 held-out rows (lower is better), and the share of all 28 choices "
         "of two layers that are worse. With an earlier teacher, made by the same command on another machine, every "
@@ -56,11 +62,15 @@ CLAIMS = (
         FINAL,
         (
             *(
-                below(f"by restored below {baseline}, {FINAL[0]}", _final("restored", FINAL[0]), _final(baseline, FINAL[0]))
+                below(
+                    f"by restored below {baseline}, {FINAL[0]}",
+                    _locate_final("restored", FINAL[0]),
+                    _locate_final(baseline, FINAL[0]),
+                )
                 for baseline in BASELINES
             ),
             *(
-                above(f"by restored above {baseline}, {column}", _final("restored", column), _final(baseline, column))
+                above(f"by restored above {baseline}, {column}", _locate_final("restored", column), _locate_final(baseline, column))
                 for column in FINAL[1:3]
                 for baseline in BASELINES
             ),

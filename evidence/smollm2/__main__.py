@@ -32,12 +32,12 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="Names of the plan's models, or NAME-SEED. Left out: all.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time.", min=1)] = 1,
     work: Annotated[Path, typer.Option(help="Folder for models and scores.")] = Path("build-output/smollm2"),
-    kept: Annotated[Path, typer.Option(help="Folder for the results.")] = RUNS,
+    runs_folder: Annotated[Path, typer.Option("--kept", help="Folder for the results.")] = RUNS,
     page_only: Annotated[bool, typer.Option("--page", help="Run nothing. Write the page of the kept results.")] = False,
 ) -> None:
     """Build, train and score the models of a plan. Then write docs/smollm2.md."""
     if page_only:
-        page.write(read_plan(plan), kept)
+        page.write(read_plan(plan), runs_folder)
         return
     if teacher is None or not data:
         raise typer.BadParameter("runs need --teacher and --data")
@@ -57,24 +57,24 @@ def main(
         runs = [
             run for run in runs_of(read_plan(plan), inputs, work.resolve()) if not only or {run.name, run.folder.name} & set(only)
         ]
-        run_all([run for run in runs if not is_kept(run, kept)], jobs, kept)
-        page.write(read_plan(plan), kept)
+        run_all([run for run in runs if not is_kept(run, runs_folder)], jobs, runs_folder)
+        page.write(read_plan(plan), runs_folder)
     except (ComposerError, OSError, ValueError) as error:
         typer.echo(error, err=True)
         raise typer.Exit(2) from error
 
 
-def run_all(runs: Sequence[Run], jobs: int, kept: Path) -> None:
+def run_all(runs: Sequence[Run], jobs: int, runs_folder: Path) -> None:
     """Do runs, ``jobs`` at a time. A run whose source is a student waits for that student's run.
 
-    Raises ComposerError after all others have ended if some failed.
+    If runs fail, raises ComposerError after all others have ended.
     """
     started: dict[str, Future[None]] = {}
 
     def start(run: Run, source: Future[None] | None) -> None:
         if source is not None:
             source.result()
-        run_model(run, _tell, kept)
+        run_model(run, _print_message, runs_folder)
 
     with ThreadPoolExecutor(jobs) as pool:
         for run in runs:
@@ -85,7 +85,7 @@ def run_all(runs: Sequence[Run], jobs: int, kept: Path) -> None:
         raise ComposerError("\n".join(f"{name}: {error}" for name, error in failures.items()))
 
 
-def _tell(line: str) -> None:
+def _print_message(line: str) -> None:
     typer.echo(line, err=True)
 
 

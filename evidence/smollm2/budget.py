@@ -1,4 +1,4 @@
-"""Which model of the plan to take for a budget of state: for tasks, text and retrieval."""
+"""The best models of a plan for a growing budget of state: for tasks, text and retrieval."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 from composer.tables import Table
 from evidence.smollm2.plan import Plan
-from evidence.smollm2.report import Model, difference, harness_columns, retrieval_columns, text_columns
+from evidence.smollm2.report import Model, bootstrap_difference, harness_columns, retrieval_columns, text_columns
 
 
-def budget_table(plan: Plan, models: Sequence[Model]) -> Table:
-    """A row for each use, with the models to take as the state grows.
+def build_budget_table(plan: Plan, models: Sequence[Model]) -> Table:
+    """Build a table with a row for each use: the recommended models as the state grows.
 
-    A model is listed if it is better than the one before it on the same rows, by more than the 95 % interval of a paired bootstrap.
+    A model is listed if it is better than the previous one on the same rows, by more than the 95 % interval of a paired bootstrap.
     """
     assert plan.text is not None
     length = max(plan.text.lengths)
@@ -26,21 +26,25 @@ def budget_table(plan: Plan, models: Sequence[Model]) -> Table:
     }
     rows = []
     for use, (columns, sign) in uses.items():
-        scored = []
+        entries = []
         for model in models:
-            scores = [model.rows(column) for column in columns]
-            if all(one is not None for one in scores):
-                scored.append(
-                    (model.results[0].state_bytes[length], model.name, np.concatenate([one for one in scores if one is not None]))
+            scores_by_column = [model.rows(column) for column in columns]
+            if all(scores is not None for scores in scores_by_column):
+                entries.append(
+                    (
+                        model.results[0].state_bytes[length],
+                        model.name,
+                        np.concatenate([scores for scores in scores_by_column if scores is not None]),
+                    )
                 )
-        rows.append((use, "; ".join(_as_it_grows(sorted(scored, key=lambda entry: entry[:2]), sign))))
+        rows.append((use, "; ".join(_choose_by_state(sorted(entries, key=lambda entry: entry[:2]), sign))))
     return Table(f"By the state of a text of {length:,} tokens", ("", "models, as the state grows"), tuple(rows))
 
 
-def _as_it_grows(scored: Sequence[tuple[int, str, np.ndarray]], sign: int) -> list[str]:
-    best, words = None, []
-    for state, name, rows in scored:
-        if best is None or difference(sign * rows, sign * best)[1] > 0:
+def _choose_by_state(entries: Sequence[tuple[int, str, np.ndarray]], sign: int) -> list[str]:
+    best, choices = None, []
+    for state, name, rows in entries:
+        if best is None or bootstrap_difference(sign * rows, sign * best)[1] > 0:
             best = rows
-            words.append(f"{state / 2**20:,.1f} MiB: {name} ({rows.mean():.2f})")
-    return words
+            choices.append(f"{state / 2**20:,.1f} MiB: {name} ({rows.mean():.2f})")
+    return choices

@@ -47,8 +47,8 @@ class Student(Closed):
     seeds: tuple[NonNegativeInt, ...] = (0,)
 
 
-class Scored(Closed):
-    """Tasks of this project, scored at several lengths. samples: of each task at each length."""
+class ScoredTasks(Closed):
+    """Tasks of this project, scored at several lengths. samples: the number of samples of each task at each length."""
 
     tasks: tuple[str, ...]
     lengths: tuple[PositiveInt, ...]
@@ -56,7 +56,7 @@ class Scored(Closed):
 
 
 class HarnessTask(Closed):
-    """A task of lm-eval. local: its name in a folder with local copies. metric: of the tables. chance: the score of a guess."""
+    """A task of lm-eval. local: its name in a folder with local copies. metric: used in tables. chance: the score of a guess."""
 
     local: str
     metric: str
@@ -64,7 +64,7 @@ class HarnessTask(Closed):
 
 
 class Harness(Closed):
-    """Tasks of lm-eval, by their names there. rows: of each task."""
+    """Tasks of lm-eval, by their names in lm-eval. rows: the number of rows of each task."""
 
     tasks: dict[str, HarnessTask]
     rows: PositiveInt
@@ -81,8 +81,8 @@ class Plan(Closed):
     finetune: Settings
     general: Harness | None = None
     written: Harness | None = None
-    text: Scored | None = None
-    retrieval: Scored
+    text: ScoredTasks | None = None
+    retrieval: ScoredTasks
     students: Annotated[tuple[Student, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -96,16 +96,16 @@ class Plan(Closed):
         return self
 
     def student(self, name: str) -> Student:
-        """The student of this name."""
+        """Return the student with this name."""
         return next(student for student in self.students if student.name == name)
 
     def recipe(self, student: Student) -> Settings:
-        """The recipe of a student, with what the plan sets for all."""
+        """Return the recipe of a student. It includes the settings that all students share."""
         recipe: Settings = {"sequence": student.sequence or self.sequence, "rows": self.rows}
         for stage, common in (("transfer", self.transfer), ("finetune", self.finetune)):
-            own = getattr(student, stage)
-            if own is not None:
-                recipe[stage] = common | own
+            settings = getattr(student, stage)
+            if settings is not None:
+                recipe[stage] = common | settings
         return recipe
 
 
@@ -133,22 +133,22 @@ class Inputs(Closed):
 
 
 def read_plan(path: Path = PLAN) -> Plan:
-    """Read a plan. Raises OSError, SpecError and ValueError if it cannot be read, or is not one."""
+    """Read a plan. Raises OSError, SpecError or ValueError if the file cannot be read or is not a plan."""
     return Plan.model_validate(plain(read_text(read_config(path, MOST_CONFIG), str(path))))
 
 
-def identity(plan: Plan, name: str, seed: int, inputs: Inputs) -> str:
-    """The hash of all that decides a run's figures, without the versions of the code."""
-    decides: dict[str, Any] = plan.model_dump(mode="json", exclude={"students", "general", "written"})
-    decides["harness"] = [(sorted(one.tasks), one.rows) for one in (plan.general, plan.written) if one is not None]
+def compute_identity(plan: Plan, name: str, seed: int, inputs: Inputs) -> str:
+    """Return the hash of all inputs and settings that decide a run's figures, without the versions of the code."""
+    facts: dict[str, Any] = plan.model_dump(mode="json", exclude={"students", "general", "written"})
+    facts["harness"] = [(sorted(harness.tasks), harness.rows) for harness in (plan.general, plan.written) if harness is not None]
     chain: list[Any] = []
-    following = None if name == plan.baseline else name
-    while following is not None:
-        student = plan.student(following)
+    student_name = None if name == plan.baseline else name
+    while student_name is not None:
+        student = plan.student(student_name)
         chain.append(student.model_dump(mode="json", exclude={"seeds"}))
-        following = student.source
-    decides |= {"students": chain, "seed": seed}
+        student_name = student.source
+    facts |= {"students": chain, "seed": seed}
     files = [Path(reference) for reference in inputs.data]
-    decides["files"] = [sha256(path) for path in (*files, inputs.text, inputs.haystack) if path is not None and path.is_file()]
-    decides["teacher"] = [sha256(path) for path in sorted(Path(inputs.teacher).glob("*.safetensors"))]
-    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    facts["files"] = [sha256(path) for path in (*files, inputs.text, inputs.haystack) if path is not None and path.is_file()]
+    facts["teacher"] = [sha256(path) for path in sorted(Path(inputs.teacher).glob("*.safetensors"))]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

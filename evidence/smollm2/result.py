@@ -1,4 +1,4 @@
-"""What a run found, in a small file that is committed, so that no run is repeated."""
+"""The result of each run, in a small committed file, so that no run is repeated."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Result(Closed):
 
     - identity: a hash of the inputs and settings.
     - commands: the arguments of ``compose``, by step, with names in place of paths.
-    - seconds: of each step, on the clock; None where the step was stopped and went on.
-    - tokens: of training, by stage. held_out: mean losses before and after each stage.
+    - seconds: wall-clock time of each step; None if the step was stopped and continued.
+    - tokens: tokens of training, by stage. held_out: mean losses before and after each stage.
     - harness: the score of each row, by task of lm-eval and metric.
-    - text: nats a token of each sample, by task and length; positions: their means in equal parts of the text.
+    - text: nats per token of each sample, by task and length. positions: their means in equal parts of the text.
     - retrieval: the score of each sample, by task and length.
-    - state_bytes: of the state of one text, by its length in tokens.
+    - state_bytes: the size of one text's state, by the text's length in tokens.
     """
 
     name: str
@@ -40,18 +40,18 @@ class Result(Closed):
     device: str
 
 
-def path_of(name: str, seed: int, kept: Path = RUNS) -> Path:
-    """The file of a run."""
-    return kept / f"{name}-{seed}.json"
+def path_of(name: str, seed: int, runs_folder: Path = RUNS) -> Path:
+    """Return the file of a run."""
+    return runs_folder / f"{name}-{seed}.json"
 
 
-def keep(result: Result, kept: Path = RUNS) -> None:
+def keep_result(result: Result, runs_folder: Path = RUNS) -> None:
     """Write a result, whole or not at all."""
-    kept.mkdir(parents=True, exist_ok=True)
-    write_whole(path_of(result.name, result.seed, kept), result.model_dump_json() + "\n")
+    runs_folder.mkdir(parents=True, exist_ok=True)
+    write_whole(path_of(result.name, result.seed, runs_folder), result.model_dump_json() + "\n")
 
 
-def read_result(name: str, seed: int, kept: Path = RUNS) -> Result | None:
-    """The kept result of a run; None where there is none."""
-    path = path_of(name, seed, kept)
+def read_result(name: str, seed: int, runs_folder: Path = RUNS) -> Result | None:
+    """Return the kept result of a run, or None if there is none."""
+    path = path_of(name, seed, runs_folder)
     return Result.model_validate_json(read_text(path, MOST_LOG)) if path.is_file() else None

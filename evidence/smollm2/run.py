@@ -1,6 +1,6 @@
-"""Builds, trains and scores the models of a plan with the commands of the product, and keeps what each run found in one file.
+"""Build, train and score the models of a plan by commands of ``compose``, and write the result of each run to one file.
 
-A step of a run is one command. A step that ended is not run again, so a stopped run continues.
+A step of a run is one command. A finished step is not run again, so a stopped run continues.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from composer.files import write_whole
 from composer.state import read_log
 from composer.versions import versions_of
 from composer.weights.record import TrainedStage, read_record
-from evidence.smollm2.plan import HERE, Inputs, Plan, Student, identity
-from evidence.smollm2.result import RUNS, Result, keep, read_result
+from evidence.smollm2.plan import HERE, Inputs, Plan, Student, compute_identity
+from evidence.smollm2.result import RUNS, Result, keep_result, read_result
 
 Listener = Callable[[str], None]
 TASKS = HERE / "tasks"
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def student(self) -> Student | None:
-        """The plan's entry; None for the teacher."""
+        """The plan's student; None for the teacher."""
         return None if self.name == self.plan.baseline else self.plan.student(self.name)
 
     @property
@@ -70,41 +70,41 @@ if prctl := getattr(ctypes.CDLL(None), "prctl", None):
     prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
-"""Runs Python with the arguments that follow. Linux ends it by SIGTERM when its parent ends, also where the parent is killed. A
-``preexec_fn`` would do the same, but is not safe where several threads start processes."""
+"""A program that runs Python with the arguments that follow. Linux ends it by SIGTERM when its parent ends, even if the parent is
+killed. A ``preexec_fn`` would do the same, but is not safe if several threads start processes."""
 
 Step = tuple[str, list[str]]
 """The name of a step, and the arguments of ``compose``."""
 
 
 def runs_of(plan: Plan, inputs: Inputs, work: Path) -> Iterator[Run]:
-    """The runs of a plan: the teacher, all students with their first seed, then the other seeds."""
+    """Yield the runs of a plan: the teacher, all students with their first seeds, then the other seeds."""
     yield Run(plan, inputs, plan.baseline, 0, work)
-    most = max(len(student.seeds) for student in plan.students)
-    for number in range(most):
+    seed_count = max(len(student.seeds) for student in plan.students)
+    for number in range(seed_count):
         for student in plan.students:
             if number < len(student.seeds):
                 yield Run(plan, inputs, student.name, student.seeds[number], work)
 
 
-def is_kept(run: Run, kept: Path = RUNS) -> bool:
-    """Whether a result of this run, with its present settings, is kept."""
-    result = read_result(run.name, run.seed, kept)
-    return result is not None and result.identity == identity(run.plan, run.name, run.seed, run.inputs)
+def is_kept(run: Run, runs_folder: Path = RUNS) -> bool:
+    """True if a result of this run with its present settings is kept."""
+    result = read_result(run.name, run.seed, runs_folder)
+    return result is not None and result.identity == compute_identity(run.plan, run.name, run.seed, run.inputs)
 
 
-def run_model(run: Run, tell: Listener, kept: Path = RUNS) -> Result:
-    """Build, train and score one model, and keep the result. Raises ComposerError if a command fails."""
+def run_model(run: Run, tell: Listener, runs_folder: Path = RUNS) -> Result:
+    """Build, train and score one model, and write the result to its file. Raises ComposerError if a command fails."""
     run.folder.mkdir(parents=True, exist_ok=True)
     for step, arguments in steps_of(run):
         execute_once(run.folder, step, arguments, tell, run.inputs.rows)
-    result = result_of(run)
-    keep(result, kept)
+    result = build_result(run)
+    keep_result(result, runs_folder)
     return result
 
 
 def steps_of(run: Run) -> Iterator[Step]:
-    """The commands of a run, in their order."""
+    """Yield the steps of a run in order: their names and the arguments of ``compose``."""
     if run.student is not None:
         yield from training_of(run, run.student)
     plan, inputs, model = run.plan, run.inputs, str(run.model.resolve() if run.model.exists() else run.model)
@@ -112,21 +112,21 @@ def steps_of(run: Run) -> Iterator[Step]:
     for step, harness, folder in (("general", plan.general, inputs.tasks), ("written", plan.written, TASKS)):
         if harness is not None:
             names = list(harness.tasks) if folder is None else [task.local for task in harness.tasks.values()]
-            own = ["--lm-eval", ",".join(names), "--limit", str(harness.rows), "--log-samples"]
+            options = ["--lm-eval", ",".join(names), "--limit", str(harness.rows), "--log-samples"]
             local = [] if folder is None else ["--include-path", str(folder)]
-            yield step, [*common, *own, *local, "-o", str(run.folder / step)]
-    for step, scored, option, file in (
+            yield step, [*common, *options, *local, "-o", str(run.folder / step)]
+    for step, evaluation, option, file in (
         ("text", plan.text, "--text", inputs.text),
         ("retrieval", plan.retrieval, "--haystack", inputs.haystack),
     ):
-        if scored is not None:
-            words = ["--tasks", ",".join(scored.tasks), "--lengths", ",".join(map(str, scored.lengths))]
-            words += ["--samples", str(scored.samples), *([] if file is None else [option, str(file)])]
+        if evaluation is not None:
+            words = ["--tasks", ",".join(evaluation.tasks), "--lengths", ",".join(map(str, evaluation.lengths))]
+            words += ["--samples", str(evaluation.samples), *([] if file is None else [option, str(file)])]
             yield step, [*common, *words, "-o", str(run.folder / step)]
 
 
 def training_of(run: Run, student: Student) -> Iterator[Step]:
-    """The commands that build and train a student."""
+    """Yield the steps that build and train a student."""
     recipe, seed, folder = run.plan.recipe(student), ["--seed", str(run.seed)], run.folder
     spec, source = student.spec, run.inputs.teacher
     data = [word for reference in student.data or run.inputs.data for word in ("--data", reference)]
@@ -137,50 +137,50 @@ def training_of(run: Run, student: Student) -> Iterator[Step]:
     if student.source is not None:
         source = str(Run(run.plan, run.inputs, student.source, run.seed, run.work).model)
     if student.keep is not None:
-        chosen = ["--keep", str(student.keep), *data, *values, *seed, "--device", run.inputs.device]
-        yield "select", ["select", spec, "--from", source, *chosen, "-o", str(folder / "selected")]
+        options = ["--keep", str(student.keep), *data, *values, *seed, "--device", run.inputs.device]
+        yield "select", ["select", spec, "--from", source, *options, "-o", str(folder / "selected")]
         spec, values = str(folder / "selected" / "spec.yaml"), []
     yield "build", ["build", spec, "--from", source, *values, *seed, "--force", "-o", str(folder / "built")]
-    before = "built"
+    folder_before = "built"
     for stage in stages:
-        after = "trained" if stage == stages[-1] else "transferred"
-        words = ["distill", str(folder / before), "--stage", stage, *data, *seed, "-o", str(folder / after)]
+        folder_after = "trained" if stage == stages[-1] else "transferred"
+        words = ["distill", str(folder / folder_before), "--stage", stage, *data, *seed, "-o", str(folder / folder_after)]
         words += ["--held-out-rows", str(run.plan.held_out_rows), "--device", run.inputs.device]
         words += ["--bfloat16"] if run.inputs.bfloat16 else []
         if run.inputs.accumulate is not None:
             words += ["--set", f"recipe.{stage}.accumulate={run.inputs.accumulate}"]
         yield stage, [*words, *(["--merge"] if stage == "finetune" else [])]
-        before = after
+        folder_before = folder_after
 
 
-def ended(folder: Path, step: str) -> dict[str, Any] | None:
-    """What is noted of a step that ended: its command and its seconds; None where it has not."""
+def read_step_record(folder: Path, step: str) -> dict[str, Any] | None:
+    """Return the record of a finished step, with its command and its seconds, or None if the step has not finished."""
     path = folder / f"{step}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def execute_once(folder: Path, step: str, arguments: list[str], tell: Listener, rows: Path | None = None) -> None:
-    """Run a command of ``compose`` and note it, unless it has ended before. rows: the working directory of lm-eval's tasks.
+    """Run a command of ``compose`` and write its record, unless the step has a record.
 
-    One thread of the processor computes, or as many as OMP_NUM_THREADS states. A command that was stopped continues, and its time
-    is then unknown. Raises ComposerError if the command fails.
+    rows: the working directory of lm-eval's tasks. The command uses OMP_NUM_THREADS threads, by default one. A stopped command
+    continues, and its record then has no time. Raises ComposerError if the command fails.
     """
-    if ended(folder, step) is not None:
+    if read_step_record(folder, step) is not None:
         return
     tell(f"{folder.name}: {step}")
     started = folder / f"{step}.started"
-    again = started.exists()
+    was_stopped = started.exists()
     started.touch()
     resumed = ["--resume"] if arguments[0] == "distill" and Path(arguments[arguments.index("-o") + 1] + ".run").exists() else []
-    words = [sys.executable, "-c", ENDS_WITH_PARENT, "-m", "composer", *arguments, *resumed]
+    command = [sys.executable, "-c", ENDS_WITH_PARENT, "-m", "composer", *arguments, *resumed]
     environment = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-    shown = sys.stderr.isatty()
-    began = time.monotonic()
+    has_terminal = sys.stderr.isatty()
+    start = time.monotonic()
     with (folder / f"{step}.log").open("a", encoding="utf-8") as log:
         process = Popen(
-            words if shown else [*words, "--quiet"],
+            command if has_terminal else [*command, "--quiet"],
             stdout=log,
-            stderr=None if shown else log,
+            stderr=None if has_terminal else log,
             env=environment,
             cwd=rows if "--lm-eval" in arguments else None,
         )
@@ -196,23 +196,23 @@ def execute_once(folder: Path, step: str, arguments: list[str], tell: Listener, 
     if status:
         tail = (folder / f"{step}.log").read_text(encoding="utf-8").strip().splitlines()[-3:]
         raise ComposerError(f"compose {' '.join(arguments)} failed:\n" + "\n".join(tail))
-    note = {
+    record = {
         "command": arguments,
-        "seconds": None if again else round(time.monotonic() - began, 1),
+        "seconds": None if was_stopped else round(time.monotonic() - start, 1),
     }
-    write_whole(folder / f"{step}.json", json.dumps(note, indent=1) + "\n")
+    write_whole(folder / f"{step}.json", json.dumps(record, indent=1) + "\n")
 
 
-def result_of(run: Run) -> Result:
-    """The result of a run whose steps have ended."""
-    notes = {step: note for step, _ in steps_of(run) if (note := ended(run.folder, step)) is not None}
-    stages = _stages(run)
+def build_result(run: Run) -> Result:
+    """Build the result of a run whose steps have finished."""
+    records = {step: record for step, _ in steps_of(run) if (record := read_step_record(run.folder, step)) is not None}
+    stages = _read_stages(run)
     return Result(
         name=run.name,
         seed=run.seed,
-        identity=identity(run.plan, run.name, run.seed, run.inputs),
-        commands={step: _public(run, note["command"]) for step, note in notes.items()},
-        seconds={step: note["seconds"] for step, note in notes.items()},
+        identity=compute_identity(run.plan, run.name, run.seed, run.inputs),
+        commands={step: _hide_paths(run, record["command"]) for step, record in records.items()},
+        seconds={step: record["seconds"] for step, record in records.items()},
         tokens={stage.stage: stage.tokens for stage in stages},
         held_out={
             f"{stage.stage} {when}": fmean(losses.values())
@@ -220,34 +220,36 @@ def result_of(run: Run) -> Result:
             for when, losses in (("before", stage.before), ("after", stage.after))
             if losses
         },
-        harness=dict(_harness(run)),
-        text=_samples(run.folder / "text", lambda sample: sample.score),
+        harness=dict(_read_harness(run)),
+        text=_read_samples(run.folder / "text", lambda sample: sample.score),
         positions={
-            task: {length: _means(samples) for length, samples in lengths.items()}
-            for task, lengths in _samples(run.folder / "text", lambda sample: sample.nats).items()
+            task: {length: _mean_columns(samples) for length, samples in lengths.items()}
+            for task, lengths in _read_samples(run.folder / "text", lambda sample: sample.nats).items()
         },
-        retrieval=_samples(run.folder / "retrieval", lambda sample: sample.score),
+        retrieval=_read_samples(run.folder / "retrieval", lambda sample: sample.score),
         state_bytes=_state_bytes(run),
         versions=versions_of(PACKAGES),
         device=device_name(run.inputs.device),
     )
 
 
-def _stages(run: Run) -> tuple[TrainedStage, ...]:
-    """The stages of training that a student has been through, as its record has them."""
+def _read_stages(run: Run) -> tuple[TrainedStage, ...]:
+    """Read the stages of training from a student's record."""
     record = None if run.student is None else read_record(run.model)
     return () if record is None else record.training
 
 
 def _state_bytes(run: Run) -> dict[int, int]:
-    """The bytes of the state, or the cache, of one text, in bfloat16, by its length in tokens."""
-    of = ("softmax", run.inputs.teacher) if run.student is None else (run.model, None)
-    lengths = {length for scored in (run.plan.text, run.plan.retrieval) if scored is not None for length in scored.lengths}
-    return {length: composer.explain(*of, sequence=length, dtype="bfloat16").state_bytes for length in sorted(lengths)}
+    """Return the size of one text's state or cache in bfloat16, in bytes, by the text's length in tokens."""
+    subject = ("softmax", run.inputs.teacher) if run.student is None else (run.model, None)
+    lengths = {
+        length for evaluation in (run.plan.text, run.plan.retrieval) if evaluation is not None for length in evaluation.lengths
+    }
+    return {length: composer.explain(*subject, sequence=length, dtype="bfloat16").state_bytes for length in sorted(lengths)}
 
 
-def _public(run: Run, command: list[str]) -> list[str]:
-    """A command with names in place of this machine's paths."""
+def _hide_paths(run: Run, command: list[str]) -> list[str]:
+    """Return a command with names in place of this machine's paths."""
     names = {
         str(run.work.resolve()): "WORK",
         str(run.work): "WORK",
@@ -261,8 +263,8 @@ def _public(run: Run, command: list[str]) -> list[str]:
     return [reduce(lambda text, item: text.replace(*item), names.items(), word) for word in command]
 
 
-def _harness(run: Run) -> Iterator[tuple[str, dict[str, list[float]]]]:
-    """The scores of each row, by task, named as in lm-eval, and metric."""
+def _read_harness(run: Run) -> Iterator[tuple[str, dict[str, list[float]]]]:
+    """Yield the name of each task in lm-eval, and the scores of its rows by metric."""
     for step, harness in (("general", run.plan.general), ("written", run.plan.written)):
         local = {} if harness is None else {task.local: name for name, task in harness.tasks.items()}
         for path in sorted((run.folder / step).glob("lm-eval/*/samples_*.jsonl")):
@@ -273,8 +275,8 @@ def _harness(run: Run) -> Iterator[tuple[str, dict[str, list[float]]]]:
             yield local.get(name, name), {metric: [round(float(row[metric]), 4) for row in rows] for metric in metrics}
 
 
-def _samples(folder: Path, value: Callable[[LoggedSample], Any]) -> dict[str, dict[int, list[Any]]]:
-    """A value of each sample of an evaluation, in the samples' order, by task and length."""
+def _read_samples(folder: Path, value: Callable[[LoggedSample], Any]) -> dict[str, dict[int, list[Any]]]:
+    """Read a value of each sample of an evaluation, in the samples' order, by task and length."""
     values: dict[str, dict[int, list[Any]]] = {}
     lines = read_log(folder / SAMPLES, LoggedSample, EvaluationError, SAMPLES_AGAIN)
     for sample in sorted(lines, key=lambda sample: sample.index):
@@ -282,7 +284,7 @@ def _samples(folder: Path, value: Callable[[LoggedSample], Any]) -> dict[str, di
     return values
 
 
-def _means(samples: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """The mean of each column, without missing values; None where all are missing."""
+def _mean_columns(samples: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """Return the mean of each column without missing values, or None if all are missing."""
     columns = [[value for value in column if value is not None] for column in zip(*samples, strict=True)]
     return [round(sum(column) / len(column), 4) if column else None for column in columns]

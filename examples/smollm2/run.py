@@ -19,7 +19,7 @@ import typer
 from composer.data.loading import check_references
 from composer.errors import ComposerError
 from evidence.smollm2.plan import Inputs, read_plan
-from evidence.smollm2.report import draw, models_of, tables
+from evidence.smollm2.report import build_tables, draw, models_of
 from evidence.smollm2.run import execute_once, is_kept, run_model, runs_of
 
 HERE = Path(__file__).parent
@@ -56,7 +56,7 @@ def main(
         typer.echo(error, err=True)
         raise typer.Exit(2) from error
     models = models_of(plan, out / "results")
-    for table in tables(plan, models):
+    for table in build_tables(plan, models):
         typer.echo(f"\n{table.text()}")
     draw(plan, models, out / "smollm2.png")
     typer.echo(f"\nA star marks a difference to the teacher that is unlikely to be chance. Picture: {out / 'smollm2.png'}")

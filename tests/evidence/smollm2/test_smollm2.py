@@ -16,9 +16,9 @@ from composer.spec.loading import load_spec
 from evidence.smollm2 import __main__ as main
 from evidence.smollm2 import page, report
 from evidence.smollm2 import run as running
-from evidence.smollm2.budget import budget_table
-from evidence.smollm2.plan import PLAN, Inputs, Plan, identity, read_plan
-from evidence.smollm2.result import Result, keep, read_result
+from evidence.smollm2.budget import build_budget_table
+from evidence.smollm2.plan import PLAN, Inputs, Plan, compute_identity, read_plan
+from evidence.smollm2.result import Result, keep_result, read_result
 
 ROOT = Path(__file__).parents[3]
 INPUTS = Inputs(teacher="teacher", data=("texts.txt",))
@@ -80,21 +80,23 @@ def test_the_identity_of_a_run_follows_from_what_decides_its_figures(tmp_path: P
     plan, texts = read_plan(), tmp_path / "texts.txt"
     texts.write_text("one")
     inputs = Inputs(teacher=str(tmp_path), data=(str(texts),))
-    before = identity(plan, "lola", 0, inputs)
-    assert before == identity(plan, "lola", 0, inputs)
-    assert before != identity(plan, "lola", 1, inputs)
+    before = compute_identity(plan, "lola", 0, inputs)
+    assert before == compute_identity(plan, "lola", 0, inputs)
+    assert before != compute_identity(plan, "lola", 1, inputs)
     longer = plan.model_copy(update={"sequence": 2 * plan.sequence})
-    assert before != identity(longer, "lola", 0, inputs)
+    assert before != compute_identity(longer, "lola", 0, inputs)
     students = [
         student.model_copy(update={"transfer": {"mse": 1}}) if student.name == "lolcats" else student for student in plan.students
     ]
-    assert before != identity(plan.model_copy(update={"students": tuple(students)}), "lola", 0, inputs), "LoLA is built on LoLCATs"
+    assert before != compute_identity(plan.model_copy(update={"students": tuple(students)}), "lola", 0, inputs), (
+        "LoLA is built on LoLCATs"
+    )
     students = [
         student.model_copy(update={"transfer": {"mse": 1}}) if student.name == "lawcat" else student for student in plan.students
     ]
-    assert before == identity(plan.model_copy(update={"students": tuple(students)}), "lola", 0, inputs)
+    assert before == compute_identity(plan.model_copy(update={"students": tuple(students)}), "lola", 0, inputs)
     texts.write_text("two")
-    assert before != identity(plan, "lola", 0, inputs)
+    assert before != compute_identity(plan, "lola", 0, inputs)
 
 
 def test_a_run_builds_trains_and_scores_by_commands_of_the_product(tmp_path: Path) -> None:
@@ -111,9 +113,9 @@ def test_a_run_builds_trains_and_scores_by_commands_of_the_product(tmp_path: Pat
     (lola,) = (run for run in running.runs_of(plan, INPUTS, tmp_path) if (run.name, run.seed) == ("lola", 1))
     build = dict(running.steps_of(lola))["build"]
     assert build[build.index("--from") + 1] == str(tmp_path / "lolcats-1" / "trained")
-    kept = dict(running.steps_of(replace(run, name="lolcats-kept", seed=0)))
-    assert list(kept)[:2] == ["select", "build"]
-    assert kept["build"][1] == str(tmp_path / "lolcats-kept-0" / "selected" / "spec.yaml")
+    selected_steps = dict(running.steps_of(replace(run, name="lolcats-kept", seed=0)))
+    assert list(selected_steps)[:2] == ["select", "build"]
+    assert selected_steps["build"][1] == str(tmp_path / "lolcats-kept-0" / "selected" / "spec.yaml")
 
 
 def test_a_step_runs_once_and_notes_its_time(tmp_path: Path) -> None:
@@ -122,29 +124,29 @@ def test_a_step_runs_once_and_notes_its_time(tmp_path: Path) -> None:
     running.execute_once(tmp_path, "build", words, messages.append)
     running.execute_once(tmp_path, "build", words, messages.append)
     assert messages == [f"{tmp_path.name}: build"]
-    note = running.ended(tmp_path, "build")
-    assert note is not None
-    assert note["command"] == words
-    assert note["seconds"] > 0
+    record = running.read_step_record(tmp_path, "build")
+    assert record is not None
+    assert record["command"] == words
+    assert record["seconds"] > 0
     (tmp_path / "build.json").unlink()  # as if it had been stopped
     running.execute_once(tmp_path, "build", words, messages.append)
-    again = running.ended(tmp_path, "build")
-    assert again is not None
-    assert again["seconds"] is None, "a part of it was in the call that was stopped"
+    resumed = running.read_step_record(tmp_path, "build")
+    assert resumed is not None
+    assert resumed["seconds"] is None, "a part of it was in the call that was stopped"
 
 
 def test_a_step_that_fails_is_an_error_with_the_end_of_its_output_and_runs_again(tmp_path: Path) -> None:
     words = ["build", "nothing-like-it", "--from", str(tmp_path), "-o", str(tmp_path / "built")]
     with pytest.raises(ComposerError, match=r"compose build nothing-like-it .* failed:\n(.*\n)*.*nothing-like-it"):
         running.execute_once(tmp_path, "build", words, lambda line: None)
-    assert running.ended(tmp_path, "build") is None
+    assert running.read_step_record(tmp_path, "build") is None
 
 
 def test_a_step_that_is_killed_is_an_error_that_names_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "ENDS_WITH_PARENT", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(ComposerError, match="compose show lolcats was ended by SIGKILL, which Linux sends where memory runs out"):
         running.execute_once(tmp_path, "show", ["show", "lolcats"], lambda line: None)
-    assert running.ended(tmp_path, "show") is None
+    assert running.read_step_record(tmp_path, "show") is None
 
 
 def test_runs_at_a_time_wait_for_their_source_and_outlast_the_failure_of_another(
@@ -154,7 +156,7 @@ def test_runs_at_a_time_wait_for_their_source_and_outlast_the_failure_of_another
     runs = [run for run in running.runs_of(read_plan(), INPUTS, tmp_path) if run.folder.name in names]
     ended: list[str] = []
 
-    def run_model(run: running.Run, tell: object, kept: Path) -> None:
+    def run_model(run: running.Run, tell: object, runs_folder: Path) -> None:
         if run.name == "lolcats":
             time.sleep(0.05)
         if run.name == "lawcat":
@@ -172,35 +174,35 @@ def test_differences_are_those_of_the_same_rows() -> None:
     generator = np.random.default_rng(1)
     teacher = generator.normal(size=200)
     student = teacher - 0.1 + 0.01 * generator.normal(size=200)
-    mean, low, high = report.difference(student, teacher)
+    mean, low, high = report.bootstrap_difference(student, teacher)
     assert mean == pytest.approx(-0.1, abs=0.003)
     assert -0.11 < low < mean < high < -0.09, "the rows' own spread, 1, is no part of it"
 
 
 def test_tables_average_over_seeds_and_mark_what_is_not_chance(tmp_path: Path) -> None:
     plan = read_plan()
-    keep(result("teacher", right=(1.0,) * 40), tmp_path)
-    keep(result("lolcats", 0, right=(0.0,) * 40), tmp_path)
-    keep(result("lolcats", 1, right=(1.0,) * 20 + (0.0,) * 20), tmp_path)
-    keep(result("window", right=(1.0,) * 39 + (0.0,)), tmp_path)
+    keep_result(result("teacher", right=(1.0,) * 40), tmp_path)
+    keep_result(result("lolcats", 0, right=(0.0,) * 40), tmp_path)
+    keep_result(result("lolcats", 1, right=(1.0,) * 20 + (0.0,) * 20), tmp_path)
+    keep_result(result("window", right=(1.0,) * 39 + (0.0,)), tmp_path)
     models = report.models_of(plan, tmp_path)
     assert [model.name for model in models] == ["teacher", "window", "lolcats"]
-    rows = {row[0]: row[1] for row in report.score_table("-", models, report.harness_columns(plan)).rows}
+    rows = {row[0]: row[1] for row in report.build_score_table("-", models, report.harness_columns(plan)).rows}
     assert rows["teacher"] == "1.00 ± 0.00"
     assert rows["lolcats"] == "0.25 ± 0.04 *"
     assert not rows["window"].endswith("*"), "one row of forty"
-    cost = {row[0]: row[1:] for row in report.cost_table(plan, models).rows}
+    cost = {row[0]: row[1:] for row in report.build_cost_table(plan, models).rows}
     assert cost["lolcats"] == ("1.00", "1,000", "3.0", "3.500")
 
 
 def test_seeds_of_one_model_stand_beside_each_other_with_their_machines(tmp_path: Path) -> None:
     plan = read_plan()
     for name in ("teacher", "window"):
-        keep(result(name), tmp_path)
-    assert "Seeds of one model" not in [table.title for table in report.tables(plan, report.models_of(plan, tmp_path))]
-    keep(result("lolcats", 0, right=(0.0, 1.0, 0.0, 1.0)), tmp_path)
-    keep(result("lolcats", 1, right=(1.0,) * 4).model_copy(update={"device": "a processor"}), tmp_path)
-    *_, table = report.tables(plan, report.models_of(plan, tmp_path))
+        keep_result(result(name), tmp_path)
+    assert "Seeds of one model" not in [table.title for table in report.build_tables(plan, report.models_of(plan, tmp_path))]
+    keep_result(result("lolcats", 0, right=(0.0, 1.0, 0.0, 1.0)), tmp_path)
+    keep_result(result("lolcats", 1, right=(1.0,) * 4).model_copy(update={"device": "a processor"}), tmp_path)
+    *_, table = report.build_tables(plan, report.models_of(plan, tmp_path))
     assert table.title == "Seeds of one model"
     assert [(row[0], *row[2:5], row[-1]) for row in table.rows] == [
         ("lolcats, seed 0", "0.500", "0.500", "0.500", "-"),
@@ -214,8 +216,8 @@ def test_a_larger_state_is_recommended_where_it_is_better_than_chance_explains(t
     for name, right, state in (("teacher", 40, 9), ("lolcats", 20, 3), ("window", 0, 1), ("lola", -20, 4)):
         scores = (1.0,) * abs(right) + (0.0,) * (40 - abs(right))
         scored = result(name, right=scores if right >= 0 else scores[::-1])
-        keep(scored.model_copy(update={"state_bytes": dict.fromkeys(scored.state_bytes, state * 2**20)}), tmp_path)
-    rows = dict(budget_table(plan, report.models_of(plan, tmp_path)).rows)
+        keep_result(scored.model_copy(update={"state_bytes": dict.fromkeys(scored.state_bytes, state * 2**20)}), tmp_path)
+    rows = dict(build_budget_table(plan, report.models_of(plan, tmp_path)).rows)
     growing = rows["retrieval at 2,048 tokens, share of right answers"]
     assert growing == "1.0 MiB: window (0.00); 3.0 MiB: lolcats (0.50); 9.0 MiB: teacher (1.00)", (
         "LoLA has as many rows right, which are others"
@@ -225,7 +227,7 @@ def test_a_larger_state_is_recommended_where_it_is_better_than_chance_explains(t
 
 def test_the_page_has_the_tables_between_its_marks_and_keeps_the_prose(tmp_path: Path) -> None:
     plan, target = read_plan(), tmp_path / "page.md"
-    keep(result("teacher"), tmp_path)
+    keep_result(result("teacher"), tmp_path)
     target.write_text(f"# Title\n\n{page.BEGIN}\nold\n{page.END}\n\nProse.\n", encoding="utf-8")
     page.write(plan, tmp_path, target, tmp_path / "picture.png")
     text = target.read_text(encoding="utf-8")
@@ -239,7 +241,7 @@ def test_the_page_has_the_tables_between_its_marks_and_keeps_the_prose(tmp_path:
 
 
 def test_a_result_is_read_as_it_was_kept(tmp_path: Path) -> None:
-    keep(result("lolcats", 1), tmp_path)
+    keep_result(result("lolcats", 1), tmp_path)
     assert read_result("lolcats", 1, tmp_path) == result("lolcats", 1)
     assert read_result("lolcats", 0, tmp_path) is None
 
