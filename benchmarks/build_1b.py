@@ -66,14 +66,14 @@ def make_checkpoint(folder: Path) -> None:
     if (folder / "model.safetensors.index.json").exists():
         return
     from composer.weights.stream import TensorToWrite, write_shard
-    from converters.canonical import expected_tensors
+    from converters.canonical import list_expected_tensors
     from converters.llama import read_config
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     shards: list[list[TensorToWrite]] = [[]]
     size = 0
-    for name, shape in expected_tensors(read_config(CONFIG, [])).items():
+    for name, shape in list_expected_tensors(read_config(CONFIG, [])).items():
         bytes_of_it = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
         if size + bytes_of_it > LARGEST_SHARD:
             shards.append([])

@@ -66,7 +66,7 @@ class Tokens:
         call."""
         return last_entries(extended, self.valid, count)
 
-    def extended_segment(self, count: int) -> Int[Tensor, "B E"] | None:
+    def extend_segment(self, count: int) -> Int[Tensor, "B E"] | None:
         """Return the segments of ``count`` earlier entries, which belong to the document of the state, and of the call's
         entries."""
         if self.segment is None:
@@ -86,7 +86,7 @@ class Tokens:
 
     def tail_is_current(self, count: int) -> Bool[Tensor, "B P"] | None:
         """Return which entries of ``tail`` belong to the document at the end of the row; None if all do."""
-        extended = self.extended_segment(count)
+        extended = self.extend_segment(count)
         return None if extended is None else self.tail(extended, count) == self.last_segment()
 
 

@@ -60,7 +60,7 @@ _INSTALLED = Event()
 
 
 def register_installed() -> None:
-    """Register the parts of the installed packages, once. A package that fails is noted; ``broken_packages`` has the reasons."""
+    """Register the parts of the installed packages, once. A package that fails is noted; ``find_broken_packages`` has the reasons."""
     with LOCK:
         if _INSTALLED.is_set():
             return
@@ -79,13 +79,13 @@ def _origin_of_point(point: EntryPoint) -> PartOrigin:
     return PartOrigin(point.module, point.dist.name, point.dist.version)
 
 
-def broken_packages() -> dict[str, str]:
+def find_broken_packages() -> dict[str, str]:
     """For each installed package whose parts could not be registered, the reason."""
     register_installed()
     return dict(_BROKEN)
 
 
-def named_parts() -> tuple[str, ...]:
+def list_named_parts() -> tuple[str, ...]:
     """Return the modules and files that users have named in this process, for processes that this one starts."""
     return tuple(_NAMED)
 
@@ -254,7 +254,7 @@ def is_outside(kind: object) -> TypeGuard[str]:
 def remedy(kind: str) -> str:
     """What to do where a part from outside is not registered, as a sentence."""
     package = kind.partition(".")[0]
-    failed = broken_packages()
+    failed = find_broken_packages()
     near = [name for name in failed if name.replace("-", "_") == package]
     if reasons := [
         f"The package {name} is installed, and its parts could not be registered: {failed[name]}." for name in near or failed

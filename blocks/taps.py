@@ -26,7 +26,7 @@ def filter_inputs(
     """
     length, past = inputs.shape[1], earlier.shape[1]
     extended = torch.cat((earlier, inputs), dim=1)
-    segment = tokens.extended_segment(past)
+    segment = tokens.extend_segment(past)
     # Laid out tap by tap: a product reads numbers that lie side by side twice as fast.
     taps = weight.to(inputs.dtype).permute(2, 0, 1).contiguous()
     if (inputs.requires_grad or weight.requires_grad) and derives_by_hand(inputs):
@@ -90,7 +90,7 @@ def filter_by_kernel(
     heads = max(weight.shape[0], inputs.shape[2])
     seen = repeat_heads(extended, heads).flatten(2)
     taps = repeat_heads(weight.to(inputs.dtype), heads, dim=0).flatten(0, 1)
-    segment = tokens.extended_segment(past)
+    segment = tokens.extend_segment(past)
     if segment is None:
         output, _ = CONVOLUTION(seen, taps, activation=None)
     else:

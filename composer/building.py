@@ -28,7 +28,7 @@ from composer.shared_options import (
     to_references,
 )
 from composer.spec.loading import load_spec, resolve_spec
-from composer.trust import refuse_code, refused_by_transformers
+from composer.trust import refuse_code, translate_transformers_errors
 from composer.weights.config import dimensions
 from composer.weights.lock import Lock, read_lock
 from composer.weights.sources import check_merged, default_output, describe_model, open_model, open_tokenizer
@@ -90,7 +90,7 @@ def run_build_in_memory(options: ModelOptions) -> Composed:
         check_merged(opened)
         refuse_code(opened.folder, BuildError)
         torch_dtype = getattr(torch, dtype or opened.trunk.dtype)
-        with silent_transformers(), refused_by_transformers(f"transformers cannot open {opened.folder}", BuildError):
+        with silent_transformers(), translate_transformers_errors(f"transformers cannot open {opened.folder}", BuildError):
             model = auto_class(opened.trunk).from_pretrained(
                 opened.folder, dtype=torch_dtype, local_files_only=True, trust_remote_code=False
             )

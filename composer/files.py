@@ -48,12 +48,12 @@ def partial_of(path: Path) -> Path:
     return path.with_name(f".{path.name}{PARTIAL}")
 
 
-def own_partial_of(path: Path) -> Path:
+def unique_partial_of(path: Path) -> Path:
     """Like ``partial_of``, but another path at each call, for what several processes may write at once."""
     return path.with_name(f".{path.name}.{secrets.token_hex(MARK_BYTES)}{PARTIAL}")
 
 
-def replaced_by(partial: Path) -> Path:
+def backup_path(partial: Path) -> Path:
     """Return the path of a folder that ``move_folder`` replaces, until ``partial`` is in its place."""
     return partial.with_suffix(".replaced")
 
@@ -61,14 +61,14 @@ def replaced_by(partial: Path) -> Path:
 def move_folder(partial: Path, folder: Path, *, replace: bool = True) -> Path | None:
     """Move a folder to its place.
 
-    replace: an existing folder is renamed to ``replaced_by(partial)`` first; otherwise ``folder`` must be free or empty. A process
+    replace: an existing folder is renamed to ``backup_path(partial)`` first; otherwise ``folder`` must be free or empty. A process
     that is killed between the two renames leaves the old folder there, from where ``recover`` returns it. Returns the new path of
     the replaced folder, for the caller to remove; None if there was none. Raises OSError, with both folders where they were.
     """
     if not replace or not folder.exists():
         partial.rename(folder)
         return None
-    aside = replaced_by(partial)
+    aside = backup_path(partial)
     try:
         folder.rename(aside)
         partial.rename(folder)
@@ -83,7 +83,7 @@ def move_folder(partial: Path, folder: Path, *, replace: bool = True) -> Path | 
 
 
 def recover(folder: Path) -> None:
-    """Clean up after processes that were killed while they wrote a folder, with paths of ``own_partial_of``.
+    """Clean up after processes that were killed while they wrote a folder, with paths of ``unique_partial_of``.
 
     A folder that ``move_folder`` has set aside returns to its place, unless another folder is there; partial folders are removed.
     Call it under the folder's lock. Raises OSError.

@@ -51,7 +51,7 @@ def refuse_code(folder: Path, refusal: type[ComposerError]) -> None:
 
 
 @contextmanager
-def refused_by_transformers(problem: str, refusal: type[ComposerError]) -> Iterator[None]:
+def translate_transformers_errors(problem: str, refusal: type[ComposerError]) -> Iterator[None]:
     """For the block, raise ``refusal`` for errors of transformers about a model's files, with ``problem`` and the reason."""
     try:
         yield

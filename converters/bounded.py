@@ -156,7 +156,7 @@ def circle_of_links(path: Path) -> str | None:
     return None
 
 
-def lost_link(path: Path) -> str | None:
+def lost_link_message(path: Path) -> str | None:
     """Return the message for a path through a circle of links, or for a link whose target does not exist; None for any other
     path."""
     circle = circle_of_links(path)

@@ -17,7 +17,7 @@ def is_composed(name: str) -> bool:
     return ".composed." in name
 
 
-def expected_tensors(trunk: Trunk) -> dict[str, tuple[int, ...]]:
+def list_expected_tensors(trunk: Trunk) -> dict[str, tuple[int, ...]]:
     """Return the canonical name and shape of every tensor that a trunk reads from its source. Matrices are ``[out, in]``."""
     hidden, middle = trunk.hidden_size, trunk.intermediate_size
     queries, keys = trunk.heads * trunk.head_dim, trunk.key_heads * trunk.head_dim

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from converters.bounded import shorten
-from converters.canonical import EMBEDDING, OUTPUT, expected_tensors, is_composed
+from converters.canonical import EMBEDDING, OUTPUT, is_composed, list_expected_tensors
 from converters.errors import CoverageError
 from converters.family import Family
 from converters.trunk import Sizes, Trunk
@@ -47,7 +47,7 @@ def cover(family: Family, trunk: Sizes, tensors: Mapping[str, AnyTensor]) -> Cov
         masks = {name: reason for name in tensors if (reason := family.reason_to_pass_over(name)) is not None}
         inherited = {family.table.canonical(name) or name: name for name in tensors if name not in composed | masks}
         return Covered(inherited, composed, masks, None)
-    expected = expected_tensors(trunk)
+    expected = list_expected_tensors(trunk)
     inherited: dict[str, str] = {}
     composed: dict[str, str] = {}
     passed_over: dict[str, str] = {}

@@ -66,14 +66,14 @@ def fetch_recorded(repo_id: str, revision: str | None) -> Path:
     Raises HubError as ``fetch`` does, and for a repository without a record.
     """
     folder = fetch_files(repo_id, revision, (RECORD, EXPORT))
-    names = recorded_names(folder)
+    names = read_recorded_names(folder)
     if not names:
         raise HubError(f"{_where(repo_id, revision)} has no {RECORD} and no {EXPORT}; expected a model that `compose push` wrote.")
     commit = folder.name if _COMMIT.fullmatch(folder.name) else revision
     return fetch_files(repo_id, commit, names)
 
 
-def recorded_names(folder: Path) -> set[str]:
+def read_recorded_names(folder: Path) -> set[str]:
     """Return the names of the files that the record of a built or an exported model lists, and of the record; none without a
     record."""
     for record, keys in ((EXPORT, ("files",)), (RECORD, ("files", "documents"))):
@@ -175,7 +175,7 @@ def _beside(folder: Path) -> list[str]:
     return [RECORD, *within]
 
 
-def cached_sha256(file: Path) -> str | None:
+def find_cached_sha256(file: Path) -> str | None:
     """Return the SHA-256 of a weight file's contents if the Hub's cache has it: its large files are named by it."""
     blob = file.resolve()
     return blob.name if blob.parent.name == "blobs" and _SHA256.fullmatch(blob.name) else None

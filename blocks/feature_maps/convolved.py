@@ -77,7 +77,7 @@ def _others(part: Hedgehog, parameters: Parameters, keys: Tensor, scale: Any, pl
 def _start(tokens: Tokens, past: int) -> Tensor | None:
     """Return the first entry of each token's document, among ``past`` earlier entries and those of the call; None if all belong
     to one document."""
-    segment = tokens.extended_segment(past)
+    segment = tokens.extend_segment(past)
     if segment is None:
         return None
     return tokens.once(

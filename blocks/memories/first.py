@@ -66,7 +66,7 @@ class First(Holding):
         entries = self.pairs_of(call.state).append(pairs.to_storage(self.rotation))
         stays = pairs.present & (pairs.position < size)
         present = torch.cat((call.state["position"] >= 0, stays), dim=1)
-        entry, segment = torch.arange(present.shape[1], device=present.device), tokens.extended_segment(size)
+        entry, segment = torch.arange(present.shape[1], device=present.device), tokens.extend_segment(size)
         # Tokens see the kept pairs of their own document. Those of all documents in the row are laid side by side.
         most = size if segment is None else self._most(present, pairs, tokens)
         order = _first(present, entry, most)

@@ -163,7 +163,7 @@ class Full(Memory):
         faded = self._compute_fading(call, decay)
         result = attention(query, key, value, position, pairs, call, faded)
         if tokens.segment is not None:
-            segment = tokens.extended_segment(earlier)
+            segment = tokens.extend_segment(earlier)
             position = position.masked_fill(segment != tokens.last_segment(), -1)
         return (result,), {"key": key, "value": value, "position": position} | _carry(faded)
 
@@ -213,7 +213,7 @@ class Full(Memory):
         if call.shape.window is not None:
             pair_place, query_place = _count_positions(position, pairs, call.tokens)
             visible = visible & (pair_place[:, None] > query_place[:, :, None] - call.shape.window)
-        segment = call.tokens.extended_segment(earlier)
+        segment = call.tokens.extend_segment(earlier)
         return visible if segment is None else visible & (segment[:, earlier:, None] == segment[:, None])
 
     def _ahead(self, pairs: Pairs, call: Call) -> Tensor | None:
@@ -232,7 +232,7 @@ class Full(Memory):
     ) -> Partial:
         if self._ahead(pairs, call) is not None:
             raise Refused("in this call tokens see later ones")
-        segment = call.tokens.extended_segment(key.shape[1] - query.shape[1])
+        segment = call.tokens.extend_segment(key.shape[1] - query.shape[1])
         since = None if faded is None else faded.since
         return fla_forms.all_before(query, key, value, position >= 0, segment, call.shape.window, since)
 

@@ -159,7 +159,7 @@ class Window(Holding):
         """
         tokens, held = call.tokens, self.held
         extended = self.entries(call, pairs)
-        segment = tokens.extended_segment(held)
+        segment = tokens.extend_segment(held)
         key, query = extended.key, call.rotate(query, self.rotation)
         reach = None if self.is_sliding else tokens.position % self.size + self.size
         visible = Visible(extended.position, segment, held, reach)
@@ -200,7 +200,7 @@ class Window(Holding):
         """Compute the output of one token, whose pair overwrites the oldest. The evicted pairs are None if none can be evicted."""
         tokens, state = call.tokens, call.state
         place = place_of(tokens, self.held)
-        evicted = None if self.drops else self.evicted_pairs(call, pairs)
+        evicted = None if self.drops else self.find_evicted_pairs(call, pairs)
         carried = write_at(state, place, state_of(pairs.to_storage(self.rotation), state), in_place=call.in_place)
         query, bias = call.rotate(query, self.rotation), None
         if not self.is_sliding:
@@ -213,10 +213,10 @@ class Window(Holding):
         result = attention(query, carried["key"], carried["value"], None if full else position, bias, call.shape.softcap)
         return (result, evicted), carried
 
-    def evicted_pairs(self, call: Call, pairs: Pairs) -> Pairs | None:
+    def find_evicted_pairs(self, call: Call, pairs: Pairs) -> Pairs | None:
         """Return the pairs that are evicted at the only token of a call, if any can be."""
         if not self.is_sliding:
-            return self._evicted_chunk(call.state, call.tokens)
+            return self._find_evicted_chunk(call.state, call.tokens)
         evicted = oldest(call.state, place_of(call.tokens, self.held))
         known = pairs.tokens is not None and pairs.tokens.once(
             ("evicted present", self.held), lambda: all_present(evicted["position"])
@@ -235,7 +235,7 @@ class Window(Holding):
             if number.error is not None
         }
 
-    def _evicted_chunk(self, state: State, tokens: Tokens) -> Pairs | None:
+    def _find_evicted_chunk(self, state: State, tokens: Tokens) -> Pairs | None:
         """Return the chunk before the last, where the only token of a call begins one: position -1 in the rows where it does
         not."""
         begins = tokens.once(("begins", self.size), lambda: tokens.position % self.size == 0)

@@ -118,7 +118,7 @@ def _tables(window: Window, tokens: Tokens) -> tuple[Tensor | None, Tensor | Non
 def document_starts(tokens: Tokens, held: int) -> tuple[Int[Tensor, "B E"] | None, Int[Tensor, " B"], Int[Tensor, " B"]]:
     """Return the first entry of each entry's document (None: a row is one document), the first entry of the last token's document,
     and the number of real tokens."""
-    position, valid, segment = tokens.position, tokens.valid, tokens.extended_segment(held)
+    position, valid, segment = tokens.position, tokens.valid, tokens.extend_segment(held)
     count = torch.full_like(position[:, 0], position.shape[1]) if valid is None else valid.sum(1)
     if segment is None:
         return None, torch.zeros_like(count), count
@@ -132,7 +132,7 @@ def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]
     written into the state separately."""
     window, state, read = bound["window"], bound["state"], bound["read"]
     pairs: Pairs = inputs["window"]["pairs"].to_storage(_window(window).rotation)
-    evicted = window.compute(lambda _: _window(window).evicted_pairs(window.call, pairs))
+    evicted = window.compute(lambda _: _window(window).find_evicted_pairs(window.call, pairs))
     arguments = window, evicted, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     query_features, taken, decay, weight, summed = state.compute(_step_features, state, *arguments)
     held, call = to_write_over(window.call), window.call

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from blocks.outside import named_parts, register_parts
+from blocks.outside import list_named_parts, register_parts
 from composer.ablation.plan import AblationStep
 from composer.ablation.runner import StartWorkers, Workers
 from composer.ablation.steps import FAILURE, MARK, Figures, run_step
@@ -95,7 +95,7 @@ class _WithParts:
         self.step = step
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _register, (named_parts(),), {"step": self.step}
+        return _register, (list_named_parts(),), {"step": self.step}
 
 
 def _register(parts: Sequence[str]) -> _WithParts:

@@ -22,7 +22,7 @@ from composer.runs.identity import data_identity, model_identity, tokenizer_iden
 from composer.runs.store import key_of
 from composer.spec.document import Spec
 from composer.spec.loading import SpecLike, variants_of
-from composer.spec.outside import stored_parts
+from composer.spec.outside import list_stored_parts
 from composer.spec.overrides import Overrides
 from composer.spec.recipe import Recipe, Stage
 from composer.spec.sweep import rows, variant_names
@@ -198,7 +198,7 @@ def _steps(
     model."""
     recipe, device = variant.recipe, request.device.partition(":")[0]
     last: AblationStep | None = None
-    parts = {kind: str(origin) for kind, origin in stored_parts(variant.spec).items()}
+    parts = {kind: str(origin) for kind, origin in list_stored_parts(variant.spec).items()}
 
     def make_step(kind: StepKind, **decides: Any) -> AblationStep:
         inputs = {"kind": kind, "after": last and last.key, "versions": common["versions"] | parts, **decides}

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from blocks.outside import named_parts, register_parts
+from blocks.outside import list_named_parts, register_parts
 from composer.ablation.plan import AblationStep, Chain
 from composer.ablation.steps import FAILURE, WARNINGS, Figures, read_finished, run_step
 from composer.errors import AblationError
@@ -178,7 +178,7 @@ def processes(count: int) -> StartWorkers:
     def start() -> Iterator[Workers]:
         context = _context()
         stop = context.Event()
-        executor = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(stop, named_parts()))
+        executor = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(stop, list_named_parts()))
         try:
             yield _Pool(executor, count)
         except BaseException:

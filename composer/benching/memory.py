@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from blocks.outside import named_parts, register_parts
+from blocks.outside import list_named_parts, register_parts
 from composer.benching.options import BenchOptions
 from composer.benching.report import Workload
 from composer.benching.trial import Contestant, Gauge, Trial, run_trial, warm
@@ -83,7 +83,7 @@ def peaks_of(folder: Path, options: BenchOptions, trial: Trial, tell: Callable[[
         "dtype": options.dtype,
         "backend": options.backend,
         "threads": options.threads,
-        "parts": named_parts(),
+        "parts": list_named_parts(),
         "trial": trial.model_dump(),
     }
     environment = {**os.environ, **AT_ONCE, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}

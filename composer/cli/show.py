@@ -20,7 +20,7 @@ from composer.spec.document import Spec
 from composer.spec.loading import expand
 from composer.spec.shipped import purpose_of, shipped_specs
 from composer.spec.writing import to_yaml
-from converters.bounded import lost_link
+from converters.bounded import lost_link_message
 
 CITATION = re.compile(r" \([^()]*arXiv:[^()]*\)")
 """A paper in the comment of a spec."""
@@ -105,7 +105,7 @@ def _write(sweep: str, variants: Mapping[str, Spec], folder: Path) -> list[str]:
     taken = [str(path) for path in files if path.exists()]
     if taken:
         raise ComposerError(f"{', '.join(taken)}: already exists; choose another folder, or remove the files")
-    if lost := lost_link(folder):
+    if lost := lost_link_message(folder):
         raise ComposerError(f"{lost}; choose another folder, or remove it")
     with failing_as(ComposerError, f"{folder} cannot be written"):
         try:

@@ -19,7 +19,7 @@ from composer.spec.notes import notes_on_source
 from composer.spec.overrides import Overrides
 from composer.spec.problems import heads_with_paths, problems
 from composer.spec.resolve import Dimensions, Resolved, resolve
-from composer.spec.sweep import SEPARATOR, merged_error
+from composer.spec.sweep import SEPARATOR, merge_errors
 from composer.tables import Readable, Table, View
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
@@ -136,7 +136,7 @@ def check_each(
             resolved = _resolve(variant_spec, target.size if target else size)
         except SpecError as error:
             if variant is not None and vary is not None:
-                error = merged_error([(variant, error)], vary, name_variants=True)
+                error = merge_errors([(variant, error)], vary, name_variants=True)
             yield _wrong(source, error)
             continue
         says, hashed = _heads_in_words(variant_spec, resolved), resolved.hash if resolved else None

@@ -28,7 +28,7 @@ from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.locked import lock_document
 from composer.tables import Readable, View
-from composer.weights.lock import SUFFIX, Lock, LockedSource, files_of_build, files_of_source, locked_reference
+from composer.weights.lock import SUFFIX, Lock, LockedSource, files_of_build, files_of_source, lock_reference
 from composer.weights.record import read_record, versions
 from composer.weights.sources import open_model
 from composer.weights.target import target_of
@@ -103,7 +103,7 @@ def run_lock(options: LockOptions) -> LockReport:
     assert record is not None, "it has just been built"
     source = None
     if opened is not None and options.source is not None:
-        reference, files = locked_reference(options.source, opened), files_of_source(opened)
+        reference, files = lock_reference(options.source, opened), files_of_source(opened)
         source = LockedSource(reference=reference, files=files, text_only=options.text_only)
     lock = Lock(
         spec=document,

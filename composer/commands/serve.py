@@ -13,7 +13,7 @@ from composer.errors import ComposerError, translate_errors
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
 from composer.shared_options import InDtype, OfModel, OnDevice
-from composer.trust import refused_by_transformers
+from composer.trust import translate_transformers_errors
 from composer.weights.sources import open_model
 from converters.bounded import reason
 
@@ -74,7 +74,7 @@ def run_serve(options: ServeOptions) -> Server:
             f"{folder} has a tokenizer or processor that transformers cannot read; copy the source's there, or remove "
             "*processor_config.json to serve text alone"
         )
-        with refused_by_transformers(problem, ComposerError):
+        with translate_transformers_errors(problem, ComposerError):
             AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if source.is_composed:
             _lend(AutoConfig.from_pretrained(folder))

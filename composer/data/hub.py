@@ -30,7 +30,7 @@ def read_hub(data: HubData) -> Iterator[dict[str, Any]]:
     """Yield the records of a data set. Raises DataError."""
     try:
         with _silent() as datasets:
-            revision = _checked_revision(data, datasets)
+            revision = _check_revision(data, datasets)
             rows = datasets.load_dataset(data.name, data.config, split=data.split, revision=revision).with_format("arrow")
     except DataError:
         raise
@@ -58,7 +58,7 @@ def first_line(error: Exception) -> str:
     return shorten((str(error).strip() or type(error).__name__).splitlines()[0].rstrip("."), 500)
 
 
-def _checked_revision(data: HubData, datasets: Any) -> str | None:
+def _check_revision(data: HubData, datasets: Any) -> str | None:
     """Return the commit whose card, files and kind have been checked. Offline ``datasets`` reads tables from its cache only."""
     _check_name(data, Path(datasets.__file__).parent / "packaged_modules")
     if is_offline():

@@ -12,7 +12,7 @@ from composer.errors import EvaluationError
 from composer.evaluation.arguments import NamedTask
 from composer.evaluation.report import EvaluatedModelFacts, TaskIdentity
 from composer.files import sha256
-from composer.runs.identity import named_files, tokenizer_identity
+from composer.runs.identity import list_named_files, tokenizer_identity
 from composer.trust import load_tokenizer
 from composer.weights.load import Opened, open_models
 from converters.source import TOKENIZER, Source, small_files
@@ -62,6 +62,6 @@ def task_facts(named: NamedTask) -> TaskIdentity:
         scored=task.scored,
         source=task.source,
         options=task.model_dump(mode="json"),
-        files={name: sha256(path) for name, path in named_files(task).items()},
+        files={name: sha256(path) for name, path in list_named_files(task).items()},
         provenance=task.provenance,
     )

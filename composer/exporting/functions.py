@@ -108,7 +108,7 @@ class Functions:
             if key in self.trees:
                 continue
             function, facts = self.function(key), self.facts.get(key, {})
-            tree, known = _folded_once(function, facts, self.unread)
+            tree, known = _fold_once(function, facts, self.unread)
             self.trees[key] = tree
             for called, bound in self._used_functions(function, tree, known):
                 waiting.append(called)
@@ -161,11 +161,11 @@ class Functions:
                     yield key_of(meant), called.get(id(node))
                 elif isinstance(meant, type):
                     self.classes[node.id] = meant
-                    yield from self._used_by_class(meant)
+                    yield from self._functions_of_class(meant)
                 elif meant is not None:
                     self._note_number(node.id, meant, function.module)
 
-    def _used_by_class(self, cls: type) -> Iterator[tuple[str, None]]:
+    def _functions_of_class(self, cls: type) -> Iterator[tuple[str, None]]:
         """The functions that the methods of a class call."""
         module = sys.modules[cls.__module__]
         for node in ast.walk(definition(module, cls.__name__)):
@@ -219,7 +219,7 @@ _FOLDED: dict[tuple[str, str, frozenset[str]], tuple[ast.FunctionDef, dict[str, 
 """Functions that have been folded, by their names and the facts. Nobody writes into them."""
 
 
-def _folded_once(function: Function, facts: Facts, unread: frozenset[str]) -> tuple[ast.FunctionDef, dict[str, ArgumentFact]]:
+def _fold_once(function: Function, facts: Facts, unread: frozenset[str]) -> tuple[ast.FunctionDef, dict[str, ArgumentFact]]:
     key = function.key, repr(sorted((name, repr(fact)) for name, fact in facts.items())), unread
     if key not in _FOLDED:
         _FOLDED[key] = fold(_without_fields(function, unread), {**facts, **dict(_facts_of_results(function))})

@@ -21,7 +21,7 @@ from composer.graph.graph import SINKS, Node
 from composer.graph.listing import names_of, rows_of
 from composer.graph.lowering import Compiled, compile_head
 from composer.graph.program import Program, Step
-from composer.model.heads import rotated_by
+from composer.model.heads import with_rotation
 
 SIZES = ((3, 7), (2, 9), (2, 600))
 """Rows and tokens of the recordings that must give the same lines. Two differ by little, so that a difference is found early."""
@@ -104,7 +104,7 @@ def record(
     """
     recording = ProgramRecording(is_fixed=is_fixed)
     rotation = ModelRotation(recording) if model_rotates else None
-    code = compile_head(rotated_by(head, rotation), shape)
+    code = compile_head(with_rotation(head, rotation), shape)
     program = program_of(code, one_token=one_token)
     batch, length = sizes[0], 1 if one_token else sizes[1]
 

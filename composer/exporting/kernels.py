@@ -56,7 +56,7 @@ def _record_both(
     ]
     start = len(recording.calls)
     try:
-        with recording.in_branch("kernel"), _recorded_kernels(recording):
+        with recording.in_branch("kernel"), _record_kernels(recording):
             by_kernel = on_fla(*(convert() for convert in narrow))
     except ExportError:
         del recording.calls[start:]
@@ -67,7 +67,7 @@ def _record_both(
 
 
 @contextmanager
-def _recorded_kernels(recording: ProgramRecording) -> Iterator[None]:
+def _record_kernels(recording: ProgramRecording) -> Iterator[None]:
     """Record calls of kernels in place of running them."""
 
     def record(kernel: Kernel, *inputs: Any, **options: Any) -> Any:

@@ -21,7 +21,7 @@ def wrap(line: str) -> list[str]:
     space = " " * (indent + 4)
     joined = f"{space}{', '.join(inner or [inside.strip()])}"
     if inner is None:
-        middle = _filled_rows(inside, space)
+        middle = _fill_rows(inside, space)
     elif len(joined) <= WIDTH or len(inner) == 1:
         middle = wrap(joined)
     else:
@@ -47,7 +47,7 @@ def _longest_bracket(line: str) -> tuple[int, int] | None:
     return max(result, key=lambda pair: pair[1] - pair[0], default=None)
 
 
-def _filled_rows(inside: str, space: str) -> list[str]:
+def _fill_rows(inside: str, space: str) -> list[str]:
     """Return annotated parameters, or the entries of a dict, as many in a row as ``WIDTH`` allows."""
     rows, depth, first = [""], 0, 0
     for place, letter in enumerate(f"{inside},"):

@@ -24,7 +24,7 @@ MISSING: Mapping[str, str] = {
 Rule = Callable[[HeadGraph], Iterator[Problem]]
 
 
-def checked_graph(head: HeadSpec, shape: Shape, path: FieldPath, *, sizes: bool = True, idle: bool = False) -> HeadGraph:
+def check_graph(head: HeadSpec, shape: Shape, path: FieldPath, *, sizes: bool = True, idle: bool = False) -> HeadGraph:
     """The head's graph. Raises the first of its ``mistakes``, whose arguments these are."""
     if errors := mistakes(head, shape, path, sizes=sizes, idle=idle):
         raise errors[0]

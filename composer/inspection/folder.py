@@ -150,7 +150,7 @@ def check_place(folder: Path, *, force: bool) -> None:
     """Raise InspectionError if a report cannot be written, before the model is run."""
     folder = folder.expanduser()
     if STORE.check(folder, force=force):
-        _written_before(folder)  # a damaged summary is a mistake, too
+        _list_earlier_files(folder)  # a damaged summary is a mistake, too
 
 
 def write(findings: Findings, folder: Path, *, force: bool) -> list[Path]:
@@ -172,7 +172,7 @@ def _write(findings: Findings, folder: Path) -> list[Path]:
     whole = plain(findings)
     heads = [{name: head[name] for name in OF_A_HEAD} for head in whole["heads"]]
     summary = Summary.model_validate({**whole, "heads": heads, "pictures": [shot.name for shot in shots]})
-    for name in _written_before(folder):
+    for name in _list_earlier_files(folder):
         (folder / name).unlink(missing_ok=True)
     # The summary is written first: it marks the folder as a report, which a call with --force may replace.
     write_state(folder / SUMMARY, summary)
@@ -183,7 +183,7 @@ def _write(findings: Findings, folder: Path) -> list[Path]:
     return [*contents, folder / SUMMARY, folder / PAGE]
 
 
-def _written_before(folder: Path) -> list[str]:
+def _list_earlier_files(folder: Path) -> list[str]:
     """Return the names of the files that an earlier report wrote in the folder. Raises InspectionError if its summary is
     damaged."""
     remedy = f"Remove {folder}, or choose another --out."

@@ -14,7 +14,7 @@ from composer.errors import InspectionError, SourceError, TrainingError
 from composer.graph.lowering import AUTO
 from composer.inspection.findings import Findings
 from composer.inspection.options import InspectOptions
-from composer.inspection.texts import LookedText, looked_text
+from composer.inspection.texts import LookedText, prepare_text
 from composer.spec.dimensions import Dimensions
 from composer.tasks.unknown import without_embedding
 from composer.weights.config import check_positions
@@ -44,8 +44,8 @@ def inspect(
         from composer.inspection.folder import check_place
 
         check_place(options.out, force=options.force)
-    opened = _opened_models(model, tokenizer, options)
-    text = looked_text(opened.tokenizer, options)
+    opened = _open_models(model, tokenizer, options)
+    text = prepare_text(opened.tokenizer, options)
     vocabulary = opened.model.config.get_text_config().vocab_size
     if problem := without_embedding(f"the text ({text.label})", text.ids, vocabulary, opened.tokenizer):
         raise InspectionError(f"{problem}.")
@@ -134,7 +134,7 @@ class _Opened(NamedTuple):
     teacher_label: str | None
 
 
-def _opened_models(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened:
+def _open_models(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened:
     """Return the model and the teacher that it is compared with, in float32. Raises the errors of opening them."""
     if not isinstance(model, (str, os.PathLike)):
         from composer.model.modeling import ComposedForCausalLM

@@ -35,7 +35,7 @@ class LookedText:
         return tuple(sorted(columns | even))
 
 
-def looked_text(tokenizer: Any, options: InspectOptions) -> LookedText:
+def prepare_text(tokenizer: Any, options: InspectOptions) -> LookedText:
     """Raise InspectionError, EvaluationError and TaskError."""
     writer = Writer(tokenizer)
     if options.text is not None:

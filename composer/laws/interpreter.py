@@ -115,7 +115,7 @@ LIBRARY = {
 }
 
 
-def _combined_row_by_row(self: interpreter.ScanOps, input: tuple[Any, ...]) -> list[Any]:
+def _combine_row_by_row(self: interpreter.ScanOps, input: tuple[Any, ...]) -> list[Any]:
     """Scan with any function: entry by entry along its axis, and all entries across the axis at once."""
     outputs = [numpy.zeros_like(operand.handle.data) for operand in input]
     before: tuple[Any, ...] = ()
@@ -193,7 +193,7 @@ interpreter._patch_lang = _stays
 interpreter._get_np_dtype = _of_numpy
 tl.block_type.__init__ = _block_type
 tl.tensor.__init__ = _tensor
-interpreter.ScanOps.generic_scan = _combined_row_by_row
+interpreter.ScanOps.generic_scan = _combine_row_by_row
 interpreter.FunctionRewriter.ast_transformer = LoopsOverTensors()
 operands.put_in_place()
 for name, function in LIBRARY.items():

@@ -50,12 +50,12 @@ def runs_of(heads: Iterable[HeadSpec]) -> dict[KernelForm, dict[CallPlace, HeadS
     return {form: {place: spec for place, (_, _, spec) in places.items()} for form, places in least.items()}
 
 
-def registered_in(heads: Iterable[HeadSpec]) -> set[KernelForm]:
+def list_forms_in(heads: Iterable[HeadSpec]) -> set[KernelForm]:
     """Return the forms that the parts and patterns of the heads have."""
-    return {form for spec in heads for form in _registered_forms(spec)}
+    return {form for spec in heads for form in _list_registered_forms(spec)}
 
 
-def _registered_forms(spec: HeadSpec) -> Iterator[KernelForm]:
+def _list_registered_forms(spec: HeadSpec) -> Iterator[KernelForm]:
     graph = build_graph(spec, SHAPE)
     for node in graph.parts:
         yield from (_form(form.backend, form.description, (node.kind,)) for form in node.operation.forms if form.backend in KERNELS)

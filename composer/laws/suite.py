@@ -108,14 +108,14 @@ def _kernel_cases(parts: tuple[type[Part], ...], heads: Mapping[str, HeadSpec]) 
     GPU."""
     if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1":
         return {}
-    from composer.laws.kernel_forms import assert_is_definition, cases_of, registered_in, runs_of
+    from composer.laws.kernel_forms import assert_is_definition, cases_of, list_forms_in, runs_of
 
     kinds = {kind_of(part) for part in parts}
     every = tuple(dict.fromkeys(heads.values()))
     runs = {form: places for form, places in runs_of(every).items() if kinds & set(form.kinds)}
 
     def nothing_is_left_out() -> None:
-        assert {form for form in registered_in(every) if kinds & set(form.kinds)} == set(runs), "a form runs in no head"
+        assert {form for form in list_forms_in(every) if kinds & set(form.kinds)} == set(runs), "a form runs in no head"
 
     cases: dict[str, Callable[[], None]] = {"each form runs in some head": nothing_is_left_out}
     for name, (form, tokens, place) in cases_of(runs).items():

@@ -58,7 +58,7 @@ def host_classes(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
     configuration = configuration_of(host)
     plain = host_configuration(host)
     if host in WHOLE:
-        return configuration, _hosted_whole(configuration, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[plain])
+        return configuration, _make_whole_class(configuration, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[plain])
     if plain not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise BuildError(f'transformers has no language model of the family "{host}"')
     bare: Any = MODEL_MAPPING[plain]
@@ -79,7 +79,7 @@ def host_classes(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
     return configuration, model
 
 
-def _hosted_whole(configuration: Any, host: Any) -> Any:
+def _make_whole_class(configuration: Any, host: Any) -> Any:
     """Return the class of composed models that read images. In files, tensors have the names of modules, so that no conversion
     is registered."""
     model = cast("Any", composed_causal(host))

@@ -13,7 +13,7 @@ from transformers.models.llama.configuration_llama import LlamaConfig
 
 from composer.errors import BuildError
 from composer.model.made import make_class
-from composer.spec.outside import needed_part, recorded_parts, unregistered_kind
+from composer.spec.outside import find_unregistered_kind, needed_part_message, read_recorded_parts
 from composer.spec.resolve import Resolved
 from composer.versions import version_of
 from converters.model_types import OWN, PREFIX
@@ -39,10 +39,10 @@ class Composition:
         try:
             resolved = Resolved.model_validate(self.spec)
         except ValidationError as error:
-            if (kind := unregistered_kind(error)) is None:
+            if (kind := find_unregistered_kind(error)) is None:
                 raise
             folder = getattr(self, "name_or_path", "") or "This model"
-            raise BuildError(f"{needed_part(folder, kind, recorded_parts(Path(folder)))}.") from error
+            raise BuildError(f"{needed_part_message(folder, kind, read_recorded_parts(Path(folder)))}.") from error
         if self.spec_hash is not None and not resolved.has_hash(self.spec_hash):
             raise ValueError(f"the spec in this configuration has the hash {resolved.hash}, but its spec_hash is {self.spec_hash}")
         return resolved

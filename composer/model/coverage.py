@@ -11,13 +11,13 @@ from composer.errors import BuildError
 from composer.model.classes import class_of
 from composer.model.configuration import configuration_of
 from composer.progress import silent_transformers
-from composer.trust import refused_by_transformers
+from composer.trust import translate_transformers_errors
 from converters.bounded import shorten
 from converters.config import decode_floats
 from converters.model_types import PREFIX
 
 
-def uncovered_by_host(config: Mapping[str, Any], tensors: Mapping[str, tuple[tuple[int, ...], str]]) -> list[str]:
+def find_uncovered_by_host(config: Mapping[str, Any], tensors: Mapping[str, tuple[tuple[int, ...], str]]) -> list[str]:
     """Return the problems, one line each; empty where there are none. config: the contents of ``config.json``. tensors: shape and
     type by the names that they have in files.
 
@@ -27,7 +27,7 @@ def uncovered_by_host(config: Mapping[str, Any], tensors: Mapping[str, tuple[tup
     kind = configuration_of(str(config["model_type"]).removeprefix(PREFIX))
     problem = "transformers cannot make a model of this config.json"
     options: dict[str, Any] = {"device_map": {"": "meta"}, "ignore_mismatched_sizes": True, "output_loading_info": True}
-    with silent_transformers("critical"), refused_by_transformers(problem, BuildError):
+    with silent_transformers("critical"), translate_transformers_errors(problem, BuildError):
         made = kind.from_dict(decode_floats(config))
         try:
             _, report = class_of(made).from_pretrained(None, config=made, state_dict=empty, **options)

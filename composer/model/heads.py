@@ -36,7 +36,7 @@ class AttentionFacts:
     sinks: bool
 
 
-def rotated_by(head: HeadSpec, rotary: Rotary | None) -> HeadSpec:
+def with_rotation(head: HeadSpec, rotary: Rotary | None) -> HeadSpec:
     """Return the head for a layer with this rotation of queries and keys: the positions of its memories are the host's."""
     memories = ((memory, memory.rotation.within(rotary)) for memory in head.memory)
     if all(position is memory.rotation for memory, position in memories):
@@ -56,7 +56,7 @@ class ComposedHeads(nn.Module):
         """For each head, the names of its state's tensors in the layer's state."""
         for group in self._groups:
             shape = replace(resolved.shape(group.heads), window=facts.window, softcap=facts.softcap, sinks=facts.sinks)
-            head = Head(rotated_by(resolved.heads[group.head], rotary), shape, (layer, first))
+            head = Head(with_rotation(resolved.heads[group.head], rotary), shape, (layer, first))
             self.add_module(group.head, head)
             self._names[group.head] = {part: f"{group.head}.{part}" for part in head._slots}
             first += group.heads

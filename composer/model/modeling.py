@@ -21,7 +21,7 @@ from blocks.flow import Tokens
 from composer.errors import BuildError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.adapters import adapters_of, where_of
-from composer.model.attention import INTERFACE, RUNNING, ModelCall, stated_masks
+from composer.model.attention import INTERFACE, RUNNING, ModelCall, read_masks
 from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, new_cache, without_what_follows
 from composer.model.call_arguments import OF_IMAGES, check_passed, read_documents
 from composer.model.callbacks import KEEPERS
@@ -146,7 +146,7 @@ class ComposedModel(ComposedPreTrainedModel):
         their lengths. seq_idx: ``B T``, the number of each token's document. Raises ValueError where two of these contradict each
         other. return_dict: False returns a tuple.
         """
-        attention_mask, ahead = stated_masks(attention_mask)
+        attention_mask, ahead = read_masks(attention_mask)
         output_attentions = options.pop("output_attentions", None)
         if options:
             check_passed(options)

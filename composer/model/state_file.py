@@ -71,7 +71,7 @@ class DeclaredState(NamedTuple):
     dtype: torch.dtype
 
 
-def declared_states(model: Any, tokens: int) -> dict[str, DeclaredState]:
+def declare_states(model: Any, tokens: int) -> dict[str, DeclaredState]:
     """Return every tensor of a model's cache after ``tokens`` tokens of one row, by its name in a file.
 
     Raises ComposerError for a hybrid, whose host does not declare the states of its layers.
@@ -96,14 +96,14 @@ def declared_states(model: Any, tokens: int) -> dict[str, DeclaredState]:
 
 def growing_layers(model: Any) -> list[int]:
     """Return the layers whose states grow with the text."""
-    shorter, longer = declared_states(model, 1), declared_states(model, 2)
+    shorter, longer = declare_states(model, 1), declare_states(model, 2)
     return sorted({state.layer for name, state in longer.items() if state.shape != shorter[name].shape})
 
 
 def save_cache(path: Path, cache: ComposedCache, model: Any, owner: StateOwner) -> None:
     """Write the state of a cache with one row. Raises OSError."""
     tokens = cache.get_seq_length()
-    states = declared_states(model, tokens)
+    states = declare_states(model, tokens)
     tensors = {name: cache.state(state.layer).tensors[state.name].detach() for name, state in states.items()}
     wrong = [name for name, state in states.items() if (tensors[name].shape, tensors[name].dtype) != (state.shape, state.dtype)]
     assert not wrong, f"states are not as declared: {list_first(wrong)}"
@@ -122,10 +122,10 @@ def load_cache(path: Path, model: Any, owner: StateOwner) -> ComposedCache:
     owner: of the model that is to continue. Raises ComposerError if the file is damaged, or belongs to another model.
     """
     try:
-        header = read_header(path, BASE_HEADER + sum(ENTRY + 4 * len(name) for name in declared_states(model, 1)))
+        header = read_header(path, BASE_HEADER + sum(ENTRY + 4 * len(name) for name in declare_states(model, 1)))
         record = _record(path, header.metadata)
         _check_owner(path, record.model, owner)
-        states = declared_states(model, record.tokens)
+        states = declare_states(model, record.tokens)
         places = _places(path, header.entries, states, header.start)
         check_places(path, [(start, end, end - start, name) for name, (start, end) in places.items()], header.start, header.size)
     except WeightsError as error:

@@ -13,7 +13,7 @@ from composer.files import sha256
 from composer.state import read_state
 from composer.weights.record import read_record
 from converters.bounded import MOST_LOG
-from converters.hub import recorded_names
+from converters.hub import read_recorded_names
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -36,7 +36,7 @@ def results_of(evaluation: Path, model: Path) -> list[EvalResult]:
         ) from None
     record = read_record(model)
     spec_hash = None if record is None else record.spec_hash
-    weights = {name for name in recorded_names(model) if name.endswith(".safetensors")}
+    weights = {name for name in read_recorded_names(model) if name.endswith(".safetensors")}
     label = next(
         (facts.label for facts in report.setting.models if facts.spec_hash == spec_hash and _is_of(facts, model, weights)), None
     )

@@ -15,7 +15,7 @@ from composer.weights.record import RECORD
 from converters.bounded import list_first
 from converters.composed import EXPORT, SPEC_FILE
 from converters.errors import ConverterError
-from converters.hub import HUB, fetch_files, recorded_names
+from converters.hub import HUB, fetch_files, read_recorded_names
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -91,7 +91,7 @@ def push_contents(contents: Contents, repo_id: str, branch: str, *, private: boo
         is_new = _make_branch(api, repo_id, branch)
         info: Any = api.model_info(repo_id, revision=branch)
         present = {file.rfilename for file in info.siblings or ()} - {OF_THE_HUB}
-        known = present if is_new else _known_files(repo_id, info.sha, present)
+        known = present if is_new else _read_known_files(repo_id, info.sha, present)
         if not (force or is_new):
             _check_replaceable(contents, repo_id, present, known)
         removed = sorted((present & known) - contents.files.keys())
@@ -115,14 +115,14 @@ def _make_branch(api: HfApi, repo_id: str, branch: str) -> bool:
     return True
 
 
-def _known_files(repo_id: str, commit: str | None, present: set[str]) -> set[str]:
+def _read_known_files(repo_id: str, commit: str | None, present: set[str]) -> set[str]:
     """Return the files that an earlier push to the repository named."""
     kind = _kind_of(present)
     if kind is None:
         return set()
     if kind == "spec":
         return set(SPEC_FILES)
-    return recorded_names(fetch_files(repo_id, commit, (RECORD, EXPORT)))
+    return read_recorded_names(fetch_files(repo_id, commit, (RECORD, EXPORT)))
 
 
 def _kind_of(names: set[str]) -> ContentsKind | None:

@@ -13,7 +13,7 @@ from composer.data.references import FileData, TaskData, parse_reference, tasks
 from composer.files import sha256
 from composer.runs.store import KEY_DIGITS, key_of
 from composer.state import Count
-from composer.weights.record import known_sha256, record_of
+from composer.weights.record import find_known_sha256, record_of
 from converters.source import TOKENIZER, Source, small_files
 
 
@@ -37,7 +37,7 @@ def fingerprint(source: Source) -> Fingerprint:
         config=source.config_sha256,
         spec=None if record is None else record.spec_hash,
         files={
-            name: (shard.bytes, shard.header_sha256, known_sha256(source, record, name) or shard.file.stat().st_mtime_ns)
+            name: (shard.bytes, shard.header_sha256, find_known_sha256(source, record, name) or shard.file.stat().st_mtime_ns)
             for name, shard in source.shards.items()
         },
     )
@@ -59,13 +59,13 @@ def data_identity(reference: str) -> dict[str, Any]:
     if isinstance(data, FileData):
         files = {str(path): path for path in files_of(data)}
     elif isinstance(data, TaskData):
-        files = named_files(tasks()[data.name].model_validate(data.options))
+        files = list_named_files(tasks()[data.name].model_validate(data.options))
     else:
         files = {}
     return {"said": reference, "files": {name: sha256(path) for name, path in files.items()}}
 
 
-def named_files(task: BaseModel) -> dict[str, Path]:
+def list_named_files(task: BaseModel) -> dict[str, Path]:
     """Return the files that a task's options name, by option and name; of a folder, its text files."""
     paths = {key: value for key in type(task).model_fields if isinstance(value := getattr(task, key), Path)}
     return {

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 from blocks.part import Closed
 from composer.errors import ComposerError
-from composer.files import failing_as, move_folder, partial_of, replaced_by, visible_in
+from composer.files import backup_path, failing_as, move_folder, partial_of, visible_in
 from composer.locks import beside, exclusive_lock, inside
 from composer.state import read_state, write_state
 from converters.bounded import brief
@@ -178,7 +178,7 @@ class RunStore:
         """Put a folder that has the settings alone in the place of an earlier run, in one step."""
         partial = partial_of(folder)
         with self.writing(folder):
-            for abandoned in (partial, replaced_by(partial)):  # by a killed run
+            for abandoned in (partial, backup_path(partial)):  # by a killed run
                 if abandoned.exists():
                     shutil.rmtree(abandoned)
             write_state(partial / self.mark, settings)

@@ -9,7 +9,7 @@ from typing import Any
 
 from composer.errors import SpecError
 from composer.spec.locked import lock_document
-from composer.spec.outside import first_missing, needed_part, recorded_parts
+from composer.spec.outside import first_missing, needed_part_message, read_recorded_parts
 from composer.spec.places import Place, SpecNode, at, from_plain
 from converters.bounded import MOST_CONFIG, MOST_RECORD, check_file, read_json, reason, within
 from converters.composed import RECORD, SPEC_KEYS
@@ -36,16 +36,16 @@ def read_built(folder: Path, shown: str) -> SpecNode:
         check_file(within(folder, file))
     except OSError as error:
         raise SpecError(at(place, (), f"cannot be read: {reason(error)}")) from None
-    stored = recorded_parts(folder)
+    stored = read_recorded_parts(folder)
     if (kind := first_missing(stored)) is not None:
-        raise SpecError(needed_part(shown, kind, stored))
-    document = _read(folder, RECORD, MOST_RECORD).get("spec") if file == RECORD else _resolved_document(folder)
+        raise SpecError(needed_part_message(shown, kind, stored))
+    document = _read(folder, RECORD, MOST_RECORD).get("spec") if file == RECORD else _read_resolved_document(folder)
     if not isinstance(document, Mapping):
         raise SpecError(at(place, (), "damaged, or of another version: it does not describe the model's heads"))
     return from_plain(document, place=place)
 
 
-def _resolved_document(folder: Path) -> dict[str, Any] | None:
+def _read_resolved_document(folder: Path) -> dict[str, Any] | None:
     document = _read(folder, CONFIG, MOST_CONFIG).get(SPEC_KEYS[0])
     try:
         return None if document is None else lock_document(document)

@@ -14,7 +14,7 @@ from composer.spec.on_hub import FORM, spec_on_hub
 from composer.spec.places import SpecNode, at, brief, count, nearest, plain
 from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.shipped import shipped_specs
-from converters.bounded import list_first, lost_link
+from converters.bounded import list_first, lost_link_message
 from converters.gguf import is_gguf
 from converters.hub import HUB
 
@@ -177,7 +177,7 @@ def not_found(reference: str, folder: Path) -> str:
     """Return the message that there is no such spec, with the most similar name."""
     if reference.startswith(HUB):
         return f"{brief(reference)} is no spec of the Hub; expected {FORM}"
-    if lost := lost_link(folder / reference):
+    if lost := lost_link_message(folder / reference):
         return lost
     if is_gguf(reference):
         return f"{brief(reference)} names a GGUF file, which is a source and no spec: name a spec, and the file with --from"

@@ -141,7 +141,7 @@ def _count(group: HeadsOf, heads: int, per_key: int, path: FieldPath) -> int:
     return int(count)
 
 
-def unused_heads(spec: Spec, used: Container[str], layers: int) -> Iterator[GraphError]:
+def find_unused_heads(spec: Spec, used: Container[str], layers: int) -> Iterator[GraphError]:
     """Yield an error for each head of ``heads`` that no layer has, with the rules that name it and those that override these.
 
     used: the heads that layers have. layers: of the model; 0 where there is none, and rules are then not compared.

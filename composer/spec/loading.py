@@ -20,7 +20,7 @@ from composer.spec.places import Places, SpecNode, at, from_plain, plain
 from composer.spec.reading import read_file, read_spec
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.shipped import shipped_specs
-from composer.spec.sweep import SEPARATOR, choose_variant, merged_error, variants
+from composer.spec.sweep import SEPARATOR, choose_variant, merge_errors, variants
 from converters.bounded import brief
 
 Validated = TypeVar("Validated", bound=BaseModel)
@@ -50,7 +50,7 @@ def load_spec(source: SpecLike, overrides: Overrides = (), *, parts: PartReferen
     try:
         return _apply_overrides(document, overrides)
     except SpecError as error:
-        raise merged_error([(variant, error)], vary) from None
+        raise merge_errors([(variant, error)], vary) from None
 
 
 def load_text(text: str, called: str, folder: Path) -> Spec:
@@ -159,7 +159,7 @@ def _expand(document: SpecNode, vary: Vary, overrides: Overrides) -> dict[str, S
         except SpecError as error:
             problems.append((name, error))
     if problems:
-        raise merged_error(problems, vary)
+        raise merge_errors(problems, vary)
     return specs
 
 

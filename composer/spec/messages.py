@@ -168,7 +168,7 @@ def _message(fault: Fault, others: list[Fault]) -> str:
     return f"expected {wanted}, got {brief(fault.value)}{hint}"
 
 
-def unknown_key(path: FieldPath, around: Alternatives, above: tuple[Alternatives, ...] = ()) -> str:
+def unknown_key_message(path: FieldPath, around: Alternatives, above: tuple[Alternatives, ...] = ()) -> str:
     """Return the message for an unknown key, with the place where it belongs, or the most similar key. around: the alternatives of
     its parent; above: those of the parent's own parents, the document first."""
     key, extends = str(path[-1]), ["extends"] if len(path) == 1 or (len(path) == 3 and path[0] == "heads") else []
@@ -185,7 +185,7 @@ def _missing(fault: Fault) -> str:
     return f"missing. {fault.description}" if fault.description else "missing"
 
 
-def _unknown_kind(fault: Fault) -> str:
+def _unknown_kind_message(fault: Fault) -> str:
     known = list(parts(fault.here))
     tag = fault.value.get("kind") if isinstance(fault.value, dict) else fault.value
     if is_outside(tag):
@@ -219,9 +219,9 @@ def _as_list(value: Any) -> str:
 
 
 _WHOLE: dict[str, Callable[[Fault], str]] = {
-    "extra_forbidden": lambda fault: unknown_key(fault.path, fault.around, fault.above),
+    "extra_forbidden": lambda fault: unknown_key_message(fault.path, fault.around, fault.above),
     "missing": _missing,
-    "union_tag_invalid": _unknown_kind,
+    "union_tag_invalid": _unknown_kind_message,
     "union_tag_not_found": _no_kind,
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from blocks.catalogue import CATALOGUE
-from blocks.outside import broken_packages, is_outside, origin_of, register_parts, remedy
+from blocks.outside import find_broken_packages, is_outside, origin_of, register_parts, remedy
 from blocks.part import Closed, Part
 from blocks.registry import RegistrationError
 from composer.errors import ComposerError
@@ -43,7 +43,7 @@ def use_parts(parts: PartReference | Sequence[PartReference]) -> None:
         raise ComposerError(f"parts: {error}") from error
 
 
-def stored_parts(model: BaseModel) -> dict[str, StoredPart]:
+def list_stored_parts(model: BaseModel) -> dict[str, StoredPart]:
     """Return the origins of the parts from outside in a document, by kind, in alphabetical order."""
     origins = {part.kind: _store(type(part)) for part in _parts_in(model)}
     return {kind: origin for kind, origin in sorted(origins.items()) if origin is not None}
@@ -69,7 +69,7 @@ def _parts_in(value: Any) -> Iterator[Part]:
         yield from _parts_in(item)
 
 
-def unregistered_kind(error: ValidationError) -> str | None:
+def find_unregistered_kind(error: ValidationError) -> str | None:
     """Return the kind of the first part from outside that a document has and that is not registered; None where all are."""
     for details in error.errors(include_url=False):
         value, place = details["input"], details["loc"]
@@ -79,7 +79,7 @@ def unregistered_kind(error: ValidationError) -> str | None:
     return None
 
 
-def recorded_parts(folder: Path) -> Mapping[str, object]:
+def read_recorded_parts(folder: Path) -> Mapping[str, object]:
     """Return the ``parts`` of a folder's record, as JSON; empty where it has none that can be read."""
     try:
         record = read_json(within(folder, RECORD), MOST_RECORD)
@@ -89,7 +89,7 @@ def recorded_parts(folder: Path) -> Mapping[str, object]:
     return parts if isinstance(parts, Mapping) else {}
 
 
-def needed_part(where: object, kind: str, stored: Mapping[str, object]) -> str:
+def needed_part_message(where: object, kind: str, stored: Mapping[str, object]) -> str:
     """Return the message for a model's part that is not registered. stored: the ``parts`` of its record, as JSON."""
     has = f"{where} has heads with the part {brief(kind)}"
     try:
@@ -98,7 +98,7 @@ def needed_part(where: object, kind: str, stored: Mapping[str, object]) -> str:
         return f"{has}, which is not registered. {remedy(kind)}"
     if origin.package is None:
         return f"{has} of {origin}, which is not registered: name that file with --parts"
-    if (reason := broken_packages().get(origin.package)) is not None:
+    if (reason := find_broken_packages().get(origin.package)) is not None:
         return f"{has} of {origin}, whose parts could not be registered: {reason}"
     return f"{has} of {origin}, which is not installed here: pip install {origin.package}=={origin.version}"
 
@@ -108,7 +108,7 @@ def first_missing(stored: Mapping[str, object]) -> str | None:
     return next((kind for kind in stored if not any(kind in role for role in CATALOGUE.values())), None)
 
 
-def changed_parts(stored: Mapping[str, object]) -> Iterator[str]:
+def find_changed_parts(stored: Mapping[str, object]) -> Iterator[str]:
     """For each of a record's parts that is registered with another version, or from another file: what has changed."""
     for kind, entry in stored.items():
         try:

@@ -13,7 +13,7 @@ from composer.errors import SpecError
 from composer.spec.document import setting_steps
 from composer.spec.fields import Alternatives, fields, kind_words, parts, under
 from composer.spec.inherit import heads_inherited, merge_nodes, spell_out
-from composer.spec.messages import unknown_key
+from composer.spec.messages import unknown_key_message
 from composer.spec.places import DEEPEST, Place, SpecNode, at, brief
 from composer.spec.reading import read_value
 from converters.bounded import shorten
@@ -91,7 +91,7 @@ def _child(
         why = "it is no list" if node is not None and node.value is not None else "the spec has no value there"
         raise SpecError(at(place, done, f"has no item {step}: {why}"))
     if rest and fields(here) and not under(here, step):
-        raise SpecError(at(place, (*done, step), unknown_key((*done, step), here)))
+        raise SpecError(at(place, (*done, step), unknown_key_message((*done, step), here)))
     child = node.child(step) if node is not None else None
     new = _child(child, rest, value, under(here, step), place, (*done, step))
     if rest and child is None and isinstance(new.value, dict) and "kind" not in new.value:

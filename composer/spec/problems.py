@@ -14,7 +14,16 @@ from composer.graph.rules import mistakes
 from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import HeadsOf, LayerRule, Spec
-from composer.spec.layer_rules import TWICE, check_rule, groups_of, layers_at, layers_of, names_in, unknown_head_error, unused_heads
+from composer.spec.layer_rules import (
+    TWICE,
+    check_rule,
+    find_unused_heads,
+    groups_of,
+    layers_at,
+    layers_of,
+    names_in,
+    unknown_head_error,
+)
 from composer.spec.resolve import complete_head, dimensions_and_trunk, heads_of, refuse_odd, reserved_name_error
 
 ANY = Dimensions(hidden_size=2048, layers=1, heads=1, key_heads=1, head_dim=64, rope_theta=1e4)
@@ -53,7 +62,7 @@ def without_source(spec: Spec) -> Iterator[GraphError]:
         yield from _of_head(spec, path, head)
     for number, rule in enumerate(spec.layers):
         yield from _of_rule(rule, ("layers", number), heads)
-    yield from unused_heads(spec, set[str]().union(*(names_in(rule.use) for rule in spec.layers)), 0)
+    yield from find_unused_heads(spec, set[str]().union(*(names_in(rule.use) for rule in spec.layers)), 0)
     if not heads:
         yield GraphError("no layer has a head: add `head:`, or `heads:` and rules in `layers:` that use them", ("layers",))
 
@@ -110,7 +119,7 @@ def _on_sizes(spec: Spec, source: Dimensions | None, paths: set[FieldPath]) -> I
         except GraphError as error:
             yield error
         else:
-            yield from unused_heads(spec, used, dimensions.layers)
+            yield from find_unused_heads(spec, used, dimensions.layers)
     inside = {path[:length] for path in paths for length in (1, 2)}
     for path, head in heads_with_paths(spec):
         if path in inside:

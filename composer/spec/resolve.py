@@ -24,11 +24,11 @@ from blocks.reads import Shared
 from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import ALL, sources_of_pairs, without_names
-from composer.graph.rules import checked_graph
+from composer.graph.rules import check_graph
 from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Name, Spec
-from composer.spec.layer_rules import SOURCE, Group, layers_of, names_in, unused_heads
+from composer.spec.layer_rules import SOURCE, Group, find_unused_heads, layers_of, names_in
 from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
@@ -138,7 +138,7 @@ def heads_of(spec: Spec) -> dict[str, HeadSpec]:
 def resolve(spec: Spec, source: Dimensions | None = None, *, idle: bool = False) -> Resolved:
     """Write out everything that ``spec`` leaves to its source, or, where there is none, to the spec's own trunk.
 
-    idle: accept parts without an effect, as ``checked_graph`` does. Raises GraphError if the result cannot mean anything.
+    idle: accept parts without an effect, as ``check_graph`` does. Raises GraphError if the result cannot mean anything.
     """
     refuse_sweep(spec)
     dimensions, trunk = dimensions_and_trunk(spec, source)
@@ -155,7 +155,7 @@ def resolve(spec: Spec, source: Dimensions | None = None, *, idle: bool = False)
             if path == ("head",):
                 # The default of a source whose layers are all named: a spec for deeper models is also valid on a shallow one.
                 continue
-            raise next(unused_heads(spec, used, dimensions.layers))
+            raise next(find_unused_heads(spec, used, dimensions.layers))
         if name in RESERVED:
             raise reserved_name_error(name, path)
         complete[name] = complete_head(head, dimensions)
@@ -163,7 +163,7 @@ def resolve(spec: Spec, source: Dimensions | None = None, *, idle: bool = False)
             refuse_odd(complete[name], trunk, spec.trunk)
         for size in sorted(used[name]):
             shape = replace(dimensions.shape(size), both_ways=spec.direction == "bidirectional")
-            checked_graph(complete[name], shape, path, idle=idle)
+            check_graph(complete[name], shape, path, idle=idle)
     return Resolved(
         compose=spec.compose,
         name=spec.name,

@@ -76,7 +76,7 @@ def variants(document: SpecNode, vary: Vary) -> dict[str, SpecNode]:
         except SpecError as error:
             problems.append((name, error))
     if problems:
-        raise merged_error(problems, vary)
+        raise merge_errors(problems, vary)
     return made
 
 
@@ -95,7 +95,7 @@ def without_vary(document: SpecNode) -> SpecNode:
     return SpecNode({key: node for key, node in _items(document) if key != "vary"}, document.place)
 
 
-def merged_error(problems: list[tuple[str, SpecError]], vary: Vary, *, name_variants: bool = False) -> SpecError:
+def merge_errors(problems: list[tuple[str, SpecError]], vary: Vary, *, name_variants: bool = False) -> SpecError:
     """Return the mistakes of some variants as one error: each mistake once, at its first place, with the variants that have it.
 
     name_variants: name the variants in any case, as there are others that were not checked.

@@ -44,7 +44,7 @@ class VariableTracking(Ruler):
     """Whether an example precedes the question. RULER's always does."""
 
     def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
-        chains = apart(rng, split, lambda draws: self.drawn_chains(draws, 5))
+        chains = apart(rng, split, lambda draws: self.draw_chains(draws, 5))
         for chain in chains:
             for line in assignments(chain):
                 writer.check(line)
@@ -59,7 +59,7 @@ class VariableTracking(Ruler):
 
     def write_example(self, rng: random.Random, writer: Writer) -> str:
         """Return the example with its answer, as long as fits, and the blank line after it."""
-        chains, seed = self.drawn_chains(rng, 3), rng.getrandbits(64)
+        chains, seed = self.draw_chains(rng, 3), rng.getrandbits(64)
 
         def prompt(more: int) -> str:
             return self.write_prompt(random.Random(seed), chains, max(EXAMPLE_NOISE, self.hops + 1) + more)
@@ -70,7 +70,7 @@ class VariableTracking(Ruler):
         more = fit(count, max(EXAMPLE_TOKENS, count(0)), self.name)
         return f"{prompt(more)} {' '.join(chains[0][1])}\n\n"
 
-    def drawn_chains(self, rng: random.Random, size: int) -> tuple[VariableChain, ...]:
+    def draw_chains(self, rng: random.Random, size: int) -> tuple[VariableChain, ...]:
         """size: letters of a variable."""
         steps = self.hops + 1
         names = distinct(self.chains * steps, lambda: letters(rng, string.ascii_uppercase, size))

@@ -16,9 +16,9 @@ from composer.training.calibration import calibrate
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, fold_adapters, loss_of
 from composer.training.loop import length_of, run_stage
 from composer.training.model_on_disk import StoredModel
-from composer.training.processes import count, is_first, loaded_on, process_group, shard, sharing_rows, take_gpu, whole
+from composer.training.processes import count, is_first, loading_device, process_group, shard, sharing_rows, take_gpu, whole
 from composer.training.row_pieces import check_model, check_row_processes
-from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, finished_run, load_student, open_run, prepare
+from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare, read_finished_run
 from composer.training.stored_logits import TaughtRows, stored_loss
 from composer.training.streamed import STAGE, check_disk, transfer_streamed
 from composer.training.student import Student, Which, learns_from_teacher, stage_from_nothing, stages_of
@@ -43,7 +43,7 @@ def distill(student: Student, out: str | os.PathLike[str], options: TrainingOpti
         take_gpu(options.device)
         stages = stages_of(student.record, student.recipe, which)
         check_row_processes(stages, options)
-        if (finished := finished_run(student, stages, out, options)) is not None:
+        if (finished := read_finished_run(student, stages, out, options)) is not None:
             return finished
         if options.stream:
             _check_streamed(stages, options)
@@ -92,7 +92,7 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
     if isinstance(run.held_out, TaughtRows) and isinstance(finetune, Finetune):
         teacher_loss = stored_loss(run.held_out, finetune.average)
     if run.teacher is not None and (learns_from_teacher(stages) or (finetune is not None and run.held_out is not None)):
-        teacher = run.teacher.load(loaded_on(options.device), options.backend)
+        teacher = run.teacher.load(loading_device(options.device), options.backend)
     if teacher is not None and not learns_from_teacher(stages):
         shard(teacher, computing_alone(teacher), options.device)
         teacher_loss, teacher = held_out_loss(teacher), None
@@ -210,7 +210,7 @@ def train(student: Student, out: str | os.PathLike[str], options: TrainingOption
         take_gpu(options.device)
         stage = stage_from_nothing(student)
         check_row_processes({TRAIN: _as_finetune(stage)}, options)
-        if (finished := finished_run(student, {TRAIN: stage}, out, options)) is not None:
+        if (finished := read_finished_run(student, {TRAIN: stage}, out, options)) is not None:
             return finished
         run = open_run(student, None, {TRAIN: stage}, out, options)
         model, learned = load_student(student, options), _as_finetune(stage)

@@ -107,7 +107,7 @@ def take_gpu(device: str) -> None:
     torch.cuda.set_device(here)
 
 
-def loaded_on(device: str) -> str:
+def loading_device(device: str) -> str:
     """Return the device to load a model on: the CPU where ``shard`` will move it to ``device``, a layer at a time."""
     return device if count() == 1 else "cpu"
 

@@ -168,7 +168,7 @@ def _pairs_above(head: HeadSpec, source: str) -> float:
     return min(counts, default=inf)
 
 
-def learned_nothing(outcomes: Iterable[Outcome], stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
+def warn_if_nothing_learned(outcomes: Iterable[Outcome], stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
     """Yield the warning for stages in which no held-out loss got better."""
     for outcome in outcomes:
         worse = all(outcome.after[name] >= before for name, before in outcome.before.items())

@@ -27,12 +27,12 @@ from composer.training.folder import STORE, DataReferences, RunSettings, Teacher
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting
 from composer.training.options import TrainingOptions
-from composer.training.processes import by_first, is_first, loaded_on, shard, whole
+from composer.training.processes import by_first, is_first, loading_device, shard, whole
 from composer.training.rows import (
     bound_held_out,
-    learned_nothing,
     rows_of,
     too_few,
+    warn_if_nothing_learned,
     warn_if_unwritable,
     warn_or_raise,
     within_windows,
@@ -117,7 +117,7 @@ class TrainingRun:
 
         changed: parameters by their names in ``model``. None: all of them are heads' own, or the model is one of this project.
         """
-        warn_or_raise(learned_nothing(outcomes, self.stages, self.rows), self.options)
+        warn_or_raise(warn_if_nothing_learned(outcomes, self.stages, self.rows), self.options)
         changed = whole(changed, for_first=True)
         if adapter is not None:
             adapter = replace(adapter, tensors=whole(adapter.tensors, for_first=True))
@@ -151,7 +151,7 @@ class TrainingRun:
         STORE.remove(self.folder)
 
 
-def finished_run(
+def read_finished_run(
     student: Student, stages: Mapping[str, Stage], out: str | os.PathLike[str], options: TrainingOptions
 ) -> TrainingReport | None:
     """Return the report of a finished run of these stages that is to be continued, from the record of its result; None if there is
@@ -268,7 +268,7 @@ def _teacher(teacher: Teacher | None, stages: Mapping[str, Stage]) -> TeacherFin
 
 def load_student(student: Student, options: TrainingOptions) -> ComposedForCausalLM:
     """Return the model to train, in float32. Raises SourceError."""
-    loaded = load_model(student.source.folder, "float32", loaded_on(options.device), options.backend)
+    loaded = load_model(student.source.folder, "float32", loading_device(options.device), options.backend)
     assert isinstance(loaded, ComposedForCausalLM), "a folder with a record holds a composed model"
     return loaded
 

@@ -192,7 +192,7 @@ def _train(
 
 
 def _spills(run: TrainingRun, stage: Transfer, width: int) -> list[Spill]:
-    spills = [Spill(run.folder, "rows", run.rows, _used_rows(run.rows, stage, run.options.seed), width)]
+    spills = [Spill(run.folder, "rows", run.rows, _rows_of_stage(run.rows, stage, run.options.seed), width)]
     if run.held_out is not None:
         spills.append(Spill(run.folder, "held-out", run.held_out, np.arange(len(run.held_out)), width))
     return spills
@@ -203,7 +203,7 @@ def _autocast(dtype: torch.dtype | None) -> AbstractContextManager[object]:
     return nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
 
 
-def _used_rows(rows: PackedRows, stage: Transfer, seed: int) -> np.ndarray:
+def _rows_of_stage(rows: PackedRows, stage: Transfer, seed: int) -> np.ndarray:
     """Return the rows of the stage's steps."""
     steps = range(length_of(stage, rows))
     return np.unique([row for step in steps for row in rows_of_step(step, stage.batch, len(rows), seed)])

@@ -131,7 +131,7 @@ def _reference(record: Record) -> str:
             "This model was built from nothing, so it has no teacher: name one with --teacher, or use `compose train`."
         )
     if source.unpacked is not None and not Path(source.folder).is_dir():
-        return _packed_reference(source, source.unpacked)
+        return _find_packed_reference(source, source.unpacked)
     if not Path(source.folder).is_dir():
         named = f" It was {source.repo_id}: --teacher {source.repo_id}" if source.repo_id else ""
         raise TrainingError(
@@ -145,7 +145,7 @@ def _reference(record: Record) -> str:
     return source.folder
 
 
-def _packed_reference(source: StoredSource, unpacked: StoredUnpacked) -> str:
+def _find_packed_reference(source: StoredSource, unpacked: StoredUnpacked) -> str:
     """Return the path of the quantised weights that a student's source was unpacked from. Raises TrainingError if they
     changed."""
     path = Path(unpacked.path)

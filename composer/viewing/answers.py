@@ -11,7 +11,7 @@ from composer.errors import ComposerError
 from composer.escape import escape_html
 from composer.spec.code import code_of
 from composer.spec.explain import explain_resolved
-from composer.viewing.reading import MOST_TOKENS, EditorContext, resolved_text, whole
+from composer.viewing.reading import MOST_TOKENS, EditorContext, resolve_text, whole
 
 MOST_LINES = 20
 """Mistakes that are shown at once."""
@@ -32,7 +32,7 @@ def answer(text: str, context: EditorContext, sizes: tuple[float | None, ...], t
     try:
         length = whole(tokens, "tokens", MOST_TOKENS)
         named_dtype(dtype)
-        resolved = resolved_text(text, context, sizes)
+        resolved = resolve_text(text, context, sizes)
     except ComposerError as error:
         return Answer(mistakes(str(error), text, context.called))
     drawn = picture(resolved, sequence=length, dtype=dtype)

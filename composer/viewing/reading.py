@@ -38,7 +38,7 @@ class EditorContext:
     base: Dimensions = TYPICAL
 
 
-def resolved_text(text: str, place: EditorContext, sizes: tuple[float | None, ...]) -> Resolved:
+def resolve_text(text: str, place: EditorContext, sizes: tuple[float | None, ...]) -> Resolved:
     """Return the spec on sizes as ``TYPED`` has them, or on its own trunk. Raises SpecError with line and column."""
     if len(text) > MOST_TEXT:
         raise SpecError(f"{place.called}: {len(text):,} characters; this page reads {MOST_TEXT:,} at most")

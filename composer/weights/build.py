@@ -17,12 +17,12 @@ from composer.errors import BuildError
 from composer.files import sha256
 from composer.spec.inherit import short_path
 from composer.spec.notes import notes_on_layers
-from composer.spec.outside import stored_parts
+from composer.spec.outside import list_stored_parts
 from composer.spec.resolve import Resolved
 from composer.tables import Readable, Table, View
 from composer.weights.card import PICTURE, model_card
 from composer.weights.config import config_dict, own_parameters, trunk_from
-from composer.weights.lolcats import LolcatsValues, merged_piece, read_values, value_piece
+from composer.weights.lolcats import LolcatsValues, merge_piece, read_values, value_piece
 from composer.weights.output import check_output, check_space, copy_files, link_or_copy, whole_or_nothing, write_json, write_text
 from composer.weights.plan import Plan, ShardPlan, make_plan, weights_of
 from composer.weights.record import (
@@ -32,16 +32,16 @@ from composer.weights.record import (
     RECORD,
     Record,
     StoredFile,
+    describe_file,
+    describe_source,
     documents_in,
-    known_sha256,
+    find_known_sha256,
+    find_untrained,
     record_of,
-    stored_file,
-    stored_source,
-    untrained_in,
     versions,
 )
 from composer.weights.sources import Tokenizer, check_merged, tokenizer_notes
-from composer.weights.stream import TensorToWrite, digest_and_counts, fresh_piece, inherited_piece, refuse_not_finite, write_shard
+from composer.weights.stream import TensorToWrite, digest_and_counts, fresh_piece, inherit_piece, refuse_not_finite, write_shard
 from composer.weights.stub import STUB_TEXT
 from composer.weights.verify import problems_of
 from composer.words import plural, quantity, ranges, short_hashes, size
@@ -150,7 +150,7 @@ def build_folder(
     config = config_dict(trunk, resolved, plan.dtype)
     if source is not None and isinstance(trunk, Host):
         _check_host(source, config, plan)
-    untrained = untrained_in(plan, source, student)
+    untrained = find_untrained(plan, source, student)
 
     def report(files: dict[str, StoredFile], total: int) -> BuildReport:
         shared = sum(file.bytes for file in files.values() if file.how == "linked")
@@ -184,14 +184,14 @@ def build_folder(
             spec=dict(spec_document),
             resolved=resolved,
             spec_hash=resolved.hash,
-            source=None if source is None else stored_source(source, student),
+            source=None if source is None else describe_source(source, student),
             seed=seed,
             trunk=asdict(trunk),
             plan=plan,
             files=files,
             given={} if beside is None else {str(file): sha256(file) for file in beside.files},
             untrained=untrained,
-            parts=stored_parts(resolved),
+            parts=list_stored_parts(resolved),
             versions=versions(),
         )
         record = complete_folder(folder, config, record, target.name)
@@ -219,9 +219,9 @@ def complete_folder(folder: Path, config: Mapping[str, Any], record: Record, nam
 
 def _check_host(source: Source, config: Mapping[str, Any], plan: Plan) -> None:
     """Raise BuildError unless the plan's tensors are just those of the host's class, for a host of another family."""
-    from composer.model.coverage import uncovered_by_host
+    from composer.model.coverage import find_uncovered_by_host
 
-    problems = uncovered_by_host(config, {name: (entry.shape, entry.dtype) for name, entry in plan.parameters.items()})
+    problems = find_uncovered_by_host(config, {name: (entry.shape, entry.dtype) for name, entry in plan.parameters.items()})
     if problems:
         raise BuildError(
             f"The weights of {source.folder} do not fit its config.json, as transformers reads it:\n"
@@ -268,11 +268,11 @@ class _Writer:
     def _link(self, source: Source, shard: ShardPlan, target: Path) -> StoredFile:
         origin = source.shards[shard.file]
         how, digest = link_or_copy(origin.file, target, copy=self.copy, moved=self._byte_counter(target.name, shard.bytes))
-        contents = known_sha256(source, self.student, shard.file)
+        contents = find_known_sha256(source, self.student, shard.file)
         if contents is None and (self.hash_contents or self.plan.bytes("link") <= HASHED_ANYWAY):
             contents, counts = digest_and_counts(origin)
             refuse_not_finite(origin.file, counts, self.plan.dropped)
-        return stored_file(target, how, origin=origin.file, contents=contents or digest)
+        return describe_file(target, how, origin=origin.file, contents=contents or digest)
 
     def _rewrite(self, source: Source, shard: ShardPlan, target: Path) -> StoredFile:
         pieces: list[TensorToWrite] = []
@@ -280,11 +280,11 @@ class _Writer:
             if entry.file == shard.file:
                 tensor = source.tensors[entry.tensor]
                 if self.beside is not None and entry.added:
-                    pieces.append(merged_piece(name, tensor, entry.dtype, self.beside.products[name]))
+                    pieces.append(merge_piece(name, tensor, entry.dtype, self.beside.products[name]))
                 else:
-                    pieces.append(inherited_piece(name, tensor, entry.dtype))
+                    pieces.append(inherit_piece(name, tensor, entry.dtype))
         contents = write_shard(target, pieces, self._byte_counter(target.name, shard.bytes))
-        return stored_file(target, "rewritten", origin=None, contents=contents)
+        return describe_file(target, "rewritten", origin=None, contents=contents)
 
     def _write_fresh(self) -> dict[str, StoredFile]:
         pieces = [fresh_piece(name, self.fresh[name], entry.dtype, self.seed) for name, entry in self.plan.fresh.items()]
@@ -295,7 +295,7 @@ class _Writer:
             return {}
         target = self.folder / self.plan.parameters[pieces[0].name].output
         contents = write_shard(target, pieces, self._byte_counter(target.name, self.plan.fresh_bytes))
-        return {target.name: stored_file(target, "written", origin=None, contents=contents)}
+        return {target.name: describe_file(target, "written", origin=None, contents=contents)}
 
     def _byte_counter(self, name: str, total: int) -> Callable[[int], None]:
         """Return a function that adds up the bytes written to one file, and calls ``progress`` with the sum."""

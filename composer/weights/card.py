@@ -10,7 +10,7 @@ import yaml
 
 from composer.escape import escape_markdown, markdown_block, markdown_code, markdown_link
 from composer.spec.writing import to_yaml
-from composer.weights.config import recorded_trunk
+from composer.weights.config import read_recorded_trunk
 from composer.weights.record import RECORD, Record, StoredSource, TrainedStage
 from converters.hub import HUB
 
@@ -24,7 +24,7 @@ def model_card(record: Record, name: str, *, on_hub: bool = False) -> str:
     on_hub: ``name`` is a repository of the Hub, and no folder.
     """
     plan, source = record.plan, record.source
-    trunk = recorded_trunk(record.trunk)
+    trunk = read_recorded_trunk(record.trunk)
     front: dict[str, object] = {"library_name": "transformers"}
     if trunk.labels is not None:
         front["pipeline_tag"] = "text-classification"

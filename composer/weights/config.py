@@ -12,7 +12,7 @@ from composer.errors import BuildError, ComposerError, SourceError
 from composer.spec.dimensions import Dimensions
 from composer.spec.parameters import fresh_parameters
 from composer.spec.resolve import Resolved
-from converters.canonical import expected_tensors
+from converters.canonical import list_expected_tensors
 from converters.composed import TRUNK_KEYS
 from converters.hosts import Host
 from converters.model_types import AUTO_MAP, OWN, PREFIX
@@ -123,7 +123,7 @@ def own_parameters(resolved: Resolved, trunk: Trunk | None = None) -> dict[str, 
 
     In a trunk, norms start as 1, biases as 0, and all others as normal numbers.
     """
-    own = {} if trunk is None else {name: Fresh(shape, _fill(name)) for name, shape in expected_tensors(trunk).items()}
+    own = {} if trunk is None else {name: Fresh(shape, _fill(name)) for name, shape in list_expected_tensors(trunk).items()}
     return own | fresh_parameters(resolved)
 
 
@@ -179,6 +179,6 @@ def config_dict(trunk: Sizes, resolved: Resolved, dtype: str) -> dict[str, Any]:
     }
 
 
-def recorded_trunk(stored: Mapping[str, Any]) -> Sizes:
+def read_recorded_trunk(stored: Mapping[str, Any]) -> Sizes:
     """Return the trunk that a record stores."""
     return Host(**stored) if "config" in stored else Trunk(**stored)

@@ -14,11 +14,11 @@ from composer.devices import check_memory
 from composer.errors import BuildError, ComposerError, SourceError
 from composer.model.classes import Composed, class_of, configuration_for
 from composer.notices import warn_caller
-from composer.spec.outside import stored_parts
+from composer.spec.outside import list_stored_parts
 from composer.spec.resolve import Resolved
 from composer.weights.config import config_dict, own_parameters, trunk_from
 from composer.weights.plan import Plan, Weights, make_plan
-from composer.weights.record import Record, StoredSource, record_of, stored_source, untrained_in, versions
+from composer.weights.record import Record, StoredSource, describe_source, find_untrained, record_of, versions
 from composer.weights.save import Origin, initial_values_of, keep_records
 from composer.weights.sources import describe_model, is_hub_id
 from composer.weights.stream import count_not_finite, initial_values, not_finite
@@ -92,8 +92,8 @@ def build_from_model(
     student = _assemble(resolved, trunk, values, dict(model.named_buffers()))
     if spec_document is not None:
         known = None if opened is None else record_of(opened)
-        source = _source_of(model) if opened is None else stored_source(opened, known)
-        untrained = untrained_in(plan, opened, known)
+        source = _source_of(model) if opened is None else describe_source(opened, known)
+        untrained = find_untrained(plan, opened, known)
         before: Origin | None = getattr(model, "_origin", None)
         if opened is None and before is not None:
             names = [name for name in before.record.untrained if name in plan.inherited]
@@ -213,7 +213,7 @@ def _record(
         plan=plan,
         files={},
         untrained=untrained,
-        parts=stored_parts(resolved),
+        parts=list_stored_parts(resolved),
         versions=versions(),
     )
 

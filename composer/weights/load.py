@@ -17,12 +17,12 @@ from composer.errors import ComposerError, SourceError
 from composer.files import sha256
 from composer.graph.lowering import AUTO, check_backend
 from composer.notices import warn_user
-from composer.spec.outside import changed_parts, needed_part, recorded_parts, unregistered_kind
+from composer.spec.outside import find_changed_parts, find_unregistered_kind, needed_part_message, read_recorded_parts
 from composer.spec.parameters import graphs_of
 from composer.spec.resolve import Resolved
 from composer.state import first_problem
 from composer.tasks.catalogue import TASKS
-from composer.trust import refuse_code, refused_by_transformers
+from composer.trust import refuse_code, translate_transformers_errors
 from composer.weights.config import dimensions
 from composer.weights.record import read_record
 from composer.weights.sources import open_model
@@ -32,7 +32,7 @@ from converters.adapter import check_adapter
 from converters.bounded import list_first
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY
 from converters.errors import ConverterError
-from converters.hub import cached_sha256
+from converters.hub import find_cached_sha256
 from converters.source import Source, open_source
 from converters.trunk import Dtype, Sizes
 
@@ -46,8 +46,8 @@ def check_heads(source: Source) -> Resolved:
     try:
         resolved = Resolved.model_validate(source.config.get("spec"))
     except ValidationError as error:
-        if (kind := unregistered_kind(error)) is not None:
-            raise SourceError(f"{needed_part(source.folder, kind, recorded_parts(source.folder))}.") from error
+        if (kind := find_unregistered_kind(error)) is not None:
+            raise SourceError(f"{needed_part_message(source.folder, kind, read_recorded_parts(source.folder))}.") from error
         raise SourceError(f"{config} has no spec of heads, at {first_problem(error)}") from error
     if resolved.dimensions != dimensions(source.trunk):
         raise SourceError(f"{config} has a spec for a model of other sizes than its own")
@@ -76,7 +76,7 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
             check_adapter(folder, adapter)
     except ConverterError as error:
         raise SourceError(f"{error} Run `compose verify {folder}` for details") from error
-    for change in changed_parts(recorded_parts(folder)):
+    for change in find_changed_parts(read_recorded_parts(folder)):
         warn_user(f"{folder}: {change}.")
     if not source.is_composed:
         raise SourceError(f"{folder} is not a composed model; build one from it: `compose build SPEC --from {folder}`")
@@ -88,7 +88,7 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
     kind = "auto" if dtype is None else getattr(torch, dtype)
     problem = f"{folder} cannot be loaded; run `compose verify {folder}` for the cause"
     try:
-        with refused_by_transformers(problem, SourceError):
+        with translate_transformers_errors(problem, SourceError):
             config = configuration_for(str(source.config["model_type"])).from_pretrained(folder, local_files_only=True)
             loading: Any = class_of(config).from_pretrained(folder, dtype=kind, local_files_only=True, output_loading_info=True)
     except ConverterError as error:
@@ -152,7 +152,7 @@ class Opened:
         folder = self.source.folder
         full = f"{self.reference} does not fit into the memory of {device}. Choose a smaller --dtype, or another --device."
         problem = f"transformers cannot open {self.reference}"
-        with refused_by_transformers(problem, self.refusal), room(lambda: self.refusal(full)):
+        with translate_transformers_errors(problem, self.refusal), room(lambda: self.refusal(full)):
             if self.source.is_composed:
                 built = load_model(folder, dtype, device).requires_grad_(False)
                 built.run_on(backend)
@@ -185,7 +185,7 @@ class Opened:
             commit=source.commit,
             config_sha256=source.config_sha256,
             spec_hash=record.spec_hash if record is not None else None,
-            weights={name: cached_sha256(path) or sha256(path) for name, path in files.items()},
+            weights={name: find_cached_sha256(path) or sha256(path) for name, path in files.items()},
             dtype=dtype or source.trunk.dtype,
         )
 

@@ -14,14 +14,14 @@ from blocks.part import Closed
 from composer.errors import BuildError, SpecError
 from composer.files import read_text_file, sha256
 from composer.spec.inherit import find_spec, short_path
-from composer.spec.outside import StoredPart, changed_parts, first_missing, needed_part
+from composer.spec.outside import StoredPart, find_changed_parts, first_missing, needed_part_message
 from composer.spec.places import plain
 from composer.spec.reading import MOST_BYTES, read_text
 from composer.spec.writing import to_yaml
 from composer.state import first_problem
 from composer.weights.record import CARD, Record, versions
 from converters.bounded import list_first
-from converters.hub import HUB, cached_sha256
+from converters.hub import HUB, find_cached_sha256
 from converters.source import Source
 from converters.trunk import Dtype
 
@@ -75,8 +75,8 @@ class Lock(Closed):
         """Raise BuildError if a part from outside is missing, or of another version or file. named: the lock, in words."""
         stored = {kind: origin.model_dump(mode="json") for kind, origin in self.parts.items()}
         if (kind := first_missing(stored)) is not None:
-            raise BuildError(f"{needed_part(named, kind, stored)}.")
-        if changed := list(changed_parts(self.parts)):
+            raise BuildError(f"{needed_part_message(named, kind, stored)}.")
+        if changed := list(find_changed_parts(self.parts)):
             raise BuildError(f"{named} is locked with other parts: {'; '.join(changed)}. Lock the spec again, or install those.")
 
     def check_source(self, source: Source) -> None:
@@ -118,7 +118,7 @@ def read_lock(named: object) -> Lock | None:
         raise SpecError(f"{short_path(path)} is a damaged lock, at {first_problem(error)}. Write it again: compose lock") from None
 
 
-def locked_reference(reference: str, source: Source) -> str:
+def lock_reference(reference: str, source: Source) -> str:
     """Return the name of a source with its commit, where it is on the Hub; else the reference."""
     if source.repo_id is None or source.commit is None:
         return reference
@@ -128,7 +128,7 @@ def locked_reference(reference: str, source: Source) -> str:
 
 def files_of_source(source: Source) -> dict[str, str]:
     """SHA-256 of the files of a source that a build reads."""
-    weights = {name: cached_sha256(shard.file) or sha256(shard.file) for name, shard in source.shards.items()}
+    weights = {name: find_cached_sha256(shard.file) or sha256(shard.file) for name, shard in source.shards.items()}
     names = ("config.json", *source.small_files)
     return dict(sorted({**weights, **{name: sha256(source.folder / name) for name in names}}.items()))
 

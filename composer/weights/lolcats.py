@@ -15,8 +15,8 @@ from composer.spec.recipe import Lora
 from composer.spec.resolve import Resolved, resolve
 from composer.weights.meaning import meanings
 from composer.weights.stream import BLOCK, TensorToWrite, all_finite, as_bytes, as_tensor, blocks
-from converters.bounded import lost_link
-from converters.canonical import expected_tensors
+from converters.bounded import lost_link_message
+from converters.canonical import list_expected_tensors
 from converters.coverage import problems_listed
 from converters.errors import ConverterError
 from converters.lolcats import MAP, Lolcats, Stored, as_published, read_lolcats
@@ -61,7 +61,7 @@ def read_values(files: Sequence[str | os.PathLike[str]], resolved: Resolved, sou
 
     Raises SourceError and BuildError.
     """
-    if lost := next(filter(None, (lost_link(Path(file).expanduser()) for file in files)), None):
+    if lost := next(filter(None, (lost_link_message(Path(file).expanduser()) for file in files)), None):
         raise SourceError(lost)
     paths = tuple(Path(file).expanduser().resolve() for file in files)
     if source.is_composed:
@@ -133,7 +133,7 @@ def _products(read: Lolcats, source: Source, lora: Lora | None) -> tuple[dict[st
         return {}, [f"{len(keys)} adapters: {why}"]
     if not isinstance(source.trunk, Trunk):
         return {}, [f"{len(keys)} adapters: they are for Llama's matrices, and {source.folder} is of another family"]
-    shapes = expected_tensors(source.trunk)
+    shapes = list_expected_tensors(source.trunk)
     wanted = [(layer, f"{target}_proj") for layer in range(source.trunk.layers) for target in lora.targets]
     products, misshapen = {}, []
     for layer, projection in keys:
@@ -174,7 +174,7 @@ def value_piece(name: str, stored: Stored, shape: tuple[int, ...], dtype: Dtype)
     return TensorToWrite(name, dtype, shape, contents)
 
 
-def merged_piece(name: str, tensor: StoredTensor, dtype: Dtype, product: Product) -> TensorToWrite:
+def merge_piece(name: str, tensor: StoredTensor, dtype: Dtype, product: Product) -> TensorToWrite:
     """Return a matrix of the source with a product added to it, row by row, summed in float32 at least, and rounded once."""
 
     def contents() -> Iterator[memoryview]:

@@ -16,7 +16,7 @@ from blocks.part import Part
 from composer.errors import BuildError
 from composer.graph.graph import READ_NODE, HeadGraph, Node
 from composer.graph.wiring import build_graph
-from composer.spec.outside import needed_part, unregistered_kind
+from composer.spec.outside import find_unregistered_kind, needed_part_message
 from composer.spec.parameters import prefix
 from composer.spec.resolve import Resolved, meaning
 from composer.spec.writing import format_value
@@ -66,7 +66,7 @@ def meanings(resolved: Resolved) -> dict[str, Meaning]:
     return by_prefix
 
 
-def stored_heads(config: Mapping[str, Any]) -> Resolved | None:
+def read_stored_heads(config: Mapping[str, Any]) -> Resolved | None:
     """Return the heads in the config of a composed model; None if it has none. Raises BuildError if they are damaged."""
     document, spec_hash = (config.get(key) for key in SPEC_KEYS)
     if document is None:
@@ -74,8 +74,8 @@ def stored_heads(config: Mapping[str, Any]) -> Resolved | None:
     try:
         resolved = Resolved.model_validate(document)
     except ValidationError as error:
-        if (kind := unregistered_kind(error)) is not None:
-            raise BuildError(f"{needed_part('The source', kind, {})}.") from error
+        if (kind := find_unregistered_kind(error)) is not None:
+            raise BuildError(f"{needed_part_message('The source', kind, {})}.") from error
         raise BuildError(f"The source's config.json has an invalid spec of its heads: {error.errors()[0]['msg']}.") from error
     if spec_hash is not None and not resolved.has_hash(spec_hash):
         raise BuildError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import BuildError
-from composer.files import move_folder, own_partial_of, recover, sync
+from composer.files import move_folder, recover, sync, unique_partial_of
 from composer.locks import beside, exclusive_lock
 from composer.weights.record import RECORD, Placement, not_of_the_build, read_record
 from composer.weights.stream import blocks
@@ -80,7 +80,7 @@ def whole_or_nothing(out: Path, *, force: bool = False, check_replaceable: Calla
     is replaced only with ``force``, and removed after that. For the block, a lock keeps other builds of the same output out, and
     what killed builds have left is cleaned up. Raises ``BuildError``, also for file-system errors.
     """
-    partial = own_partial_of(out)
+    partial = unique_partial_of(out)
     made = [parent for parent in (out.parent, *out.parent.parents) if not parent.exists()]
     busy = BuildError(f"Another build is at work on {out}. Wait until it has ended, or choose another folder.")
     try:

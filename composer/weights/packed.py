@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from composer.devices import check_memory
 from composer.errors import SourceError
 from composer.progress import silent_transformers
-from composer.trust import refuse_code, refused_by_transformers
+from composer.trust import refuse_code, translate_transformers_errors
 from composer.weights.output import copy_files, write_text
 from converters.bounded import list_first, parse_json, shorten
 from converters.errors import ConfigError
@@ -86,7 +86,7 @@ class PackedFile:
     def write(self, folder: Path, dtype: Dtype) -> None:
         """Write the unpacked model, tokenizer included, into an empty folder. Raises SourceError and BuildError."""
         self._check()
-        with _without_bars(), refused_by_transformers(self._problem, SourceError):
+        with _without_bars(), translate_transformers_errors(self._problem, SourceError):
             import torch
             from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -119,7 +119,7 @@ class PackedFile:
         if isinstance(layers, int):
             check_layers(f"{self.path}: its metadata", layers, len(self.header.tensors))
         stat = self.path.stat()
-        with refused_by_transformers(self._problem, SourceError):
+        with translate_transformers_errors(self._problem, SourceError):
             config = deepcopy(_config_of(self.path, stat.st_size, stat.st_mtime_ns))
         config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)]
         config.dtype = dtype
@@ -186,7 +186,7 @@ class PackedFolder:
         """Write the unpacked model, tokenizer included, into an empty folder. Raises SourceError, BuildError, ConverterError."""
         refuse_code(self.path, SourceError)
         self._check_sizes(dtype)
-        with _without_bars(), refused_by_transformers(self._problem, SourceError):
+        with _without_bars(), translate_transformers_errors(self._problem, SourceError):
             import torch
             from transformers import AutoConfig, AutoModelForCausalLM
 

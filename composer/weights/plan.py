@@ -18,7 +18,7 @@ from composer.errors import BuildError
 from composer.spec.notes import notes_on_source
 from composer.spec.resolve import Resolved
 from composer.weights.config import dimensions, own_parameters
-from composer.weights.meaning import meanings, stored_heads
+from composer.weights.meaning import meanings, read_stored_heads
 from composer.weights.stream import same_contents
 from converters.canonical import EMBEDDING
 from converters.coverage import Covered, Shaped
@@ -193,7 +193,7 @@ def make_plan(
         return Plan(dtype=dtype or trunk.dtype, parameters=parameters, dropped={}, shards=(), notes=notes)
     shards = () if before is not None else _plan_shards(weights, assignment, beside)
     outputs = {shard.file: shard.output or "" for shard in shards}
-    parameters = _inherited_parameters(weights, assignment, outputs, beside, before)
+    parameters = _inherit_parameters(weights, assignment, outputs, beside, before)
     parameters |= _fresh_parameters(assignment, trunk.dtype, FRESH_FILE, beside)
     dropped = {
         name: Dropped(file=weights.files.get(name, ""), shape=weights.tensors[name].shape, reason=reason)
@@ -248,7 +248,7 @@ def _assign(resolved: Resolved, trunk: Sizes, weights: Weights | None, dtype: Dt
 
 def _unfit(resolved: Resolved, own: Mapping[str, Fresh], weights: Weights) -> dict[str, str]:
     """Return the source's parameters of composed heads that have no place in this spec, by the source's names, and the reasons."""
-    heads, unfit = stored_heads(weights.config), dict[str, str]()
+    heads, unfit = read_stored_heads(weights.config), dict[str, str]()
     if not weights.covered.composed:
         return unfit
     ours, theirs = meanings(resolved), {} if heads is None else meanings(heads)
@@ -265,7 +265,7 @@ def _unfit(resolved: Resolved, own: Mapping[str, Fresh], weights: Weights) -> di
     return unfit
 
 
-def _inherited_parameters(
+def _inherit_parameters(
     weights: Weights, assignment: _Assignment, outputs: Mapping[str, str], beside: LolcatsValues | None, before: Plan | None
 ) -> dict[str, Inherited | GivenParameter | FreshParameter]:
     products = {} if beside is None else beside.products

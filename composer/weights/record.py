@@ -14,14 +14,14 @@ from blocks.part import Closed
 from composer.errors import BuildError
 from composer.files import sha256
 from composer.graph.lowering import AUTO
-from composer.spec.outside import StoredPart, needed_part, recorded_parts, unregistered_kind
+from composer.spec.outside import StoredPart, find_unregistered_kind, needed_part_message, read_recorded_parts
 from composer.spec.resolve import Resolved
 from composer.state import first_problem
 from composer.versions import versions_of
 from composer.weights.plan import Plan
 from converters.bounded import MOST_RECORD, brief, is_name, read_bytes, reason, within
 from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS, RECORD
-from converters.hub import cached_sha256
+from converters.hub import find_cached_sha256
 from converters.shard import read_shard
 from converters.source import GENERATION_CONFIG, SINGLE, TOKENIZER, Source
 
@@ -34,13 +34,13 @@ Placement = Literal["linked", "copied"]
 _PACKAGES = ("attention-composer", "torch", "transformers", "safetensors")
 
 
-def _checked_name(name: str) -> str:
+def _check_name(name: str) -> str:
     if not all(map(is_name, name.split("/"))):
         raise ValueError(f"no file of a folder can be called {brief(name)}")
     return name
 
 
-FileName = Annotated[str, AfterValidator(_checked_name)]
+FileName = Annotated[str, AfterValidator(_check_name)]
 """A file of the folder, or of a folder in it, such as ``adapter/adapter_model.safetensors``."""
 
 
@@ -184,8 +184,8 @@ def read_record(folder: Path) -> Record | None:
     except OSError as error:
         raise BuildError(f"{path} cannot be read: {reason(error)}.") from error
     except ValidationError as error:
-        if (kind := unregistered_kind(error)) is not None:
-            raise BuildError(f"{needed_part(folder, kind, recorded_parts(folder))}.") from error
+        if (kind := find_unregistered_kind(error)) is not None:
+            raise BuildError(f"{needed_part_message(folder, kind, read_recorded_parts(folder))}.") from error
         raise BuildError(f"{path} is damaged, or of another version of composer, at {first_problem(error)}.") from error
 
 
@@ -194,7 +194,7 @@ def record_of(source: Source) -> Record | None:
     return read_record(source.folder) if source.is_composed else None
 
 
-def stored_source(source: Source, student: Record | None) -> StoredSource:
+def describe_source(source: Source, student: Record | None) -> StoredSource:
     """Return a record's entry for a source. student: its record, if it is itself a student."""
     unpacked = source.unpacked
     return StoredSource(
@@ -216,7 +216,7 @@ def stored_source(source: Source, student: Record | None) -> StoredSource:
     )
 
 
-def stored_file(
+def describe_file(
     path: Path, how: Placement | Literal["written", "rewritten"], *, origin: Path | None, contents: str | None
 ) -> StoredFile:
     """Return the record's entry for the file at ``path``. contents: its SHA-256, if known."""
@@ -233,12 +233,12 @@ def stored_file(
     )
 
 
-def known_sha256(source: Source, student: Record | None, file: str) -> str | None:
+def find_known_sha256(source: Source, student: Record | None, file: str) -> str | None:
     """Return the SHA-256 of a source's file if it is known: from unpacking, from the Hub's cache, or from a student's record."""
     shard = source.shards[file]
     if source.unpacked is not None:
         return source.unpacked.weights.get(file)
-    if (cached := cached_sha256(shard.file)) is not None:
+    if (cached := find_cached_sha256(shard.file)) is not None:
         return cached
     stored = student.files.get(file) if student else None
     if stored is None or (stored.bytes, stored.header_sha256) != (shard.bytes, shard.header_sha256):
@@ -251,7 +251,7 @@ def versions() -> dict[str, str]:
     return versions_of(_PACKAGES)
 
 
-def untrained_in(plan: Plan, source: Source | None, student: Record | None) -> tuple[str, ...]:
+def find_untrained(plan: Plan, source: Source | None, student: Record | None) -> tuple[str, ...]:
     """Return the fresh parameters, and a student's untrained ones in files that have not changed since its build.
 
     student: the record of a source that is a student. Its files with heads are read whole.

@@ -12,7 +12,7 @@ from composer.spec.document import Spec
 from composer.spec.resolve import Resolved
 from composer.weights.build import complete_folder
 from composer.weights.card import PICTURE
-from composer.weights.config import config_dict, recorded_trunk
+from composer.weights.config import config_dict, read_recorded_trunk
 from composer.weights.output import check_output, check_space, copy_file, copy_files, link_or_copy, whole_or_nothing, write_json
 from composer.weights.plan import Plan
 from composer.weights.record import (
@@ -23,12 +23,12 @@ from composer.weights.record import (
     Record,
     StoredFile,
     TrainedStage,
-    known_sha256,
+    describe_file,
+    find_known_sha256,
     read_record,
-    stored_file,
 )
 from composer.weights.sources import open_model
-from composer.weights.stream import TensorToWrite, all_finite, as_bytes, inherited_piece, write_shard
+from composer.weights.stream import TensorToWrite, all_finite, as_bytes, inherit_piece, write_shard
 from converters.bounded import MOST_NAMES, read_json
 from converters.canonical import EMBEDDING
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, ADAPTER_WEIGHTS
@@ -94,7 +94,7 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
                 "training": (*record.training, *trained.stages),
             }
         )
-        config = config_dict(recorded_trunk(record.trunk), record.resolved, record.plan.dtype)
+        config = config_dict(read_recorded_trunk(record.trunk), record.resolved, record.plan.dtype)
         if trained.adapter is not None:
             config[ADAPTER_KEY] = ADAPTER
         return complete_folder(folder, config, done, target.name)
@@ -144,20 +144,20 @@ def _file(target: Path, source: Source, record: Record, changed: Mapping[str, to
     outdated = {source.covered.output_copy} & shard.tensors.keys() if EMBEDDING in changed else set()
     if not here and not outdated:
         how, digest = link_or_copy(shard.file, target)
-        contents = known_sha256(source, record, target.name) or digest
-        return stored_file(target, how, origin=shard.file, contents=contents)
+        contents = find_known_sha256(source, record, target.name) or digest
+        return describe_file(target, how, origin=shard.file, contents=contents)
     pieces = [
-        _changed_piece(name, changed[name], record.plan.parameters[name].dtype)
+        _prepare_piece(name, changed[name], record.plan.parameters[name].dtype)
         if name in here
-        else inherited_piece(name, tensor, tensor.dtype)
+        else inherit_piece(name, tensor, tensor.dtype)
         for name, tensor in shard.tensors.items()
         if name not in outdated
     ]
     contents = write_shard(target, pieces)
-    return stored_file(target, "rewritten", origin=None, contents=contents)
+    return describe_file(target, "rewritten", origin=None, contents=contents)
 
 
-def _changed_piece(name: str, tensor: torch.Tensor, dtype: Any) -> TensorToWrite:
+def _prepare_piece(name: str, tensor: torch.Tensor, dtype: Any) -> TensorToWrite:
     import torch
 
     def contents() -> Iterator[memoryview]:
@@ -172,9 +172,9 @@ def _adapter(folder: Path, adapter: Adapter | None) -> dict[str, StoredFile]:
     (folder / ADAPTER).mkdir()
     write_json(folder / ADAPTER / ADAPTER_CONFIG, adapter.config)
     target = folder / ADAPTER / ADAPTER_WEIGHTS
-    pieces = [_changed_piece(name, tensor, dtype_name(tensor.dtype)) for name, tensor in adapter.tensors.items()]
+    pieces = [_prepare_piece(name, tensor, dtype_name(tensor.dtype)) for name, tensor in adapter.tensors.items()]
     contents = write_shard(target, pieces)
-    return {f"{ADAPTER}/{ADAPTER_WEIGHTS}": stored_file(target, "written", origin=None, contents=contents)}
+    return {f"{ADAPTER}/{ADAPTER_WEIGHTS}": describe_file(target, "written", origin=None, contents=contents)}
 
 
 def write_renamed(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Path:
@@ -204,9 +204,9 @@ def write_renamed(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Pat
                 copy_file(path, folder / name)
                 continue
             (how, digest), known = link_or_copy(path, folder / name), record.files[name]
-            placed = stored_file(folder / name, known.how, origin=None, contents=known.sha256 or digest)
+            placed = describe_file(folder / name, known.how, origin=None, contents=known.sha256 or digest)
             files[name] = placed.model_copy(update={"how": known.how if how == "linked" else how, "origin": known.origin})
-        whole = config_dict(recorded_trunk(record.trunk), record.resolved, record.plan.dtype)
+        whole = config_dict(read_recorded_trunk(record.trunk), record.resolved, record.plan.dtype)
         if config.get(ADAPTER_KEY) is not None:
             whole[ADAPTER_KEY] = config[ADAPTER_KEY]
         complete_folder(folder, whole, record.model_copy(update={"files": files}), target.name)

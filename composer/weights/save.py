@@ -20,9 +20,9 @@ from composer.errors import BuildError, ComposerError
 from composer.files import sha256, write_whole
 from composer.model.callbacks import KEEPERS
 from composer.notices import warn_caller
-from composer.weights.config import own_parameters, recorded_trunk
+from composer.weights.config import own_parameters, read_recorded_trunk
 from composer.weights.plan import Inherited, Plan, make_plan, weights_of
-from composer.weights.record import CONFIG, RECORD, Record, SavedByTransformers, read_record, stored_file, versions
+from composer.weights.record import CONFIG, RECORD, Record, SavedByTransformers, describe_file, read_record, versions
 from composer.weights.stream import BLOCK, as_tensor, blocks, initial_values, same_contents
 from composer.weights.stub import STUB_TEXT
 from composer.weights.verify import problems_of
@@ -53,7 +53,7 @@ class Origin:
 
 def initial_values_of(record: Record) -> Callable[[str], torch.Tensor | None]:
     """Return a function of a parameter's name to its initial values, which follow from the seed; None if it is not fresh."""
-    trunk = recorded_trunk(record.trunk)
+    trunk = read_recorded_trunk(record.trunk)
     own = own_parameters(record.resolved, trunk if isinstance(trunk, Trunk) else None)
     fresh = record.plan.fresh
     return lambda name: initial_values(name, own[name], fresh[name].dtype, record.seed) if name in fresh and name in own else None
@@ -128,7 +128,7 @@ def _record_of_saved(origin: Origin, folder: Path) -> Record:
             "trunk": asdict(saved.trunk),
             "plan": plan,
             "files": {
-                name: stored_file(shard.file, "written", origin=None, contents=sha256(shard.file))
+                name: describe_file(shard.file, "written", origin=None, contents=sha256(shard.file))
                 for name, shard in saved.shards.items()
             },
             "documents": {name: sha256(folder / name) for name in BESIDE if (folder / name).is_file()},

@@ -32,15 +32,15 @@ from composer.trust import load_tokenizer
 from composer.versions import versions_of
 from composer.weights.output import whole_or_nothing, write_json
 from composer.weights.packed import Packed, find_packed
-from composer.weights.record import StoredFile, StoredUnpacked, documents_in, stored_file
+from composer.weights.record import StoredFile, StoredUnpacked, describe_file, documents_in
 from composer.weights.stream import digest_and_counts, not_finite
 from composer.weights.text_decoder import TextDecoder, find_text_decoder
 from composer.words import plural
-from converters.bounded import MOST_NAMES, brief, lost_link, read_bytes
+from converters.bounded import MOST_NAMES, brief, lost_link_message, read_bytes
 from converters.composed import ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.gguf import GGUF, is_gguf
-from converters.hub import HUB, cached_sha256, fetch, fetch_recorded
+from converters.hub import HUB, fetch, fetch_recorded, find_cached_sha256
 from converters.source import TOKENIZER, Described, Source, UnpackedFrom, describe, open_source, small_files, weight_files
 from converters.trunk import Dtype
 
@@ -199,7 +199,7 @@ def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _O
             named = reference.removeprefix(HUB)
             file = FILE_ON_HUB.fullmatch(named)
             return _OnHub(named, revision) if file is None else _OnHub(file[1], revision, file[2])
-        if lost := lost_link(folder):
+        if lost := lost_link_message(folder):
             raise SourceError(f"{lost}; expected the folder of a model.")
         if is_gguf(reference):
             return _gguf_file(folder, reference, revision)
@@ -292,7 +292,7 @@ def _open_unpacked(packed: Packed | TextDecoder, dtype: Dtype | None) -> Source:
     """
     dtype = dtype or DTYPE
     with failing_as(SourceError, f"{packed.path} cannot be read"):
-        files = {name: cached_sha256(path) or sha256(path) for name, path in packed.files().items()}
+        files = {name: find_cached_sha256(path) or sha256(path) for name, path in packed.files().items()}
     root = cache_folder() / FOLDER
     folder = root / _name(packed, files, dtype)
     manifest = _manifest(folder)
@@ -341,7 +341,7 @@ def _write(packed: Packed | TextDecoder, files: dict[str, str], folder: Path, dt
             if counts:
                 larger = "" if dtype in ("float32", "float64") else " Values that are too large for a type become infinite in it."
                 raise SourceError(f"{not_finite(packed.path, counts)}{larger} They were unpacked to {dtype}.")
-            weights[name] = stored_file(shard.file, "written", origin=None, contents=digest)
+            weights[name] = describe_file(shard.file, "written", origin=None, contents=digest)
         source = StoredUnpacked(
             path=str(packed.path), quantisation=packed.quantisation, files=files, text_only=isinstance(packed, TextDecoder)
         )

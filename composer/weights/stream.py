@@ -158,7 +158,7 @@ def write_shard(target: Path, pieces: Sequence[TensorToWrite], moved: Callable[[
     return digest.hexdigest()
 
 
-def inherited_piece(name: str, tensor: StoredTensor, dtype: Dtype) -> TensorToWrite:
+def inherit_piece(name: str, tensor: StoredTensor, dtype: Dtype) -> TensorToWrite:
     """Return a stored tensor under its new name, converted to ``dtype``. Raises BuildError for values that are not finite, as
     they are stored or in ``dtype``."""
 

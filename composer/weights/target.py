@@ -16,7 +16,7 @@ from composer.spec.document import Spec
 from composer.spec.inherit import own_source
 from composer.spec.loading import locate
 from composer.spec.on_hub import spec_on_hub
-from composer.spec.outside import needed_part, recorded_parts, unregistered_kind
+from composer.spec.outside import find_unregistered_kind, needed_part_message, read_recorded_parts
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.sweep import refuse_sweep
 from composer.weights.config import dimensions
@@ -122,6 +122,6 @@ def _resolve(spec: Any, what: str) -> Resolved:
     try:
         return Resolved.model_validate(spec)
     except ValidationError as error:
-        if (kind := unregistered_kind(error)) is not None:
-            raise BuildError(f"{needed_part(what, kind, recorded_parts(Path(what)))}.") from error
+        if (kind := find_unregistered_kind(error)) is not None:
+            raise BuildError(f"{needed_part_message(what, kind, read_recorded_parts(Path(what)))}.") from error
         raise BuildError(f"the spec in the config of {what} cannot be read: {error}") from error

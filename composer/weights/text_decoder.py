@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import SourceError
-from composer.trust import refused_by_transformers
+from composer.trust import translate_transformers_errors
 from composer.weights.output import copy_files, write_json
-from composer.weights.stream import inherited_piece, write_shard
+from composer.weights.stream import inherit_piece, write_shard
 from converters.bounded import brief, is_name, list_first
 from converters.hosts import DECODERS, OTHER_PARTS, decoder_of
 from converters.shard import Shard, StoredTensor
@@ -82,7 +82,7 @@ class TextDecoder:
         for index, shard in enumerate(shards):
             file = f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors"
             pieces = [
-                inherited_piece(self._names[name], tensor, dtype) for name, tensor in shard.tensors.items() if name in self._names
+                inherit_piece(self._names[name], tensor, dtype) for name, tensor in shard.tensors.items() if name in self._names
             ]
             write_shard(folder / file, pieces)
             weight_map |= {piece.name: file for piece in pieces}
@@ -125,7 +125,7 @@ class TextDecoder:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
         family = str(self.config["model_type"])
-        with refused_by_transformers(f"transformers cannot read {self.path / CONFIG}", SourceError):
+        with translate_transformers_errors(f"transformers cannot read {self.path / CONFIG}", SourceError):
             whole = CONFIG_MAPPING[family].from_dict(dict(self.config))
             text = whole.get_text_config(decoder=True).to_dict()
         kind = DECODERS.get(str(text.get("model_type")), str(text.get("model_type")))

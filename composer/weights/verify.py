@@ -21,7 +21,7 @@ from typing import Any, Literal
 from blocks.part import Closed
 from composer.errors import BuildError, SpecError, name_of
 from composer.files import sha256
-from composer.graph.rules import checked_graph
+from composer.graph.rules import check_graph
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec
 from composer.spec.parameters import fresh_parameters
@@ -334,7 +334,7 @@ def find_uncovered(built: Source, resolved: Resolved) -> list[str]:
     the document may not have resolved it.
     """
     for name, heads in sorted({(group.head, group.heads) for layer in resolved.layers for group in layer}):
-        checked_graph(resolved.heads[name], resolved.shape(heads), ("heads", name), idle=True)
+        check_graph(resolved.heads[name], resolved.shape(heads), ("heads", name), idle=True)
     wanted = fresh_parameters(resolved)
     problems = [f"{name} {list(fresh.shape)} is missing" for name, fresh in wanted.items() if name not in built.covered.composed]
     for name in built.covered.composed:

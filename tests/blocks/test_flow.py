@@ -45,10 +45,10 @@ def test_the_tail_knows_its_document() -> None:
 
 
 def test_earlier_entries_belong_to_the_document_that_is_continued() -> None:
-    extended = documents([2, 1]).extended_segment(2)
+    extended = documents([2, 1]).extend_segment(2)
     assert extended is not None
     assert extended.tolist() == [[0, 0, 0, 0, 1]]
-    assert Tokens(torch.zeros(1, 2, dtype=torch.int64)).extended_segment(2) is None
+    assert Tokens(torch.zeros(1, 2, dtype=torch.int64)).extend_segment(2) is None
 
 
 def test_a_pair_is_present_where_it_has_a_position() -> None:

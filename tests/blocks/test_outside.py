@@ -14,7 +14,7 @@ from blocks.catalogue import CATALOGUE
 from blocks.gates import GATES, GateConfig
 from blocks.memories import MEMORIES
 from blocks.memories.state import StateMemory
-from blocks.outside import PartOrigin, named_parts, origin_of, register_parts
+from blocks.outside import PartOrigin, list_named_parts, origin_of, register_parts
 from blocks.part import Closed
 from blocks.registry import RegistrationError, rebuild_schemas
 from tests.outside import EXAMPLE, GATE, fake_distribution, restored
@@ -40,7 +40,7 @@ def test_a_file(tmp_path: Path) -> None:
     assert Holder.model_validate({"gates": ("none",)})
     assert StateMemory.model_validate({"gate": "head"})
     path = written(tmp_path / "mine.py")
-    assert register_parts([path]) == (str(path),) == named_parts()
+    assert register_parts([path]) == (str(path),) == list_named_parts()
     (part,) = GATES.outside.values()
     assert (GATES["mine.slow"], CATALOGUE["gate"]["mine.slow"]) == (part, part)
     (gate,) = Holder.model_validate({"gates": ({"kind": "mine.slow", "rate": 0.5},)}).gates
@@ -58,7 +58,7 @@ def test_a_file_twice_is_registered_once(tmp_path: Path) -> None:
     part = GATES["mine.slow"]
     register_parts([path, str(path)])
     assert GATES["mine.slow"] is part
-    assert named_parts() == (str(path),)
+    assert list_named_parts() == (str(path),)
 
 
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "mine.slow" in GATES
     assert origin_of(GATES["mine.slow"]) == PartOrigin("faked", "faked-gates", "1.2")
     register_parts(["faked"])  # the same module, by its name
-    assert named_parts() == ("faked",)
+    assert list_named_parts() == ("faked",)
 
 
 def test_a_damaged_installed_package_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_damaged_installed_package_is_noted(tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(str(tmp_path))
     outside._INSTALLED.clear()
     assert GATES.built_in.keys() == set(GATES)
-    assert f"{tmp_path / 'faked.py'}, line 21: RuntimeError: no such device" in outside.broken_packages()["faked-gates"]
+    assert f"{tmp_path / 'faked.py'}, line 21: RuntimeError: no such device" in outside.find_broken_packages()["faked-gates"]
     assert "faked-gates is installed" in outside.remedy("faked_gates.slow")
 
 
@@ -132,7 +132,7 @@ def test_a_fault_is_named_and_nothing_is_registered(tmp_path: Path, fault: str) 
     assert "mine.py" in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not any(role.outside for role in CATALOGUE.values())
-    assert not named_parts()
+    assert not list_named_parts()
     register_parts([written(tmp_path / "mine.py")])  # the mended file
 
 
@@ -140,7 +140,7 @@ def test_two_files_with_one_kind(tmp_path: Path) -> None:
     register_parts([written(tmp_path / "mine.py")])
     with pytest.raises(RegistrationError, match=r"`mine\.slow` is registered already, by Slow in composer_parts_mine_.*another"):
         register_parts([written(tmp_path / "other.py")])
-    assert len(named_parts()) == 1
+    assert len(list_named_parts()) == 1
 
 
 @pytest.mark.parametrize(

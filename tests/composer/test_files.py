@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from composer.errors import BenchError
-from composer.files import failing_as, move_folder, own_partial_of, read_text_file, recover, replaced_by, sha256, write_whole
+from composer.files import backup_path, failing_as, move_folder, read_text_file, recover, sha256, unique_partial_of, write_whole
 
 
 def test_it_replaces_what_stood_there_and_makes_its_folder(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_a_folder_that_cannot_take_its_place_leaves_the_other(tmp_path: Path, mo
 def test_a_folder_set_aside_by_a_killed_process_returns_to_its_place(tmp_path: Path, place: str) -> None:
     """It does not return if another folder exists there. Folders with other names stay."""
     folder = tmp_path / "a[1]"
-    aside = folder_with(replaced_by(own_partial_of(folder)), "old")
-    folder_with(own_partial_of(folder), "half")
+    aside = folder_with(backup_path(unique_partial_of(folder)), "old")
+    folder_with(unique_partial_of(folder), "half")
     other = folder_with(tmp_path / ".a[1].0123.replaced", "other")
     if place == "taken":
         folder_with(folder, "new")

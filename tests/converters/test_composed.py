@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from converters.canonical import expected_tensors
+from converters.canonical import list_expected_tensors
 from converters.composed import COMPOSED_FAMILY, NAMES, TRUNK_KEYS
 from converters.errors import ConfigError
 from converters.llama import read_config
@@ -60,7 +60,7 @@ def test_heads_of_any_dimension() -> None:
 
 
 def test_the_tensors_follow_the_trunk() -> None:
-    own, llamas = expected_tensors(read(**OWN, num_hidden_layers=1)), expected_tensors(read(num_hidden_layers=1))
+    own, llamas = list_expected_tensors(read(**OWN, num_hidden_layers=1)), list_expected_tensors(read(num_hidden_layers=1))
     assert llamas.keys() - own.keys() == {f"model.layers.0.mlp.gate_proj.{name}" for name in ("weight", "bias")}
     assert {name: own[name] for name in own.keys() - llamas.keys()} == {
         "model.embed_positions.weight": (131072, 64),
@@ -71,6 +71,6 @@ def test_the_tensors_follow_the_trunk() -> None:
     }
     assert all(COMPOSED_FAMILY.table.canonical(name) == name for name in own)
     untied = {"tie_word_embeddings": False}
-    assert "lm_head.weight" in expected_tensors(read(**untied))
-    assert "lm_head.weight" not in expected_tensors(read(**untied, labels=4)), "a classifier has a score instead"
+    assert "lm_head.weight" in list_expected_tensors(read(**untied))
+    assert "lm_head.weight" not in list_expected_tensors(read(**untied, labels=4)), "a classifier has a score instead"
     assert set(NAMES) == set(NAMES.values())

@@ -16,7 +16,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
 from converters.errors import HubError
-from converters.hub import cached_sha256, fetch
+from converters.hub import fetch, find_cached_sha256
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ADAPTER = "adapter/adapter_model.safetensors"
@@ -162,9 +162,9 @@ def test_the_cache_tells_the_hash_of_its_large_files(tmp_path: Path):
         (blobs / blob).write_bytes(b"")
         (snapshot / name).symlink_to(blobs / blob)
     (snapshot / digest).write_bytes(b"")
-    assert cached_sha256(snapshot / "model.safetensors") == digest
-    assert cached_sha256(snapshot / "config.json") is None
-    assert cached_sha256(snapshot / digest) is None
+    assert find_cached_sha256(snapshot / "model.safetensors") == digest
+    assert find_cached_sha256(snapshot / "config.json") is None
+    assert find_cached_sha256(snapshot / digest) is None
 
 
 def test_a_model_in_the_cache_is_found_without_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from converters.canonical import expected_tensors
+from converters.canonical import list_expected_tensors
 from converters.errors import ConfigError, CoverageError, WeightsError
 from converters.shard import header_bytes, read_shard
 from converters.source import INDEX, SINGLE, Source, open_source
@@ -38,7 +38,7 @@ def test_every_variant_is_covered_and_its_tensors_lie_where_the_header_says(
     source = open_source(llama(tmp_path, sharded=sharded, dtype=dtype, **variant))
     assert source.trunk.dtype == dtype
     assert (len(source.shards) > 1) == sharded
-    assert set(source.covered.trunk) == set(expected_tensors(source.trunk)) == set(source.tensors)
+    assert set(source.covered.trunk) == set(list_expected_tensors(source.trunk)) == set(source.tensors)
     assert not source.covered.composed
     assert not source.covered.passed_over
     loaded = {name: tensor for file in source.shards for name, tensor in load_file(tmp_path / file).items()}

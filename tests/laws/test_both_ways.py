@@ -14,7 +14,7 @@ from blocks.flow import Tokens
 from blocks.memories.base import Memory
 from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
-from composer.graph.rules import checked_graph
+from composer.graph.rules import check_graph
 from composer.spec.explain import state_size
 from tests.laws.cases import SMALL, Inputs, around, build_head, complete, every_head, inputs, run
 
@@ -55,7 +55,7 @@ def test_the_fast_form_is_the_definition(name: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
     assert expected.abs().max() > 1e-3
     assert state == {}
-    assert state_size(checked_graph(HEADS[name], SHAPE, ()), 70) == {}
+    assert state_size(check_graph(HEADS[name], SHAPE, ()), 70) == {}
     for first, other in zip(gradients(HEADS[name], data, "torch"), gradients(HEADS[name], data, "reference"), strict=True):
         torch.testing.assert_close(first, other, rtol=1e-7, atol=1e-9)
 
@@ -100,4 +100,4 @@ def test_what_only_looks_back_is_refused(kind: str) -> None:
     spec = complete(around("memory", kind))
     if f"memory: {kind}" not in HEADS:
         with pytest.raises(GraphError, match="memory is causal|flow: parallel"):
-            checked_graph(spec, SHAPE, ())
+            check_graph(spec, SHAPE, ())

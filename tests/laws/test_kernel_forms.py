@@ -12,7 +12,7 @@ import pytest
 import tests.interpreter  # noqa: F401  which skips where Triton compiles
 from blocks.catalogue import CATALOGUE
 from composer.graph.composition import HeadSpec
-from composer.laws.kernel_forms import CallPlace, KernelForm, assert_is_definition, cases_of, registered_in, runs_of
+from composer.laws.kernel_forms import CallPlace, KernelForm, assert_is_definition, cases_of, list_forms_in, runs_of
 from tests.laws.cases import complete, every_head
 
 
@@ -33,7 +33,7 @@ CASES = cases_of(runs())
 
 
 def test_no_form_is_left_out() -> None:
-    assert registered_in(heads()) == set(runs())
+    assert list_forms_in(heads()) == set(runs())
     assert len(runs()) >= 20
 
 

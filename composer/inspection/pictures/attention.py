@@ -20,7 +20,7 @@ MOST_HEADS = 8
 def pictures(pyplot: Any, findings: Findings) -> Iterator[DrawnFigure]:
     """Yield the pictures of weights."""
     if any(head.found.size for head in findings.heads):
-        yield found_answers(pyplot, findings)
+        yield draw_answer_weights(pyplot, findings)
     for layer in sorted({head.layer for head in findings.heads}):
         heads = [head for head in findings.heads if head.layer == layer]
         yield weights(pyplot, findings, layer, heads)
@@ -41,7 +41,7 @@ def each(heads: Sequence[HeadFindings]) -> list[tuple[HeadFindings, int]]:
     return [(head, index) for head in heads for index in range(head.heads)]
 
 
-def found_answers(pyplot: Any, findings: Findings) -> DrawnFigure:
+def draw_answer_weights(pyplot: Any, findings: Findings) -> DrawnFigure:
     """Draw the weight on the answer's columns, head by head."""
     every = each(findings.heads)
     figure, (axis,) = panels(pyplot, 1, height=2.6)

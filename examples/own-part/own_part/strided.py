@@ -72,7 +72,7 @@ class Strided(Holding):
         held = torch.cat((entries.position[:, :size] >= 0, kept), dim=1)
         entry = torch.searchsorted(count, (last[..., None] - age).flatten(1))
         seen = take(held, entry)
-        segment = tokens.extended_segment(size)
+        segment = tokens.extend_segment(size)
         if segment is not None:
             seen = seen & (take(segment, entry) == segment[:, size:].repeat_interleave(size, dim=1))
         shape = (*last.shape, size)

@@ -9,7 +9,7 @@ from torch import nn
 
 from blocks.memories.state import StateMemory
 from composer.errors import GraphError
-from composer.graph.rules import checked_graph
+from composer.graph.rules import check_graph
 from composer.graph.rules_of_spec import RESERVED
 from composer.model.head import Head
 from composer.spec.dimensions import Dimensions
@@ -285,7 +285,7 @@ def test_the_first_mistake_comes_first() -> None:
 
 def test_a_path_starts_where_the_head_stands() -> None:
     with pytest.raises(GraphError) as caught:
-        checked_graph(
+        check_graph(
             resolved({"memory": [DROP]}).heads["head"].model_copy(update={"flow": "parallel"}), SIZE.shape(4), ("heads", "x")
         )
     assert caught.value.path == ("heads", "x", "flow")

@@ -13,7 +13,7 @@ from blocks.operation import Kind
 from blocks.part import Problem
 from composer.errors import GraphError
 from composer.graph.graph import Edge, HeadGraph
-from composer.graph.rules import IDLE, RULES, SIZES, checked_graph
+from composer.graph.rules import IDLE, RULES, SIZES, check_graph
 from composer.graph.rules_of_spec import lines
 from composer.graph.wiring import build_graph
 from composer.model.head import Head
@@ -47,11 +47,11 @@ def test_every_rule_comes_to_its_end_whatever_is_drawn(fields: dict[str, Any], b
     wrong = problems_of(graph)
     assert all(message and set(where) for message, where in wrong)
     if not wrong:
-        assert checked_graph(head, shape, ()) is graph
+        assert check_graph(head, shape, ()) is graph
         Head(head, shape)
         return
     with pytest.raises(GraphError) as caught:
-        checked_graph(head, shape, ("head",))
+        check_graph(head, shape, ("head",))
     assert (str(caught.value), caught.value.path) == (wrong[0][0], ("head", *wrong[0][1]))
 
 

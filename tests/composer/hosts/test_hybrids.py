@@ -11,7 +11,7 @@ import torch
 import composer
 from composer.errors import BuildError, ComposerError, GraphError, SpecError
 from composer.model.mixers import hybrids_run
-from composer.model.state_file import declared_states
+from composer.model.state_file import declare_states
 from tests.composer.hosts.families import HYBRIDS, small
 
 LENGTH = 17
@@ -116,4 +116,4 @@ def test_rules_name_layers_with_attention() -> None:
 def test_a_state_is_not_kept_in_a_file() -> None:
     student = composer.build("lolcats", small("lfm2"), overrides=["recipe=null"])
     with pytest.raises(ComposerError, match="keep states of another kind"):
-        declared_states(student, 1)
+        declare_states(student, 1)

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from composer.errors import ComposerError
 from composer.model.cache import new_cache
 from composer.model.generation import PIECE, read_in_pieces
-from composer.model.state_file import METADATA, StateOwner, declared_states, growing_layers, load_cache, save_cache
+from composer.model.state_file import METADATA, StateOwner, declare_states, growing_layers, load_cache, save_cache
 from composer.spec.explain import explain_resolved
 from tests.composer.model.models import student, tokens
 from tests.damage import DAMAGE, damage, no_waiting
@@ -237,4 +237,4 @@ def test_irregular_files(saved: tuple[Any, Path], tmp_path: Path, kind: str, mon
 
 
 def test_every_state_is_declared(saved: tuple[Any, Path]) -> None:
-    assert list(declared_states(saved[0], READ)) == sorted(load_file(saved[1]))
+    assert list(declare_states(saved[0], READ)) == sorted(load_file(saved[1]))

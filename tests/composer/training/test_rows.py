@@ -14,7 +14,7 @@ from composer.spec.loading import load_spec
 from composer.spec.recipe import Finetune, Transfer
 from composer.spec.resolve import Resolved, resolve
 from composer.training.loop import Outcome, every, length_of
-from composer.training.rows import learned_nothing, rows_to_evaluate, some, too_few, within_windows
+from composer.training.rows import rows_to_evaluate, some, too_few, warn_if_nothing_learned, within_windows
 from tests.composer.spec.sources import SIZE
 from tests.composer.training.runs import rows_of, run
 
@@ -108,13 +108,13 @@ def test_how_many_tokens_there_are_and_how_many_are_needed(
 def test_few_tokens_that_nothing_is_learned_from() -> None:
     stage, rows = Transfer(lr=1e-2, steps=1), rows_of(lengths=(10,))
     outcome = Outcome(stage="transfer", steps=1, tokens=10, seconds=1.0, before={"layer 0": 1.0}, after={"layer 0": 1.0})
-    (message,) = learned_nothing([outcome], {"transfer": stage}, rows)
+    (message,) = warn_if_nothing_learned([outcome], {"transfer": stage}, rows)
     assert "fell below its start, so the weights of the start were kept." in message
     assert message.endswith("Its data are 10 tokens, and do not fill a step: add data.")
-    (message,) = learned_nothing([outcome], {"transfer": stage.model_copy(update={"keep": "last"})}, rows)
+    (message,) = warn_if_nothing_learned([outcome], {"transfer": stage.model_copy(update={"keep": "last"})}, rows)
     assert "no loss on the held-out rows fell below its start. Its data" in message, "what it began with is gone"
     nothing = outcome.model_copy(update={"before": {"layer 0": 0.0}, "after": {"layer 0": 0.0}})
-    assert not list(learned_nothing([nothing], {"transfer": stage}, rows)), "there is nothing to gain"
+    assert not list(warn_if_nothing_learned([nothing], {"transfer": stage}, rows)), "there is nothing to gain"
 
 
 WINDOW, STATE, FULL = {"kind": "window", "size": 12}, "state", "full"

@@ -12,7 +12,7 @@ import pytest
 
 from composer.errors import SpecError
 from composer.viewing.guard import MOST_BODY
-from composer.viewing.reading import EditorContext, resolved_text
+from composer.viewing.reading import EditorContext, resolve_text
 from tests.composer.viewing.browser import gradio_or_skip
 from tests.composer.viewing.test_reading import MINE, SIZES
 
@@ -93,7 +93,7 @@ def test_a_page_on_a_file_reads_its_folder_alone(path: str, tmp_path: Path) -> N
     (folder / "link.yaml").symlink_to("../outside.yaml")
     (folder / "circle.yaml").symlink_to("circle.yaml")
     with pytest.raises(SpecError) as refused:
-        resolved_text(MINE.format(path), EditorContext("mine.yaml", folder), SIZES)
+        resolve_text(MINE.format(path), EditorContext("mine.yaml", folder), SIZES)
     assert "mine.yaml:3" in str(refused.value)
     assert "secret" not in str(refused.value)
     assert "root:" not in str(refused.value)

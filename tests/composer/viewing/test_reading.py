@@ -14,7 +14,7 @@ import pytest
 from composer.drawing.picture import TYPICAL
 from composer.errors import SpecError
 from composer.spec.shipped import shipped_specs
-from composer.viewing.reading import MOST_TEXT, TYPED, EditorContext, resolved_text
+from composer.viewing.reading import MOST_TEXT, TYPED, EditorContext, resolve_text
 
 SIZES = tuple(getattr(TYPICAL, name) for name in TYPED)
 MINE = "compose: 1\nname: mine\nextends: {}\n"
@@ -22,7 +22,7 @@ MINE = "compose: 1\nname: mine\nextends: {}\n"
 
 def test_a_shipped_spec_may_be_extended() -> None:
     for name in ("lolcats", "lola", "lolcats.yaml", "published/lolcats-llama"):
-        assert resolved_text(MINE.format(name), EditorContext(), SIZES).name == "mine"
+        assert resolve_text(MINE.format(name), EditorContext(), SIZES).name == "mine"
 
 
 ELSEWHERE = ["/etc/passwd", "../pyproject.toml", "secret.yaml", "./lolcats.yaml", "lolcats/../lola", "/proc/self/environ", "~/x"]
@@ -44,7 +44,7 @@ def test_no_other_file_is_opened(name: str, tmp_path: Path, monkeypatch: pytest.
     for module in (os, io, builtins):
         monkeypatch.setattr(module, "open", watched(module.open))
     with pytest.raises(SpecError) as refused:
-        resolved_text(MINE.format(name), EditorContext(), SIZES)
+        resolve_text(MINE.format(name), EditorContext(), SIZES)
     assert "spec.yaml:3" in str(refused.value)
     assert "extends shipped ones alone" in str(refused.value)
     assert not [path for path in opened if Path(path) not in shipped_specs().values() and not path.endswith(".py")]
@@ -52,7 +52,7 @@ def test_no_other_file_is_opened(name: str, tmp_path: Path, monkeypatch: pytest.
 
 def test_beside_a_file_of_ones_own_names_are_looked_for_there(tmp_path: Path) -> None:
     (tmp_path / "parent.yaml").write_text("compose: 1\nname: parent\nhead: {memory: [full]}\n")
-    resolved = resolved_text(MINE.format("parent.yaml"), EditorContext("mine.yaml", tmp_path), SIZES)
+    resolved = resolve_text(MINE.format("parent.yaml"), EditorContext("mine.yaml", tmp_path), SIZES)
     assert resolved.heads["head"].memory[0].kind == "full"
 
 
@@ -78,4 +78,4 @@ def test_beside_a_file_of_ones_own_names_are_looked_for_there(tmp_path: Path) ->
 )
 def test_what_is_too_much_or_means_nothing_is_told(text: str, expected: str) -> None:
     with pytest.raises(SpecError, match=expected):
-        resolved_text(text, EditorContext(), SIZES)
+        resolve_text(text, EditorContext(), SIZES)

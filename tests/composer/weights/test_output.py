@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from composer.errors import BuildError
-from composer.files import own_partial_of, replaced_by, sha256
+from composer.files import backup_path, sha256, unique_partial_of
 from composer.weights import build as build_module
 from composer.weights import output, stream
 from composer.weights.output import check_output, copy_file, link_or_copy, whole_or_nothing
@@ -263,7 +263,7 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path):
     out = tmp_path / "out"
     with whole_or_nothing(out) as folder:
         (folder / "old").write_text("")
-    out.rename(replaced_by(own_partial_of(out)))
+    out.rename(backup_path(unique_partial_of(out)))
     with pytest.raises(BuildError, match="exists already"), whole_or_nothing(out):
         pass
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "old"]

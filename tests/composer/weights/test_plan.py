@@ -11,7 +11,7 @@ import torch
 from composer.errors import BuildError
 from composer.spec.parameters import fresh_parameters
 from composer.weights.plan import FRESH_FILE, Plan, notes_on
-from converters.canonical import expected_tensors
+from converters.canonical import list_expected_tensors
 from converters.source import open_source
 from tests.checkpoints import edit_config, edit_tensors, llama
 from tests.composer.weights.students import LAWCAT, LOLCATS, SOFTMAX, build, plan_for, resolved_for
@@ -23,7 +23,7 @@ def test_both_sides_are_covered(tmp_path: Path, spec: dict, sharded: bool):
     folder = llama(tmp_path / "source", sharded=sharded)
     plan, source = plan_for(folder, spec), open_source(folder)
     fresh = fresh_parameters(resolved_for(folder, spec))
-    assert set(plan.inherited) == set(expected_tensors(source.trunk))
+    assert set(plan.inherited) == set(list_expected_tensors(source.trunk))
     assert {name: entry.shape for name, entry in plan.fresh.items()} == {name: entry.shape for name, entry in fresh.items()}
     assert {entry.tensor for entry in plan.inherited.values()} == set(source.tensors)
     assert not plan.dropped
