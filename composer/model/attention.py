@@ -153,12 +153,12 @@ class ComposedAttention(nn.Module):
         if held is not None:
             held.keep(call.carried, hidden_states.shape[1])
         if self.listener is not None:
-            self.listener(call, options, attention_output(output))
+            self.listener(call, options, unpack_output(output))
         return output
 
     def attention_output(self, hidden: Tensor, model_call: ModelCall, options: Mapping[str, Any]) -> Tensor:
         """Return the layer's output from an empty state, ``B T C``. options: the arguments that the host calls it with."""
-        return attention_output(self._run_host(LayerCall(hidden, model_call, {}), (), options))
+        return unpack_output(self._run_host(LayerCall(hidden, model_call, {}), (), options))
 
     def heads_output(
         self,
@@ -278,7 +278,7 @@ def _use_mixed(_: nn.Module, __: Any) -> tuple[Tensor] | None:
     return (mixed[0] if len(mixed) == 1 else torch.cat(mixed),)
 
 
-def attention_output(output: Any) -> Tensor:
+def unpack_output(output: Any) -> Tensor:
     """Return the output of a host's attention, B T C; some hosts return it in a tuple with other things."""
     return output[0] if isinstance(output, tuple) else output
 

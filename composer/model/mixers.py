@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from blocks.flow import Tokens
 from blocks.operation import State
-from composer.model.attention import CACHES, RUNNING, ComposedAttention, ModelCall, attention_output, model_call_among
+from composer.model.attention import CACHES, RUNNING, ComposedAttention, ModelCall, model_call_among, unpack_output
 from composer.model.cache import ComposedCache, StateLayer, writable
 from composer.model.made import make_class
 
@@ -155,7 +155,7 @@ class KeptMixer(nn.Module):
         may be overwritten; None: there is no cache.
         """
         if before is None:
-            return attention_output(super().forward(hidden, **options)), {}  # type: ignore[misc]
+            return unpack_output(super().forward(hidden, **options)), {}  # type: ignore[misc]
         if before and hidden.shape[1] > 1 and self._host_name in ONE_BY_ONE:
             attended = []
             for column in range(hidden.shape[1]):
@@ -164,7 +164,7 @@ class KeptMixer(nn.Module):
             return torch.cat(attended, dim=1), before
         states = MixerStates(before, self.count)
         options = {**options, **dict.fromkeys(caches, MixerCache(states, self.layer))}
-        return attention_output(super().forward(hidden, **options)), states.tensors()  # type: ignore[misc]
+        return unpack_output(super().forward(hidden, **options)), states.tensors()  # type: ignore[misc]
 
     def _held(self, options: Mapping[str, Any]) -> StateLayer | None:
         cache = next((options[name] for name in MIXER_CACHES if name in options), None)
