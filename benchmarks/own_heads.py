@@ -79,7 +79,7 @@ def maps(bench: Bench, length: int) -> dict[str, Any]:
     query = bench.inputs(shape, 1, length)[1].requires_grad_()
 
     def fused() -> Tensor:
-        from blocks.fused.shares import shares
+        from blocks.fused.hedgehog import shares
 
         features = shares(query, weight, None, skip=False, sides=2, floor=part.floor)
         features.square().sum().backward()
@@ -109,7 +109,7 @@ def taps_and_map(bench: Bench, length: int) -> dict[str, Any]:
         return features.detach()
 
     def fused() -> Tensor:
-        from blocks.fused.convolved_shares import convolved_shares
+        from blocks.fused.convolved_hedgehog import convolved_shares
 
         query, own, matrix = leaves
         return differentiated(convolved_shares(query, earlier, own, None, matrix, None, skip=False, sides=2, floor=part.floor)[1])
@@ -118,7 +118,7 @@ def taps_and_map(bench: Bench, length: int) -> dict[str, Any]:
         return differentiated(mapping(filtering(leaves[0], leaves[1], tokens, earlier)[0], leaves[2]))
 
     def apart_from_taps(inputs: Tensor, matrix: Tensor) -> Tensor:
-        from blocks.fused.shares import shares
+        from blocks.fused.hedgehog import shares
 
         return shares(inputs, matrix, None, skip=False, sides=2, floor=part.floor)
 

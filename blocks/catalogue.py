@@ -1,7 +1,7 @@
 """All parts, by role and kind.
 
 ``compose parts``, the JSON schema, docs/parts.md and the laws read this catalogue. A part of this project is added to its role,
-in the role's own ``__init__`` or file. ``blocks.outside`` registers parts of other packages and files.
+in the role's own ``__init__`` or file. ``blocks.external_parts`` registers parts of other packages and files.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Role(Mapping[str, type[Part]]):
         return self is other
 
     def _parts(self) -> dict[str, type[Part]]:
-        from blocks.outside import register_installed
+        from blocks.external_parts import register_installed
 
         register_installed()
         return {**self.built_in, **self.outside}
@@ -179,7 +179,7 @@ class Patterns:
         self.outside: tuple[Pattern, ...] = ()
 
     def __iter__(self) -> Iterator[Pattern]:
-        from blocks.outside import register_installed
+        from blocks.external_parts import register_installed
 
         register_installed()
         return iter((*self.outside, *self.built_in))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from blocks.outside import register_parts
+from blocks.external_parts import register_parts
 from composer.arguments import DtypeLike, Reference, named_dtype, several
 from composer.data.loading import SHARE
 from composer.errors import BuildError, ComposerError, name_of

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from blocks import outside
+from blocks import external_parts
 from blocks.catalogue import CATALOGUE, PATTERNS
 from blocks.registry import rebuild_schemas
 
@@ -40,7 +40,12 @@ class Slow(Gate):
 @contextmanager
 def restored() -> Iterator[None]:
     """For the block, an empty registry. Then the registry and the imported modules are what they were before."""
-    states = (outside._ORIGINS, outside._NAMED, outside._BROKEN, *(role.outside for role in CATALOGUE.values()))
+    states = (
+        external_parts._ORIGINS,
+        external_parts._NAMED,
+        external_parts._BROKEN,
+        *(role.outside for role in CATALOGUE.values()),
+    )
     before = [dict(state) for state in states]
     patterns, path, modules = PATTERNS.outside, list(sys.path), set(sys.modules)
     try:
@@ -51,7 +56,7 @@ def restored() -> Iterator[None]:
             state.update(contents)  # pyright: ignore[reportArgumentType, reportCallIssue]
         PATTERNS.outside, sys.path[:] = patterns, path
         for name in set(sys.modules) - modules:
-            if name.partition(".")[0] in ("own_part", "faked") or name.startswith(outside.FILES):
+            if name.partition(".")[0] in ("own_part", "faked") or name.startswith(external_parts.FILES):
                 del sys.modules[name]
         rebuild_schemas()
 
@@ -62,6 +67,6 @@ def fake_distribution(folder: Path, name: str, module: str, contents: str, versi
     metadata = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
-    (metadata / "entry_points.txt").write_text(f"[{outside.GROUP}]\n{name} = {module}\n", encoding="utf-8")
+    (metadata / "entry_points.txt").write_text(f"[{external_parts.GROUP}]\n{name} = {module}\n", encoding="utf-8")
     (metadata / "RECORD").write_text(f"{module}.py,,\n", encoding="utf-8")
     (metadata / "top_level.txt").write_text(f"{module}\n", encoding="utf-8")

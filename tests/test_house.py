@@ -92,7 +92,7 @@ def test_floors(floor: str, others: set[str]) -> None:
     assert not wrong
 
 
-BY_CALL = ("blocks.registry", "blocks.outside")
+BY_CALL = ("blocks.registry", "blocks.external_parts")
 """A role looks for installed parts when it is first read: the one import that goes up."""
 
 

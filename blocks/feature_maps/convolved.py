@@ -22,7 +22,7 @@ from blocks.part import Parameters, Part
 from blocks.pattern import Bound, Pattern
 from blocks.taps import MOST_TAPS
 
-CONVOLVED_SHARES = Kernel("blocks.fused.convolved_shares", "convolved_shares", TRITON_PACKAGE)
+CONVOLVED_SHARES = Kernel("blocks.fused.convolved_hedgehog", "convolved_shares", TRITON_PACKAGE)
 
 
 def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:

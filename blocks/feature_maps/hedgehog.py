@@ -14,7 +14,7 @@ from blocks.operation import TRITON, Form, Setting
 from blocks.part import Parameters, Problem
 from blocks.tensors import derives_by_hand
 
-SHARES = Kernel("blocks.fused.shares", "shares", TRITON_PACKAGE)
+SHARES = Kernel("blocks.fused.hedgehog", "shares", TRITON_PACKAGE)
 WIDEST = 256
 """The largest number of columns that the kernel supports."""
 

@@ -38,7 +38,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Chunks:
-    """The start and number of chunks, and the starts of documents, as in ``blocks.fused.cascade``. start: None if each row is
+    """The start and number of chunks, and the starts of documents, as in ``blocks.fused.lola``. start: None if each row is
     one document."""
 
     size: int
@@ -53,7 +53,7 @@ class Scores:
 
     keep: the kind of a score that depends on the state or on the window; errors in the window are summed in ``worth``. ``pair``
     is a score that depends on neither; ``place`` is such a score without rounding errors. length: as in
-    ``blocks.fused.cascade``.
+    ``blocks.fused.lola``.
     """
 
     keep: str

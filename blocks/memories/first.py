@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from blocks.flow import Pairs, Partial, Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.holding import Holding, only, state_of
+from blocks.memories.stored_pairs import Holding, only, state_of
 from blocks.operation import EVERY, Call, Form, Slot, State
 from blocks.part import Parameters
 from blocks.softmax import dense

@@ -27,7 +27,7 @@ from blocks.scores.self_recall import SelfRecall
 from blocks.scores.squared_error import SquaredError
 from blocks.tensors import accumulating, repeat_heads
 
-WALK = Kernel("blocks.fused.cascade", "walk_pairs", TRITON_PACKAGE)
+WALK = Kernel("blocks.fused.lola", "walk_pairs", TRITON_PACKAGE)
 MOST = 256
 """The largest number of candidates for the cache at once: the pairs of the cache and of a chunk."""
 WIDEST = 128
@@ -87,7 +87,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _pieces(tokens: Tokens, size: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Return the first token of each chunk of the call, as in ``blocks.fused.cascade``, the number of chunks and of real
+    """Return the first token of each chunk of the call, as in ``blocks.fused.lola``, the number of chunks and of real
     tokens, the first entry of each entry's document, and that of the last token's document."""
     position, valid = tokens.position, tokens.valid
     start, ends, count = document_starts(tokens, 2 * size)

@@ -9,7 +9,7 @@ from pydantic import PositiveInt
 from blocks import initialise
 from blocks.flow import Pairs, Partial
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.memories.holding import Holding
+from blocks.memories.stored_pairs import Holding
 from blocks.operation import EVERY, Call, Form, Slot, State
 from blocks.part import Fresh, Parameters
 from blocks.softmax import dense

@@ -13,7 +13,7 @@ from blocks.operation import Setting
 from blocks.stretches import Stretches
 from blocks.tensors import repeat_heads
 
-POOL = Kernel("blocks.fused.pooled", "pool", TRITON_PACKAGE)
+POOL = Kernel("blocks.fused.pooled_latents", "pool", TRITON_PACKAGE)
 WIDEST = 256
 """Numbers of a value: a tile of more does not fit a processor of the GPU."""
 

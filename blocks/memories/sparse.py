@@ -13,10 +13,10 @@ from pydantic import Field, NonNegativeInt
 from blocks.flow import Pairs, Partial
 from blocks.legend import Bool, Float, Int, Number, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.below import Below, Held, select
-from blocks.memories.eligible import by_heads, concatenate_by_heads, eviction_bias, select_by_heads
-from blocks.memories.holding import Holding
+from blocks.memories.candidates import by_heads, concatenate_by_heads, eviction_bias, select_by_heads
 from blocks.memories.recurrent import Recurrent
+from blocks.memories.state_below import Below, Held, select
+from blocks.memories.stored_pairs import Holding
 from blocks.memories.window import Window
 from blocks.operation import EVERY, TORCH, Call, Form, Setting, Slot, State, no_obstacle, row_obstacle
 from blocks.part import Parameters

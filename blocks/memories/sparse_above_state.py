@@ -10,7 +10,7 @@ from typing import Any
 
 from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Tensor, torch
-from blocks.memories.eligible import select_by_heads
+from blocks.memories.candidates import select_by_heads
 from blocks.memories.recurrent import Recurrent, nothing
 from blocks.memories.sparse import BLOCKS, ONE_BY_ONE, STEP, STEPS, Attend, Sparse
 from blocks.operation import EVERY, REFERENCE, Form, Kind, Setting, State
@@ -19,7 +19,7 @@ from blocks.pattern import Bound, Pattern
 
 
 class StateBelow:
-    """``blocks.memories.below.Below`` for one call.
+    """``blocks.memories.state_below.Below`` for one call.
 
     The cache chooses pairs by their scores, and a choice has no gradient. For the scores the state receives pairs without
     gradients, and only when it is read. The tokens' outputs are computed by one call over all pairs.

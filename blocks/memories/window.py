@@ -12,9 +12,9 @@ from pydantic import PositiveInt
 from blocks.flow import Mapped, Pairs, Partial, Tokens
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.errors import error_sums
-from blocks.memories.holding import Holding, only, state_of
 from blocks.memories.ring import by_age, by_place, oldest, place_of, write_at
+from blocks.memories.stored_pairs import Holding, only, state_of
+from blocks.memories.weight_errors import error_sums
 from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, row_obstacle
 from blocks.part import Parameters
 from blocks.softmax import dense, fla_forms, native_obstacle, native_step, native_step_obstacle, single, triton_forms, windowed

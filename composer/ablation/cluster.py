@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from blocks.outside import list_named_parts, register_parts
+from blocks.external_parts import list_named_parts, register_parts
 from composer.ablation.plan import AblationStep
 from composer.ablation.runner import StartWorkers, Workers
 from composer.ablation.steps import FAILURE, MARK, Figures, run_step

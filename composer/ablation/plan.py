@@ -21,8 +21,8 @@ from composer.options import convert_options
 from composer.runs.identity import data_identity, model_identity, tokenizer_identity
 from composer.runs.store import key_of
 from composer.spec.document import Spec
+from composer.spec.external_parts import list_stored_parts
 from composer.spec.loading import SpecLike, variants_of
-from composer.spec.outside import list_stored_parts
 from composer.spec.overrides import Overrides
 from composer.spec.recipe import Recipe, Stage
 from composer.spec.sweep import rows, variant_names

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from blocks.outside import list_named_parts, register_parts
+from blocks.external_parts import list_named_parts, register_parts
 from composer.ablation.plan import AblationStep, Chain
 from composer.ablation.steps import FAILURE, WARNINGS, Figures, read_finished, run_step
 from composer.errors import AblationError

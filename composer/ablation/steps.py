@@ -202,7 +202,7 @@ def _train(step: AblationStep, folder: Path) -> Figures:
 
 
 def _compare(step: AblationStep, folder: Path) -> Figures:
-    from composer.training.likeness import likeness_of
+    from composer.training.comparison import likeness_of
 
     return likeness_of(model_of(step.after, folder), _options(step), recipe=step.variant.recipe).model_dump(mode="json")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from blocks.outside import list_named_parts, register_parts
+from blocks.external_parts import list_named_parts, register_parts
 from composer.benching.options import BenchOptions
 from composer.benching.report import Workload
 from composer.benching.trial import Contestant, Gauge, Trial, run_trial, warm

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from composer.arguments import Reference
-from composer.drawing.beside import beside
 from composer.drawing.picture import Picture, check_name, picture
+from composer.drawing.side_by_side import beside
 from composer.errors import BuildError, ComposerError, translate_errors
 from composer.files import failing_as, write_whole
 from composer.options import argument, function_of, option, options_class

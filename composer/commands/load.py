@@ -10,7 +10,7 @@ from composer.arguments import DtypeLike, named_dtype
 from composer.errors import BuildError, translate_errors
 from composer.graph.lowering import AUTO
 from composer.progress import silent_transformers
-from composer.spec.outside import PartReference, use_parts
+from composer.spec.external_parts import PartReference, use_parts
 from composer.weights.sources import local_folder
 
 if TYPE_CHECKING:

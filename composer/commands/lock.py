@@ -26,7 +26,7 @@ from composer.shared_options import (
 )
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, resolve_spec
-from composer.spec.locked import lock_document
+from composer.spec.locked_spec import lock_document
 from composer.tables import Readable, View
 from composer.weights.lock import SUFFIX, Lock, LockedSource, files_of_build, files_of_source, lock_reference
 from composer.weights.record import read_record, versions

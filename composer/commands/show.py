@@ -11,7 +11,7 @@ from composer.options import function_of, options_class
 from composer.shared_options import FreshOrNot, InDtype, OfSource, OfSpec, OnDevice, Overriding, TextDecoderAlone, WithBackend
 from composer.spec.code import Listing, code_of
 from composer.spec.loading import load_spec, resolve_spec
-from composer.spec.locked import lock_document
+from composer.spec.locked_spec import lock_document
 from composer.spec.writing import to_yaml
 from composer.tables import Readable, View
 from composer.weights.target import target_of

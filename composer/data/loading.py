@@ -21,7 +21,7 @@ from composer.data.report import DataReport, ReferenceReport
 from composer.data.samples import sample_documents
 from composer.errors import DataError
 from composer.tasks.base import Split
-from composer.tasks.unknown import without_embedding
+from composer.tasks.unknown_tokens import without_embedding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,7 +12,7 @@ from composer.evaluation.scoring import MORE, check_tokens, draw_samples
 from composer.evaluation.subjects import Subject
 from composer.notices import warn_user
 from composer.tasks.base import Sample
-from composer.tasks.unknown import hardly_written, unknown_token
+from composer.tasks.unknown_tokens import hardly_written, unknown_token
 from composer.tasks.writer import Writer
 from composer.weights.config import check_positions
 from converters.trunk import Sizes

@@ -20,7 +20,7 @@ from composer.evaluation.perplexity import LazySamples, Perplexity
 from composer.evaluation.report import SampleResult, bucket_size
 from composer.model.cache import CACHE, without_what_follows
 from composer.tasks.base import Sample, Task, rng_of
-from composer.tasks.unknown import without_embedding
+from composer.tasks.unknown_tokens import without_embedding
 from composer.tasks.writer import Writer
 
 if TYPE_CHECKING:

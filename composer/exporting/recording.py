@@ -23,7 +23,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import blocks
-from blocks.outside import folders
+from blocks.external_parts import folders
 from composer.errors import ExportError
 from composer.exporting.tensor_functions import own_functions
 from composer.exporting.torch_names import kind_of, writes_into

@@ -9,11 +9,11 @@ from functools import cache, partial
 
 import pytest
 
-from blocks.outside import parts_of, register_parts
+from blocks.external_parts import parts_of, register_parts
 from blocks.part import Part
 from blocks.registry import RegistrationError, kind_of
 from composer.graph.composition import HeadSpec
-from composer.laws import batch, bounds, definition, pieces, precision, split, weights
+from composer.laws import batch, bounds, definition, implicit_weights, pieces, precision, split
 from composer.laws.cases import SHAPES, SMALL, coarse, heads_of, steady
 from composer.laws.plugin import OPTION
 
@@ -44,7 +44,10 @@ def _laws() -> Iterator[tuple[str, Callable[[HeadSpec], None]]]:
     yield "errors do not grow with the position", lambda head: precision.assert_errors_do_not_grow(coarse(steady(head)), PAIR)
     yield "a text in pieces is the whole", pieces.assert_same
     yield "a text in pieces, with padding and documents", _pieces_of_documents
-    yield "the weights reproduce the answer", lambda head: weights.assert_implied(head, SHAPE, weights.LENGTH, (0, 1, 7, 40, 69))
+    yield (
+        "the weights reproduce the output",
+        lambda head: implicit_weights.assert_implied(head, SHAPE, implicit_weights.LENGTH, (0, 1, 7, 40, 69)),
+    )
 
 
 def _definition(shape: str, head: HeadSpec) -> None:

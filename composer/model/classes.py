@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from composer.errors import BuildError
-from composer.model import own
+from composer.model import own_host
 from composer.model.classification import ComposedForSequenceClassification
 from composer.model.configuration import ComposedConfig, configuration_of, host_configuration
 from composer.model.mixers import serve_cpu
@@ -30,8 +30,8 @@ from converters.model_types import OWN, PREFIX
 
 Composed: TypeAlias = ComposedForCausalLM | ComposedForSequenceClassification
 
-OwnModel = composed_model(own.Model)
-OwnForCausalLM = composed_causal(own.ForCausalLM)
+OwnModel = composed_model(own_host.Model)
+OwnForCausalLM = composed_causal(own_host.ForCausalLM)
 
 AutoModel.register(ComposedConfig, cast("Any", OwnModel), exist_ok=True)
 AutoModelForCausalLM.register(ComposedConfig, cast("Any", OwnForCausalLM), exist_ok=True)

@@ -13,7 +13,7 @@ from blocks.tensors import accumulating
 from composer.model.call_arguments import check_passed
 from composer.model.configuration import ComposedConfig
 from composer.model.modeling import ComposedPreTrainedModel, composed_model
-from composer.model.own import Model, Pretrained
+from composer.model.own_host import Model, Pretrained
 
 
 class ComposedForSequenceClassification(ComposedPreTrainedModel, Pretrained):

@@ -12,8 +12,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 from transformers.models.llama.configuration_llama import LlamaConfig
 
 from composer.errors import BuildError
-from composer.model.made import make_class
-from composer.spec.outside import find_unregistered_kind, needed_part_message, read_recorded_parts
+from composer.model.dynamic_classes import make_class
+from composer.spec.external_parts import find_unregistered_kind, needed_part_message, read_recorded_parts
 from composer.spec.resolve import Resolved
 from composer.versions import version_of
 from converters.model_types import OWN, PREFIX

@@ -26,10 +26,10 @@ from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, new_ca
 from composer.model.call_arguments import OF_IMAGES, check_passed, read_documents
 from composer.model.callbacks import KEEPERS
 from composer.model.cuda_graph import Recorder
+from composer.model.dynamic_classes import make_class
 from composer.model.generation import check_continuation, prepare_cache
 from composer.model.head import Head, PartModule, precise_parameters
 from composer.model.hosts import SECTIONS, compose
-from composer.model.made import make_class
 from composer.model.mixers import masks_of
 from composer.model.rows import Rows
 from composer.spec.parameters import graphs_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from blocks.part import FieldPath
 from composer.errors import SpecError
-from composer.spec.built import is_built
+from composer.spec.built_models import is_built
 from composer.spec.fields import Alternatives, parts, under
 from composer.spec.on_hub import FORM, spec_on_hub
 from composer.spec.places import SpecNode, at, brief, count, nearest, plain

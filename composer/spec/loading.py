@@ -11,10 +11,10 @@ from pydantic import BaseModel, ValidationError
 
 from composer.errors import GraphError, SpecError
 from composer.spec.document import Spec, Vary
+from composer.spec.external_parts import PartReference, use_parts
 from composer.spec.inherit import find_spec, heads_extended, heads_inherited, inherit, not_found, short_path
 from composer.spec.layer_rules import names_in
 from composer.spec.messages import spec_error
-from composer.spec.outside import PartReference, use_parts
 from composer.spec.overrides import Overrides, each, override_value
 from composer.spec.places import Places, SpecNode, at, from_plain, plain
 from composer.spec.reading import read_file, read_spec

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from blocks.outside import is_outside, remedy
+from blocks.external_parts import is_outside, remedy
 from blocks.part import FieldError, FieldPath
 from composer.errors import MOST_SHOWN, SpecError
 from composer.spec.fields import Alternatives, choices, fields, is_model, limits, parts, under

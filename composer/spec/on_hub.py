@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from composer.errors import SpecError
-from composer.spec.built import CONFIG, is_built
+from composer.spec.built_models import CONFIG, is_built
 from converters.composed import RECORD, SPEC_FILE
 from converters.errors import ConverterError
 from converters.hub import HUB, fetch_files

@@ -16,7 +16,7 @@ from yaml.composer import Composer
 from yaml.resolver import BaseResolver
 
 from composer.errors import SpecError
-from composer.spec.built import is_built, read_built
+from composer.spec.built_models import is_built, read_built
 from composer.spec.indentation import find_misplaced
 from composer.spec.places import DEEPEST, Place, SpecNode, at, brief
 from converters.bounded import read_bytes, reason

@@ -23,7 +23,7 @@ from composer.graph.lowering import AUTO
 from composer.model.attention import ComposedAttention
 from composer.model.classes import class_of, configuration_for
 from composer.model.hosts import attentions, layers_of
-from composer.model.joined import join_tensors
+from composer.model.joined_tensors import join_tensors
 from composer.spec.loading import resolve_spec
 from composer.spec.resolve import Resolved
 from composer.weights.config import config_dict, dimensions

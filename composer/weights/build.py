@@ -15,9 +15,9 @@ from blocks.part import Closed, Fresh
 from composer.drawing.picture import picture
 from composer.errors import BuildError
 from composer.files import sha256
+from composer.spec.external_parts import list_stored_parts
 from composer.spec.inherit import short_path
 from composer.spec.notes import notes_on_layers
-from composer.spec.outside import list_stored_parts
 from composer.spec.resolve import Resolved
 from composer.tables import Readable, Table, View
 from composer.weights.card import PICTURE, model_card

@@ -14,7 +14,7 @@ from composer.devices import check_memory
 from composer.errors import BuildError, ComposerError, SourceError
 from composer.model.classes import Composed, class_of, configuration_for
 from composer.notices import warn_caller
-from composer.spec.outside import list_stored_parts
+from composer.spec.external_parts import list_stored_parts
 from composer.spec.resolve import Resolved
 from composer.weights.config import config_dict, own_parameters, trunk_from
 from composer.weights.plan import Plan, Weights, make_plan

@@ -17,7 +17,7 @@ from composer.errors import ComposerError, SourceError
 from composer.files import sha256
 from composer.graph.lowering import AUTO, check_backend
 from composer.notices import warn_user
-from composer.spec.outside import find_changed_parts, find_unregistered_kind, needed_part_message, read_recorded_parts
+from composer.spec.external_parts import find_changed_parts, find_unregistered_kind, needed_part_message, read_recorded_parts
 from composer.spec.parameters import graphs_of
 from composer.spec.resolve import Resolved
 from composer.state import first_problem

@@ -13,8 +13,8 @@ from pydantic import Field, StringConstraints, ValidationError
 from blocks.part import Closed
 from composer.errors import BuildError, SpecError
 from composer.files import read_text_file, sha256
+from composer.spec.external_parts import StoredPart, find_changed_parts, first_missing, needed_part_message
 from composer.spec.inherit import find_spec, short_path
-from composer.spec.outside import StoredPart, find_changed_parts, first_missing, needed_part_message
 from composer.spec.places import plain
 from composer.spec.reading import MOST_BYTES, read_text
 from composer.spec.writing import to_yaml

@@ -13,7 +13,7 @@ from composer.spec.loading import load_spec
 from composer.spec.parameters import fresh_parameters, prefix
 from composer.spec.recipe import Lora
 from composer.spec.resolve import Resolved, resolve
-from composer.weights.meaning import meanings
+from composer.weights.parameter_meaning import meanings
 from composer.weights.stream import BLOCK, TensorToWrite, all_finite, as_bytes, as_tensor, blocks
 from converters.bounded import lost_link_message
 from converters.canonical import list_expected_tensors

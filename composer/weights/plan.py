@@ -18,7 +18,7 @@ from composer.errors import BuildError
 from composer.spec.notes import notes_on_source
 from composer.spec.resolve import Resolved
 from composer.weights.config import dimensions, own_parameters
-from composer.weights.meaning import meanings, read_stored_heads
+from composer.weights.parameter_meaning import meanings, read_stored_heads
 from composer.weights.stream import same_contents
 from converters.canonical import EMBEDDING
 from converters.coverage import Covered, Shaped

@@ -14,7 +14,7 @@ from blocks.part import Closed
 from composer.errors import BuildError
 from composer.files import sha256
 from composer.graph.lowering import AUTO
-from composer.spec.outside import StoredPart, find_unregistered_kind, needed_part_message, read_recorded_parts
+from composer.spec.external_parts import StoredPart, find_unregistered_kind, needed_part_message, read_recorded_parts
 from composer.spec.resolve import Resolved
 from composer.state import first_problem
 from composer.versions import versions_of

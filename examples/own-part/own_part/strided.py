@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from blocks.flow import Pairs, Partial
 from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
-from blocks.memories.holding import Holding, only, state_of
+from blocks.memories.stored_pairs import Holding, only, state_of
 from blocks.operation import REFERENCE, TRITON, Call, Form, Setting, Slot, State
 from blocks.part import Parameters
 from blocks.softmax import dense

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocks.fused import cascade, joint, window_and_state, window_and_state_backward, window_and_state_step
+from blocks.fused import joint, lola, window_and_state, window_and_state_backward, window_and_state_step
 from tests.blocks.fused.builds import build
 from tests.compiling import CAPABILITIES, built
 
@@ -21,7 +21,7 @@ SHARED = 99 * 1024
 
 HEADS = {"H": 32, "K": 8, "N": 32, "D": 64, "F": 128, "ROW_MAX": False, "PRECISION": "tf32", "EXACT": "tf32x3"}
 
-WALK: dict[str, Any] = {"M": 32, "S": 64, "BLOCK": 64, "SOME": cascade.SOME, "EB": 128, "DB": 64, "FB": 32, "KEEP": "self_recall"}
+WALK: dict[str, Any] = {"M": 32, "S": 64, "BLOCK": 64, "SOME": lola.SOME, "EB": 128, "DB": 64, "FB": 32, "KEEP": "self_recall"}
 WALK |= HEADS | {"ERROR": "", "EXPONENTIAL": False, "BY_FEATURE": False, "length": None, "resolution": None}
 WALKS: list[dict[str, Any]] = [
     {"decay": None, "start": None},
@@ -55,7 +55,7 @@ def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> Non
         build(module.__name__, name, getattr(module, name), torch.bfloat16, constants | dict.fromkeys(absent), 8)
         for (name, (module, constants)), absent in kernels
     ]
-    builds += [build(cascade.__name__, "walk", cascade.walk, torch.bfloat16, WALK | others, 8) for others in WALKS]
+    builds += [build(lola.__name__, "walk", lola.walk, torch.bfloat16, WALK | others, 8) for others in WALKS]
     compiled = built(builds)
     assert len(compiled) == len(CAPABILITIES) * len(builds)
     alone = len(compiled) - len(CAPABILITIES) * (len(WALKS) - 1)

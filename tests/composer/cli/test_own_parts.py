@@ -17,7 +17,7 @@ import torch
 import typer
 
 import composer
-from blocks import outside
+from blocks import external_parts
 from blocks.gates import GATES
 from composer.ablation.cluster import _WithParts
 from composer.benching import memory
@@ -209,7 +209,7 @@ def test_processes_get_the_files(compose: Compose, built: Path, mine: Path) -> N
         composer.load(built, parts=mine)
         step: Any = GATES["mine.slow"]()
         sent = pickle.dumps(_WithParts(step))
-        named = outside.list_named_parts()
+        named = external_parts.list_named_parts()
     assert not GATES.outside
     assert pickle.loads(sent).step == GATES["mine.slow"]()
     trial = Trial(prefill=(4,), decode=(), batches=(1,), repeats=1, steps=1, seed=0, vocabulary=11, device="cpu")

@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import composer
 from composer.errors import SpecError
-from composer.model.own import RMSNorm
+from composer.model.own_host import RMSNorm
 from tests.composer.model.models import tokens
 from tests.composer.model.trunks import HEADS, TRUNKS, document, model
 

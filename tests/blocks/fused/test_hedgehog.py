@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from blocks.feature_maps.hedgehog import Hedgehog
-from blocks.fused import shares
+from blocks.fused import hedgehog
 from blocks.kernels import Kernel, Refused
 from blocks.legend import Shape
 from blocks.operation import Setting
@@ -44,7 +44,7 @@ def test_features_and_gradients_are_the_definitions(options: dict[str, Any], inc
             side = "" if part.share == "qk" else "key_"
             sides = 2 if part.two_sided else 1
             further = {"skip": part.skip, "sides": sides, "floor": part.floor}
-            features = shares.shares(inputs, parameters[f"{side}weight"], parameters.get(f"{side}bias"), **further)
+            features = hedgehog.shares(inputs, parameters[f"{side}weight"], parameters.get(f"{side}bias"), **further)
         weight = torch.randn(features.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         (features * weight.to(kind)).sum().backward()
         used = [parameter for name, parameter in parameters.items() if not name.startswith("query_")]
@@ -107,7 +107,7 @@ def test_it_is_built_without_a_gpu() -> None:
     constants = {"H": 32, "N": 8, "OWN": 32, "D": 64, "C": 64, "BLOCK": 64, "DB": 64, "CB": 64, "SKIP": False, "SIDES": 2}
     constants |= {"PRECISION": "tf32", "bias": None}
     of_model = {"x": "*bf16", "weight": "*bf16", "rows": "i32", "floor": "fp32"}
-    builds = [build(shares.__name__, name, getattr(shares, name), torch.bfloat16, constants, 4) for name in ("forth", "back")]
+    builds = [build(hedgehog.__name__, name, getattr(hedgehog, name), torch.bfloat16, constants, 4) for name in ("forth", "back")]
     for kernels in builds:
         kernels.signature.update(of_model)  # pyright: ignore[reportAttributeAccessIssue]
     for kernels in built(builds):

@@ -2,9 +2,9 @@
 
 One program per row and query head processes the chunks from the first to the last. At the start of a chunk, the chunk before the
 previous one of its document is evicted: its pairs and those in the cache are scored by the current state, the best are kept, and
-the others are added to the state (``blocks.fused.cascade_evict``). Then the chunk's queries attend to their own chunk and
-the previous one, the cache, and the state, over one denominator (``blocks.fused.cascade_output``). If the score needs it, the
-errors of the state's weights are added up for the pairs in the window (``blocks.fused.cascade_errors``). At the start of a
+the others are added to the state (``blocks.fused.lola_evict``). Then the chunk's queries attend to their own chunk and
+the previous one, the cache, and the state, over one denominator (``blocks.fused.lola_output``). If the score needs it, the
+errors of the state's weights are added up for the pairs in the window (``blocks.fused.lola_errors``). At the start of a
 document, cache and state are empty.
 
     query B T H D    key, value B E K D and position B E, of the entries: 2·size before the call, the oldest first, and T
@@ -33,9 +33,9 @@ import triton.language as tl
 from torch import Tensor
 
 from blocks.fused.arguments import Cache, Chunks, Scores
-from blocks.fused.cascade_errors import add_errors
-from blocks.fused.cascade_evict import evict
-from blocks.fused.cascade_output import compute_output
+from blocks.fused.lola_errors import add_errors
+from blocks.fused.lola_evict import evict
+from blocks.fused.lola_output import compute_output
 from blocks.fused.tiles import products_of, put, tune, width
 from blocks.legend import Float, Int
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import SpecError
-from composer.spec.locked import lock_document
-from composer.spec.outside import first_missing, needed_part_message, read_recorded_parts
+from composer.spec.external_parts import first_missing, needed_part_message, read_recorded_parts
+from composer.spec.locked_spec import lock_document
 from composer.spec.places import Place, SpecNode, at, from_plain
 from converters.bounded import MOST_CONFIG, MOST_RECORD, check_file, read_json, reason, within
 from converters.composed import RECORD, SPEC_KEYS

@@ -1,4 +1,4 @@
-"""Evictions at the start of a chunk in the LoLA kernel (``blocks.fused.cascade``): the candidates are scored, the best ones are
+"""Evictions at the start of a chunk in the LoLA kernel (``blocks.fused.lola``): the candidates are scored, the best ones are
 kept in the cache, and the others are added to the state. Letters and layouts are those of that module.
 
 One number identifies a pair: a number below S is a place in the cache at the beginning of the call; otherwise it is S plus the

@@ -12,7 +12,7 @@ from blocks.convolution import Convolution
 from blocks.feature_maps.convolved import CONVOLVED_MAP
 from blocks.feature_maps.hedgehog import Hedgehog
 from blocks.flow import Tokens
-from blocks.fused import convolved_shares
+from blocks.fused import convolved_hedgehog
 from blocks.kernels import Kernel, Refused
 from blocks.operation import Setting
 from composer.graph.lowering import list_forms
@@ -126,7 +126,7 @@ def test_it_is_built_without_a_gpu() -> None:
         constants = {"H": 32, "M": 32, "N": 8, "OWN": 32, "FILTERS": 32, "D": dim, "C": dim, "R": 4, "DB": dim}
         constants |= {
             "CB": dim,
-            "BLOCK": convolved_shares.BLOCKS[dim > 64],
+            "BLOCK": convolved_hedgehog.BLOCKS[dim > 64],
             "SKIP": False,
             "SIDES": 2,
             "PRECISION": "tf32",
@@ -137,7 +137,7 @@ def test_it_is_built_without_a_gpu() -> None:
         of_model = dict.fromkeys(("x", "earlier", "filters", "weight", "filtered"), "*bf16")
         of_model |= {"T": "i32", "E": "i32", "blocks": "i32", "floor": "fp32"}
         for name in names:
-            kernels = build(convolved_shares.__name__, name, getattr(convolved_shares, name), torch.bfloat16, constants, 8)
+            kernels = build(convolved_hedgehog.__name__, name, getattr(convolved_hedgehog, name), torch.bfloat16, constants, 8)
             kernels.signature.update({key: kind for key, kind in of_model.items() if key in kernels.signature})  # pyright: ignore[reportAttributeAccessIssue]
             builds.append(kernels)
     for kernels in built(builds):

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from blocks.catalogue import CATALOGUE
-from blocks.outside import find_broken_packages, is_outside, origin_of, register_parts, remedy
+from blocks.external_parts import find_broken_packages, is_outside, origin_of, register_parts, remedy
 from blocks.part import Closed, Part
 from blocks.registry import RegistrationError
 from composer.errors import ComposerError

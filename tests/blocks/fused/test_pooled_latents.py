@@ -11,7 +11,7 @@ import torch
 
 from blocks import stretches
 from blocks.flow import Tokens
-from blocks.fused import pooled
+from blocks.fused import pooled_latents
 from blocks.legend import Shape
 from blocks.memories import pooling
 from blocks.operation import Setting
@@ -51,5 +51,5 @@ def test_it_says_what_it_cannot_serve() -> None:
 
 def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     """The kernels compile for 128 latents for each of 32 heads of 128."""
-    constants = pooled.constants_of(torch.bfloat16, 32, 8, 128, 128)
-    assert_they_are_built(pooled, ("sum_up", "compute_output", "of_means", "of_tokens"), constants, capsys)
+    constants = pooled_latents.constants_of(torch.bfloat16, 32, 8, 128, 128)
+    assert_they_are_built(pooled_latents, ("sum_up", "compute_output", "of_means", "of_tokens"), constants, capsys)

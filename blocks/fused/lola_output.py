@@ -1,4 +1,4 @@
-"""The outputs of one chunk in the LoLA kernel (``blocks.fused.cascade``): attention to the chunk itself, the chunk before, the
+"""The outputs of one chunk in the LoLA kernel (``blocks.fused.lola``): attention to the chunk itself, the chunk before, the
 cache and the state, with one denominator. Letters and layouts are those of that module.
 
 The state is the one before the chunk's first token, and decays are counted from there, so every exponent of a decay is at most
@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blocks.fused.cascade_evict import find_known, load_decay, standing
+from blocks.fused.lola_evict import find_known, load_decay, standing
 from blocks.fused.tiles import put, tile
 from blocks.fused.window_and_state import LEAST, LOG2_E
 

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import pytest
 
-from blocks import outside
+from blocks import external_parts
 from blocks.catalogue import CATALOGUE
+from blocks.external_parts import PartOrigin, list_named_parts, origin_of, register_parts
 from blocks.gates import GATES, GateConfig
 from blocks.memories import MEMORIES
 from blocks.memories.state import StateMemory
-from blocks.outside import PartOrigin, list_named_parts, origin_of, register_parts
 from blocks.part import Closed
 from blocks.registry import RegistrationError, rebuild_schemas
 from tests.outside import EXAMPLE, GATE, fake_distribution, restored
@@ -83,7 +83,7 @@ def test_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_distribution(tmp_path, "faked-gates", "faked", GATE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    outside._INSTALLED.clear()
+    external_parts._INSTALLED.clear()
     assert "mine.slow" in GATES
     assert origin_of(GATES["mine.slow"]) == PartOrigin("faked", "faked-gates", "1.2")
     register_parts(["faked"])  # the same module, by its name
@@ -94,10 +94,10 @@ def test_a_damaged_installed_package_is_noted(tmp_path: Path, monkeypatch: pytes
     """A damaged installed package does not stop commands that do not need it, and the reason is kept."""
     fake_distribution(tmp_path, "faked-gates", "faked", f"{GATE}\nraise RuntimeError('no such device')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    outside._INSTALLED.clear()
+    external_parts._INSTALLED.clear()
     assert GATES.built_in.keys() == set(GATES)
-    assert f"{tmp_path / 'faked.py'}, line 21: RuntimeError: no such device" in outside.find_broken_packages()["faked-gates"]
-    assert "faked-gates is installed" in outside.remedy("faked_gates.slow")
+    assert f"{tmp_path / 'faked.py'}, line 21: RuntimeError: no such device" in external_parts.find_broken_packages()["faked-gates"]
+    assert "faked-gates is installed" in external_parts.remedy("faked_gates.slow")
 
 
 FAULTS = {

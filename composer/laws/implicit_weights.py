@@ -1,4 +1,4 @@
-"""A law: the implicit weights of a head's memories, applied to the values, reproduce its answer, and the memories' shares sum to 1.
+"""A law: the implicit weights of a head's memories, applied to the values, reproduce its output, and the memories' shares sum to 1.
 If a memory weighs each coordinate of a value separately, the law only checks that later tokens have no weight."""
 
 from __future__ import annotations

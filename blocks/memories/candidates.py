@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from blocks.flow import Tokens
 from blocks.legend import Float, Int, Shaped, Tensor, torch
-from blocks.memories.below import Held
+from blocks.memories.state_below import Held
 from blocks.softmax import mask_bias
 from blocks.tensors import accumulating, in_all_rows, take
 

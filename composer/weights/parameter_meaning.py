@@ -16,7 +16,7 @@ from blocks.part import Part
 from composer.errors import BuildError
 from composer.graph.graph import READ_NODE, HeadGraph, Node
 from composer.graph.wiring import build_graph
-from composer.spec.outside import find_unregistered_kind, needed_part_message
+from composer.spec.external_parts import find_unregistered_kind, needed_part_message
 from composer.spec.parameters import prefix
 from composer.spec.resolve import Resolved, meaning
 from composer.spec.writing import format_value

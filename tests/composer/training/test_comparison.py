@@ -11,7 +11,7 @@ import torch
 from composer.data.packing import Packing
 from composer.errors import TrainingError
 from composer.spec.recipe import Recipe
-from composer.training.likeness import ROWS, attention_likeness, has_weights, likeness_of
+from composer.training.comparison import ROWS, attention_likeness, has_weights, likeness_of
 from composer.training.run import TrainingOptions
 from tests.composer.training.by_hand import attention_of, documents, lolcats_weights, projected, projections, softmax_weights
 from tests.composer.training.runs import make_student, rows_of, run, small_llama, student_of, teacher_of, whole

@@ -6,7 +6,7 @@
     y B T M D, M = max(N, w)    features B T H 2C (or C, one side), H = max(M, O)
 
 Entry e of a row is the e-th of ``earlier`` and x, so token t is entry t + P. start: the first entry of each token's document; the
-filter reads none before it. In the backward, the gradient of u is that of ``blocks.fused.shares``. One more launch computes the
+filter reads none before it. In the backward, the gradient of u is that of ``blocks.fused.hedgehog``. One more launch computes the
 gradients of all entries and, summed over a block of them, of the filters.
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from blocks.fused.shares import back, softmax, through_the_product
+from blocks.fused.hedgehog import back, softmax, through_the_product
 from blocks.fused.tiles import parts, put, tile, tune, width
 from blocks.legend import Float, Int
 

@@ -60,7 +60,7 @@ _INSTALLED = Event()
 
 
 def register_installed() -> None:
-    """Register the parts of the installed packages, once. A package that fails is noted; ``find_broken_packages`` has the reasons."""
+    """Register the parts of installed packages, once. ``find_broken_packages`` has the reasons why some failed."""
     with LOCK:
         if _INSTALLED.is_set():
             return

@@ -1,4 +1,4 @@
-"""The errors of the feature products in the LoLA kernel (``blocks.fused.cascade``): for each pair in the window, the difference
+"""The errors of the feature products in the LoLA kernel (``blocks.fused.lola``): for each pair in the window, the difference
 between exact weight and feature product, summed over the queries that see the pair there.
 
 Letters and layouts are those of that module.

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from blocks.flow import Mapped, Pairs, Tokens
-from blocks.memories import errors
-from blocks.memories.errors import Error, error_sums
+from blocks.memories import weight_errors
+from blocks.memories.weight_errors import Error, error_sums
 from blocks.scores import SCORES
 from blocks.scores.base import LARGEST
 from tests.blocks.memories.by_hand import pairs_at
@@ -51,7 +51,7 @@ def test_they_are_double_sums(
     error: str, heads: tuple[int, int, int], logarithm: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five stored pairs precede the call's seven tokens. A token sees itself and the five before it. Padding sees nothing."""
-    monkeypatch.setattr(errors, "ROWS", rows)
+    monkeypatch.setattr(weight_errors, "ROWS", rows)
     query_heads, key_heads, feature_heads = heads
     query, key = random(2, 7, query_heads, 4), random(2, 12, key_heads, 4)
     query_features, key_features = 2 * random(2, 7, query_heads, 3), 2 * random(2, 12, feature_heads, 3)
