@@ -33,6 +33,6 @@ def row(name: str, option: Option) -> str:
     value = "" if option.is_argument or option.kind is bool else f" {option.metavar or words}"
     default = option.default if option.command_default is SAME else option.command_default
     is_set = default is not None and default is not False and default != ()
-    shown = "required" if default is MISSING else f"`{default}`" if is_set else ""
-    cells = (f"`{', '.join(option.flags)}{value}`", option.description, shown)
+    default_cell = "required" if default is MISSING else f"`{default}`" if is_set else ""
+    cells = (f"`{', '.join(option.flags)}{value}`", option.description, default_cell)
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |\n"

@@ -40,55 +40,55 @@ def main(students: Path) -> None:
         merged, folders["lola"] = Path(scratch) / "merged", Path(scratch) / "lola"
         composer.merge(folders["lolcats"], merged)
         composer.build_folder("lola", merged, folders["lola"])
-        found = {(name, length): looked(folders[name], length) for name in NAMES for length in LENGTHS}
+        findings = {(name, length): inspect_student(folders[name], length) for name in NAMES for length in LENGTHS}
         PLACE.mkdir(exist_ok=True)
         for name, length, picture in SHOWN:
             report = Path(scratch) / f"{name}-{length}"
             composer.inspect(folders[name], tasks=TASK, length=length, teacher=TEACHER_FOLDER, out=report)
-            (PLACE / f"{name}-{length}-{picture}.png").write_bytes(small((report / f"{picture}.png").read_bytes()))
+            (PLACE / f"{name}-{length}-{picture}.png").write_bytes(shrink((report / f"{picture}.png").read_bytes()))
     with files.whole(PLACE / "passkey.png") as partial:
-        partial.write_bytes(small(passkey(found)))
-    files.write_whole(PLACE / "passkey.json", json.dumps(plain(figures(found)), indent=1) + "\n")
+        partial.write_bytes(shrink(draw_passkeys(findings)))
+    files.write_whole(PLACE / "passkey.json", json.dumps(plain(figures(findings)), indent=1) + "\n")
 
 
-def small(image: bytes) -> bytes:
-    """A PNG of so few colours that it is a third as large, and looks the same."""
+def shrink(image: bytes) -> bytes:
+    """Return a PNG with so few colours that it is a third as large, and looks the same."""
     buffer = io.BytesIO()
     Image.open(io.BytesIO(image)).convert("RGB").quantize(160).save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()
 
 
-def looked(student: Path, length: int) -> list[Findings]:
+def inspect_student(student: Path, length: int) -> list[Findings]:
     """Return the findings on one passkey per seed, with few queries besides those of the answer."""
     options: dict[str, Any] = {"tasks": TASK, "length": length, "teacher": TEACHER_FOLDER, "queries": 8}
     return [composer.inspect(student, seed=seed, **options) for seed in SEEDS]
 
 
-def figures(found: dict[tuple[str, int], list[Findings]]) -> list[dict[str, Any]]:
+def figures(findings: dict[tuple[str, int], list[Findings]]) -> list[dict[str, Any]]:
     """Return for each student and length: keys with all digits right, and each head's mean weight on the next digit."""
     return [
         {
             "student": name,
             "length": length,
-            "keys": len(every),
-            "right": sum(all(one.answered.right) for one in every if one.answered),
-            "teacher_right": sum(all(one.teacher_answered.right) for one in every if one.teacher_answered),
-            "heads": [f"{head.layer}.{head.first + index}" for head in every[0].heads for index in range(head.heads)],
-            "weight": _means([[head.found for head in one.heads] for one in every]),
-            "teacher_weight": _means([[head.teacher_found for head in one.heads] for one in every]),
+            "keys": len(reports),
+            "right": sum(all(report.answered.right) for report in reports if report.answered),
+            "teacher_right": sum(all(report.teacher_answered.right) for report in reports if report.teacher_answered),
+            "heads": [f"{head.layer}.{head.first + index}" for head in reports[0].heads for index in range(head.heads)],
+            "weight": _means([[head.found for head in report.heads] for report in reports]),
+            "teacher_weight": _means([[head.teacher_found for head in report.heads] for report in reports]),
         }
-        for (name, length), every in found.items()
+        for (name, length), reports in findings.items()
     ]
 
 
-def _means(found: list[list[Any]]) -> list[float]:
-    """Over texts and answers, head by head."""
-    return np.mean([np.concatenate([group.mean(1) for group in heads]) for heads in found], axis=0).tolist()
+def _means(weights: list[list[Any]]) -> list[float]:
+    """Return the mean of each head over texts and answers."""
+    return np.mean([np.concatenate([group.mean(1) for group in heads]) for heads in weights], axis=0).tolist()
 
 
-def passkey(found: dict[tuple[str, int], list[Findings]]) -> bytes:
-    """A panel for each student and length."""
-    rows = figures(found)
+def draw_passkeys(findings: dict[tuple[str, int], list[Findings]]) -> bytes:
+    """Return a picture with a panel for each student and length."""
+    rows = figures(findings)
     with plotting() as pyplot:
         shape = {"figsize": (WIDTH, 5.0), "layout": "constrained", "sharex": True, "sharey": True}
         figure, axes = pyplot.subplots(len(LENGTHS), len(NAMES), squeeze=False, **shape)
@@ -99,8 +99,8 @@ def passkey(found: dict[tuple[str, int], list[Findings]]) -> bytes:
             hatched = {"color": "white", "edgecolor": TEACHER, "hatch": "////", "linewidth": 0.8}
             axis.bar(places + 0.2, row["teacher_weight"], 0.4, label="teacher", **hatched)
             axis.axhline(2 / row["length"], color=MARK, linewidth=1, linestyle="--", label="as if all tokens weighed alike")
-            said = f"keys answered: {row['right']} of {row['keys']}, teacher {row['teacher_right']}"
-            axis.set_title(f"{NAMES[row['student']]}, {row['length']:,} tokens\n{said}")
+            keys_answered = f"keys answered: {row['right']} of {row['keys']}, teacher {row['teacher_right']}"
+            axis.set_title(f"{NAMES[row['student']]}, {row['length']:,} tokens\n{keys_answered}")
             axis.set_xticks(places, row["heads"])
             axis.set_ylim(0, 1)
         for axis in axes[-1]:

@@ -41,10 +41,10 @@ right answers, perplexities and other named figures, mean ± standard deviation.
 """
 
 
-def written() -> dict[str, str]:
-    """Every file of the gallery, by its name."""
-    found = {f"{_file(name)}.svg": drawn.svg for name, drawn in _pictures().items()}
-    return {"index.html": _page(), "README.md": _short(), **found}
+def render_files() -> dict[str, str]:
+    """Return every file of the gallery, by its name."""
+    svgs = {f"{_file(name)}.svg": drawing.svg for name, drawing in _pictures().items()}
+    return {"index.html": _page(), "README.md": _overview(), **svgs}
 
 
 def _page() -> str:
@@ -59,7 +59,7 @@ def _page() -> str:
     )
 
 
-def _short() -> str:
+def _overview() -> str:
     """Return the page for readers of the repository: each spec's picture and the first sentence of its comment."""
     rows = [
         "# Gallery of specs\n\nThis page shows the heads of each shipped spec on the sizes of Llama-3.2-1B.\n"
@@ -74,17 +74,17 @@ def _short() -> str:
 
 def _entry(name: str) -> str:
     spec = load_spec(name)
-    pieces = [f'<section id="{_file(name)}">\n<h2>{name}</h2>\n', *(f"<p>{_marked_up(text)}</p>\n" for text in remarks_of(name))]
+    pieces = [f'<section id="{_file(name)}">\n<h2>{name}</h2>\n', *(f"<p>{_to_html(text)}</p>\n" for text in remarks_of(name))]
     if spec.paper:
         pieces.append(f'<p class="paper">{html.escape(spec.paper)}</p>\n')
     if spec.vary is None:
-        drawn = _pictures()[name]
-        size = f'width="{drawn.width:.0f}" height="{drawn.height:.0f}"'
+        drawing = _pictures()[name]
+        size = f'width="{drawing.width:.0f}" height="{drawing.height:.0f}"'
         image = f'<img src="{_file(name)}.svg" {size} alt="The heads of {name} and its layers, drawn">'
         pieces.append(f'<div class="wide picture">{image}</div>\n')
     else:
         pieces.append(_variants(name))
-    pieces += [_equations(name), _measured(name)]
+    pieces += [_equations(name), _measurements(name)]
     text = shipped_specs()[name].read_text(encoding="utf-8")
     pieces.append(
         f"<details><summary>The YAML, to copy: specs/{name}.yaml</summary><pre>{html.escape(text)}</pre></details>\n</section>\n"
@@ -101,69 +101,69 @@ def _variants(name: str) -> str:
 
 
 def _equations(name: str) -> str:
-    """Of every part that the spec's heads have, or those of a sweep's variants, each once."""
-    found: dict[tuple[str, str], type[Part]] = {}
+    """Return the equations of all parts of a spec's heads, or of those of a sweep's variants, each once."""
+    part_types: dict[tuple[str, str], type[Part]] = {}
     for spec in load_specs(name).values():
-        for head in _resolved(spec).heads.values():
+        for head in _resolve(spec).heads.values():
             for part in _parts(head):
                 if part.role in CATALOGUE:
-                    found.setdefault((part.role, type(part).model_fields["kind"].default), type(part))
+                    part_types.setdefault((part.role, type(part).model_fields["kind"].default), type(part))
     rows = [
         f"<tr><td>{role}</td><td><code>{kind}</code></td><td>{html.escape(part.equation)}</td><td>{html.escape(part.source)}</td></tr>\n"
-        for (role, kind), part in sorted(found.items(), key=lambda one: one[0])
+        for (role, kind), part in sorted(part_types.items(), key=lambda item: item[0])
         if kind != "none"
     ]
     return f'<div class="wide parts"><table>{PARTS}\n{"".join(rows)}</table></div>\n'
 
 
-def _parts(of: BaseModel) -> Iterator[Part]:
-    """The parts of a head, and those inside of them."""
-    for _, value in of:
-        for one in value if isinstance(value, tuple) else (value,):
-            if isinstance(one, Part):
-                yield one
-            if isinstance(one, BaseModel):
-                yield from _parts(one)
+def _parts(model: BaseModel) -> Iterator[Part]:
+    """Yield the parts of a head, and those inside of them."""
+    for _, value in model:
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, Part):
+                yield item
+            if isinstance(item, BaseModel):
+                yield from _parts(item)
 
 
-def _measured(name: str) -> str:
-    """The runs that are kept of the same heads on the small teacher; nothing where there are none."""
-    found: dict[str, list[Run]] = {}
+def _measurements(name: str) -> str:
+    """Return a table of the kept runs of the same heads on the small teacher; nothing where there are none."""
+    runs_by_variant: dict[str, list[Run]] = {}
     for spec in load_specs(name).values():
-        for variant, runs in _runs().get(_resolved(spec, teacher=True).hash, {}).items():
+        for variant, runs in _runs().get(_resolve(spec, teacher=True).hash, {}).items():
             # Experiments share runs: what has the same figures is one run by several names.
-            if not any(runs[0].figures == others[0].figures for others in found.values()):
-                found["/".join(variant)] = runs
-    titles = list(dict.fromkeys(title for runs in found.values() for title in runs[0].figures))
+            if not any(runs[0].figures == listed[0].figures for listed in runs_by_variant.values()):
+                runs_by_variant["/".join(variant)] = runs
+    titles = list(dict.fromkeys(title for runs in runs_by_variant.values() for title in runs[0].figures))
     if not titles:
         return ""
-    head = "".join(f"<th><code>{variant}</code></th>" for variant in found)
-    body = "".join(f"<tr><td>{html.escape(title)}</td>{_figures(found.values(), title)}</tr>\n" for title in titles)
+    head = "".join(f"<th><code>{variant}</code></th>" for variant in runs_by_variant)
+    body = "".join(f"<tr><td>{html.escape(title)}</td>{_figures(runs_by_variant.values(), title)}</tr>\n" for title in titles)
     return f'<div class="wide"><table class="figures"><tr><th>measured</th>{head}</tr>\n{body}</table></div>\n'
 
 
-def _figures(found: Iterable[list[Run]], title: str) -> str:
-    """A cell for each run's seeds, as the page of the evidence has it."""
-    by_seed = ({run.seed: run.figures[title] for run in runs if title in run.figures} for runs in found)
+def _figures(runs_by_variant: Iterable[list[Run]], title: str) -> str:
+    """Return a cell for each variant over its seeds, as the page of the evidence has it."""
+    by_seed = ({run.seed: run.figures[title] for run in runs if title in run.figures} for runs in runs_by_variant)
     return "".join(f"<td>{format_cell(figures)}</td>" for figures in by_seed)
 
 
 @cache
 def _runs() -> Mapping[str, Mapping[tuple[str, str], list[Run]]]:
-    """The kept runs, by the hash of what they mean on the small teacher, experiment and variant."""
-    found: dict[str, dict[tuple[str, str], list[Run]]] = {}
+    """Return the kept runs by the hash of their resolved spec on the small teacher, then by experiment and variant."""
+    runs_by_hash: dict[str, dict[tuple[str, str], list[Run]]] = {}
     for experiment in EXPERIMENTS.values():
         for variant in read_variants(experiment.specs, experiment.overrides):
             paths = (RUNS / experiment.name / f"{variant.name}.seed-{seed}.json" for seed in experiment.request.seeds)
-            kept = [run for path in paths if (run := read_run(path)) is not None]
-            if kept:
-                means = _resolved(variant.spec, teacher=True).hash
-                found.setdefault(means, {})[experiment.name, variant.name] = kept
-    return found
+            runs = [run for path in paths if (run := read_run(path)) is not None]
+            if runs:
+                spec_hash = _resolve(variant.spec, teacher=True).hash
+                runs_by_hash.setdefault(spec_hash, {})[experiment.name, variant.name] = runs
+    return runs_by_hash
 
 
-def _resolved(spec: Spec, *, teacher: bool = False) -> Resolved:
-    """On its own trunk, on the small teacher, or on the sizes that the pictures have."""
+def _resolve(spec: Spec, *, teacher: bool = False) -> Resolved:
+    """Resolve a spec on its own trunk, on the small teacher, or on the sizes that the pictures have."""
     return resolve(spec, None if spec.trunk else _teacher() if teacher else TYPICAL)
 
 
@@ -174,10 +174,10 @@ def _teacher() -> Dimensions:
 
 @cache
 def _pictures() -> dict[str, Picture]:
-    """Of all that are one spec."""
+    """Return the picture of every shipped spec that is no sweep."""
     specs = {name: load_spec(name) for name in shipped_specs()}
     return {
-        name: picture(_resolved(spec), on=None if spec.trunk else SOURCE_ON) for name, spec in specs.items() if spec.vary is None
+        name: picture(_resolve(spec), on=None if spec.trunk else SOURCE_ON) for name, spec in specs.items() if spec.vary is None
     }
 
 
@@ -185,13 +185,13 @@ def _file(name: str) -> str:
     return name.replace("/", "-")
 
 
-def _marked_up(text: str) -> str:
+def _to_html(text: str) -> str:
     """Return text as HTML; text between backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
 
 
 def main() -> None:
-    files = written()
+    files = render_files()
     for path in GALLERY.glob("*"):
         if path.name not in files:
             path.unlink()

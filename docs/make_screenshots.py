@@ -22,46 +22,48 @@ COLOURS = 256
 def main() -> None:
     from playwright.sync_api import sync_playwright
 
-    found = shutil.which(CHROMIUM)
-    if found is None:
-        raise SystemExit("there is no Chromium here, which the pages are shown in")
-    made = page()
-    address = launch(made)
+    executable = shutil.which(CHROMIUM)
+    if executable is None:
+        raise SystemExit("there is no `chromium` on the PATH: install it to take pictures of the pages")
+    app = page()
+    address = launch(app)
     try:
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+            browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
             for name in ("view", "view-mistake"):
-                mistaken = name == "view-mistake"
-                shown = browser.new_page(viewport={"width": WIDE, "height": HIGH}, color_scheme="dark" if mistaken else "light")
-                shown.goto(address)
-                shown.wait_for_selector("#picture svg")
-                if mistaken:
-                    _mistaken(shown)
-                _keep(shown, name)
-            shown = browser.new_page(viewport={"width": WIDE, "height": HIGH})
-            shown.goto((DOCS / "gallery" / "index.html").as_uri() + "#lolcats")
-            shown.wait_for_function("[...document.images].every(one => one.complete)")
-            _keep(shown, "gallery")
+                has_mistake = name == "view-mistake"
+                browser_page = browser.new_page(
+                    viewport={"width": WIDE, "height": HIGH}, color_scheme="dark" if has_mistake else "light"
+                )
+                browser_page.goto(address)
+                browser_page.wait_for_selector("#picture svg")
+                if has_mistake:
+                    _type_mistake(browser_page)
+                _keep(browser_page, name)
+            browser_page = browser.new_page(viewport={"width": WIDE, "height": HIGH})
+            browser_page.goto((DOCS / "gallery" / "index.html").as_uri() + "#lolcats")
+            browser_page.wait_for_function("[...document.images].every(image => image.complete)")
+            _keep(browser_page, "gallery")
             browser.close()
     finally:
-        made.close()
+        app.close()
 
 
-def _mistaken(shown: Any) -> None:
-    """A mistake typed on the left."""
+def _type_mistake(browser_page: Any) -> None:
+    """Type a mistake into the editor on the left."""
     text = shipped_specs()["lola"].read_text(encoding="utf-8").replace("keep: self_recall", "keep: self_recal")
-    shown.locator("#spec .cm-content").click()
-    shown.keyboard.press("Control+a")
-    shown.keyboard.press("Delete")
-    shown.keyboard.insert_text(text)
-    shown.wait_for_selector("#status .wrong")
-    shown.wait_for_function("document.querySelector('#status').innerText.includes('self_recall')")
-    shown.evaluate("document.querySelector('.cm-scroller').scrollLeft = 0")
+    browser_page.locator("#spec .cm-content").click()
+    browser_page.keyboard.press("Control+a")
+    browser_page.keyboard.press("Delete")
+    browser_page.keyboard.insert_text(text)
+    browser_page.wait_for_selector("#status .wrong")
+    browser_page.wait_for_function("document.querySelector('#status').innerText.includes('self_recall')")
+    browser_page.evaluate("document.querySelector('.cm-scroller').scrollLeft = 0")
 
 
-def _keep(shown: Any, name: str) -> None:
-    shown.wait_for_timeout(500)
-    image = Image.open(io.BytesIO(shown.screenshot())).convert("RGB")
+def _keep(browser_page: Any, name: str) -> None:
+    browser_page.wait_for_timeout(500)
+    image = Image.open(io.BytesIO(browser_page.screenshot())).convert("RGB")
     image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(DOCS / f"{name}.png", optimize=True)
 
 

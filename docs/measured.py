@@ -16,29 +16,29 @@ Result = dict[str, Any]
 
 
 def measurements(text: str, results: Path = RESULTS) -> str:
-    """The page with the tables of those files that are there; all else as it is."""
-    before, begun, rest = text.partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    assert begun, "docs/measurements.md has lost the line where the tables of a GPU begin"
-    assert ended, "docs/measurements.md has lost the line where the tables of a GPU end"
-    return before + begun + "".join(sections(results)) + ended + after
+    """Return the page with the tables of those files that exist; the rest is unchanged."""
+    before, begin, tail = text.partition(BEGIN)
+    _, end, after = tail.partition(END)
+    assert begin, "docs/measurements.md has lost the line where the tables of a GPU begin"
+    assert end, "docs/measurements.md has lost the line where the tables of a GPU end"
+    return before + begin + "".join(sections(results)) + end + after
 
 
 def sections(results: Path) -> Iterable[str]:
     """Return the contents of each file, or that it is missing."""
     files = {"forms_cuda": forms, "own_kernels_cuda": heads, **{f"whole_models_{size}_cuda": models for size in MODELS}}
-    for name, told in files.items():
+    for name, format_result in files.items():
         path = results / f"{name}.json"
         if path.exists():
             result = json.loads(path.read_text(encoding="utf-8"))
-            yield f"\n### `{path.name}`\n\n{machine(result)}\n\n{told(result)}\n{aims(result)}"
+            yield f"\n### `{path.name}`\n\n{machine(result)}\n\n{format_result(result)}\n{aims(result)}"
         else:
             yield f"\nThere is no `{path.name}`: it has not been run.\n"
     yield "\n"
 
 
 def machine(result: Result) -> str:
-    """What it ran on, and with which versions."""
+    """Return the device, the dtype and the versions of a run, in words."""
     about = result["about"]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     return f"{about['device']}, {about['dtype']}, Python {about['python']}, {versions}."
@@ -49,35 +49,35 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def forms(result: Result) -> str:
-    """Of ``benchmarks/forms.py``."""
+    """Return the tables of ``benchmarks/forms.py``."""
 
     def line(row: Result) -> list[str]:
-        name = [row["form"], f"{row['tokens']:,}", "yes" if row["backward"] else ""]
+        label = [row["form"], f"{row['tokens']:,}", "yes" if row["backward"] else ""]
         if row["failure"] is not None:
-            return [*name, row["failure"], "", ""]
-        least = {which: of["least"] if of else None for which, of in row["seconds"].items()}
-        return [*name, ms(least["form"]), ratio(least["form"], least["by hand"]), ratio(least["attention"], least["form"])]
+            return [*label, row["failure"], "", ""]
+        least = {name: times["least"] if times else None for name, times in row["seconds"].items()}
+        return [*label, ms(least["form"]), ratio(least["form"], least["by hand"]), ratio(least["attention"], least["form"])]
 
     header = ["form", "tokens", "with backward", "ms", "over fla by hand", "attention over it"]
     return table(header, map(line, result["rows"])) + "\n" + errors((row["form"], row) for row in result["errors"])
 
 
 def heads(result: Result) -> str:
-    """Of ``benchmarks/own_kernels.py``."""
+    """Return the tables of ``benchmarks/own_kernels.py``."""
 
     def line(name: str, row: Result) -> list[str]:
-        least = {which: row[which]["least"] if row.get(which) else None for which in ("triton", "torch", "fla", "softmax")}
+        least = {kind: row[kind]["least"] if row.get(kind) else None for kind in ("triton", "torch", "fla", "softmax")}
         own = least["triton"]
         if own is None:
             return [name, row.get("failure", "out of memory"), "", "", ""]
-        return [name, ms(own), *(ratio(least[other], own) for other in ("torch", "fla", "softmax"))]
+        return [name, ms(own), *(ratio(least[kind], own) for kind in ("torch", "fla", "softmax"))]
 
     lines = [line(name, row) for name, row in result["rows"].items()]
     return table(["", "own, ms", "torch / own", "fla / own", "softmax / own"], lines) + "\n" + errors(result["errors"].items())
 
 
 def models(result: Result) -> str:
-    """Of ``benchmarks/whole_models.py``."""
+    """Return the table of ``benchmarks/whole_models.py``."""
     from benchmarks.whole_models import columns
 
     return table(*columns(result["rows"]))
@@ -89,10 +89,10 @@ def errors(rows: Iterable[tuple[str, Result]]) -> str:
 
 
 def aims(result: Result) -> str:
-    """Each goal, and whether it is met."""
+    """Return a table of the goals, and whether each is met."""
     lines = [
-        [one["goal"], "" if one["found"] is None else f"{one['found']:.3g}", f"{one['way']} {one['bound']:g}", one["verdict"]]
-        for one in result["goals"]
+        [goal["goal"], "" if goal["found"] is None else f"{goal['found']:.3g}", f"{goal['way']} {goal['bound']:g}", goal["verdict"]]
+        for goal in result["goals"]
     ]
     return "\n" + table(["goal", "found", "goal", ""], lines)
 
@@ -101,5 +101,5 @@ def ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1e3:.3f}"
 
 
-def ratio(one: float | None, other: float | None) -> str:
-    return "" if one is None or other is None else f"{one / other:.2f}"
+def ratio(numerator: float | None, denominator: float | None) -> str:
+    return "" if numerator is None or denominator is None else f"{numerator / denominator:.2f}"

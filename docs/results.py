@@ -112,22 +112,23 @@ answers.
 
 
 def page() -> str:
-    """All of it."""
+    """Return the page."""
     schemas: dict[str, type[BaseModel]] = {}
     lines = [INTRODUCTION, "## Printed\n", "| command | JSON |", "|---|---|"]
     for command, (words, shape) in PRINTED.items():
-        lines.append(f"| `{command} --json` | {_told(words, shape, schemas)} |")
+        lines.append(f"| `{command} --json` | {_describe(words, shape, schemas)} |")
     lines += ["\n## Written\n", "| file | JSON |", "|---|---|"]
     for file, (words, shape) in WRITTEN.items():
-        lines.append(f"| {file} | {_told(words, shape, schemas)} |")
+        lines.append(f"| {file} | {_describe(words, shape, schemas)} |")
     for name, schema in schemas.items():
         lines += [f"\n## {name}\n", _plain(inspect.getdoc(schema) or ""), "\n| field | | |", "|---|---|---|"]
-        for field, of in ((field, of) for field, of in schema.model_fields.items() if not of.exclude):
-            lines.append(f"| `{field}` | {_type(of.annotation)} | {_plain(of.description or '')} |")
+        for field, info in ((field, info) for field, info in schema.model_fields.items() if not info.exclude):
+            lines.append(f"| `{field}` | {_type(info.annotation)} | {_plain(info.description or '')} |")
     return "\n".join(lines) + "\n"
 
 
-def _told(words: str, shape: type[BaseModel] | tuple[str, ...] | None, schemas: dict[str, type[BaseModel]]) -> str:
+def _describe(words: str, shape: type[BaseModel] | tuple[str, ...] | None, schemas: dict[str, type[BaseModel]]) -> str:
+    """Return the JSON of a command or file in words, with a link to its schema. schemas: receives those that it contains."""
     if shape is None:
         return words
     if isinstance(shape, tuple):
@@ -151,14 +152,14 @@ def _inside(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _type(annotation: Any) -> str:
-    """In Python's words, without the modules, and with JSON's null; what limits a value is the schema's affair."""
+    """Return a type as Python writes it, without modules, and with JSON's null. Bounds of values are left out."""
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _type(inside[0])
     if origin in (Union, UnionType):
         return r" \| ".join(map(_type, inside))
     if origin is Literal:
-        return r" \| ".join(json.dumps(one) for one in inside)
+        return r" \| ".join(json.dumps(choice) for choice in inside)
     if origin not in (None, np.ndarray):
         return f"{origin.__name__}[{', '.join(map(_type, inside))}]"
     if annotation is Ellipsis:

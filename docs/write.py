@@ -34,7 +34,7 @@ PUBLISHED_HEADER = "| spec | compared with |\n|---|---|\n"
 TASK_HEADER = "| task | own options | scored by | after |\n|---|---|---|---|\n"
 
 
-def parts(text: str) -> str:
+def list_parts(text: str) -> str:
     """Return the page of parts with the table of the catalogue; the rest of the page is unchanged."""
     bar = r"\|"
     rows = [
@@ -42,19 +42,19 @@ def parts(text: str) -> str:
         for role, kinds in CATALOGUE.items()
         for kind, part in kinds.items()
     ]
-    return with_rows(text, HEADER, rows)
+    return replace_rows(text, HEADER, rows)
 
 
-def tasks(text: str) -> str:
+def list_tasks(text: str) -> str:
     """Return the page of tasks with the table of their catalogue; the rest of the page is unchanged."""
     rows = []
     for name, task in TASKS.items():
         own = [f"`{option}`" for option in task.model_fields if option not in {"kind", *Task.model_fields}]
         rows.append(f"| `{name}` | {', '.join(own)} | {task.scored} | {task.source} |\n")
-    return with_rows(text, TASK_HEADER, rows)
+    return replace_rows(text, TASK_HEADER, rows)
 
 
-def kernels(text: str) -> str:
+def list_kernels(text: str) -> str:
     """Return the page of kernels with the table of the forms on a GPU. Parts that one form computes together are one row."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for name in shipped_specs():
@@ -65,36 +65,40 @@ def kernels(text: str) -> str:
             for part in group.parts:
                 if part.backend != AUTO:
                     form = f"{part.backend}: {part.form}"
-                    one = "the same" if part.decode is None else part.decode
+                    step_form = "the same" if part.decode is None else part.decode
                     if part.decode_backend not in (AUTO, None):
-                        one = f"{part.decode_backend}: {one}"
-                    rows.setdefault((f"`{name}`", group.head, form, one), []).append(part.part)
-    lines = [f"| {name} | {head} | {', '.join(parts)} | {form} | {one} |\n" for (name, head, form, one), parts in rows.items()]
-    return with_rows(text, KERNEL_HEADER, lines)
+                        step_form = f"{part.decode_backend}: {step_form}"
+                    rows.setdefault((f"`{name}`", group.head, form, step_form), []).append(part.part)
+    lines = [
+        f"| {name} | {head} | {', '.join(parts)} | {form} | {step_form} |\n"
+        for (name, head, form, step_form), parts in rows.items()
+    ]
+    return replace_rows(text, KERNEL_HEADER, lines)
 
 
-def published(text: str) -> str:
+def compare_published(text: str) -> str:
     """Return the page of published layers with the table of what each spec is compared with."""
     rows = [f"| [{name}](../specs/{name}.yaml) | {compared.what} |\n" for name, compared in COMPARED.items()]
-    return with_rows(text, PUBLISHED_HEADER, rows)
+    return replace_rows(text, PUBLISHED_HEADER, rows)
 
 
-def with_rows(text: str, header: str, rows: list[str]) -> str:
-    before, found, after = text.partition(header)
-    assert found, f"a table has lost its header: {header.splitlines()[0]}"
+def replace_rows(text: str, header: str, rows: list[str]) -> str:
+    """Return the text with these rows below the header of a table, in place of those that it has."""
+    before, found_header, after = text.partition(header)
+    assert found_header, f"a table has lost its header: {header.splitlines()[0]}"
     return before + header + "".join(rows) + re.sub(r"\A(\|.*\n)*", "", after)
 
 
 def schema() -> str:
-    """As ``compose schema`` prints it."""
+    """Return the JSON schema as ``compose schema`` prints it."""
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def main() -> None:
-    PART_TABLE.write_text(parts(PART_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
-    TASK_TABLE.write_text(tasks(TASK_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
-    KERNEL_TABLE.write_text(kernels(KERNEL_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
-    PUBLISHED_TABLE.write_text(published(PUBLISHED_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
+    PART_TABLE.write_text(list_parts(PART_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
+    TASK_TABLE.write_text(list_tasks(TASK_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
+    KERNEL_TABLE.write_text(list_kernels(KERNEL_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
+    PUBLISHED_TABLE.write_text(compare_published(PUBLISHED_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     SCHEMA.write_text(schema(), encoding="utf-8")
     JSON_PAGE.write_text(page(), encoding="utf-8")
     COMMANDS_PAGE.write_text(commands.page(), encoding="utf-8")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from blocks.catalogue import CATALOGUE
-from docs.write import parts
+from docs.write import list_parts
 
 PAGE = (Path(__file__).parents[1] / "docs" / "parts.md").read_text(encoding="utf-8")
 
@@ -22,4 +22,4 @@ def test_the_table_of_parts_is_the_catalogue() -> None:
 
 def test_the_table_is_written_out_of_the_catalogue() -> None:
     first, second = [line for line in PAGE.splitlines(keepends=True) if line.startswith("| gate | ")][:2]
-    assert parts(PAGE.replace(first, "").replace(second, "| gate | `gone` | nothing |\n")) == parts(PAGE)
+    assert list_parts(PAGE.replace(first, "").replace(second, "| gate | `gone` | nothing |\n")) == list_parts(PAGE)

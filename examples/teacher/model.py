@@ -24,7 +24,7 @@ HEAD = 32
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model. The defaults are the shipped teacher's. qwen3 has norms of queries and keys before they are rotated."""
+    """The sizes of a model. The defaults are the shipped teacher's. qwen3 has norms of queries and keys before they are rotated."""
 
     family: Family = "llama"
     layers: int = 2
@@ -33,16 +33,16 @@ class Sizes:
 
 
 def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    """The id of one special token."""
-    found = tokenizer.convert_tokens_to_ids(token)
-    assert isinstance(found, int)
-    return found
+    """Return the id of one special token."""
+    number = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(number, int)
+    return number
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, tokens: int, sizes: Sizes) -> PreTrainedModel:
-    """The untrained model, with drawn weights. tokens: of its longest text."""
-    of_config, of_model = MAKERS[sizes.family]
-    config = of_config(
+    """Return an untrained model with random weights. tokens: of its longest text."""
+    config_class, model_class = MAKERS[sizes.family]
+    config = config_class(
         vocab_size=len(tokenizer),
         hidden_size=sizes.width,
         intermediate_size=sizes.mlp,
@@ -57,7 +57,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, tokens: int, sizes: Sizes) -
         bos_token_id=token_id(tokenizer, "<bos>"),
         eos_token_id=token_id(tokenizer, "<eos>"),
     )
-    model = of_model(config)
+    model = model_class(config)
     # Large embeddings keep the words apart while the layers learn to compare them. With small ones (0.02), which were
     # tied to the output besides, recall stayed at chance.
     torch.nn.init.normal_(model.model.embed_tokens.weight, std=1.0)

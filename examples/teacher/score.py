@@ -26,14 +26,14 @@ FIRST_HELD_OUT = 9_000_000
 
 
 def sample_rng(seed: int, index: int) -> random.Random:
-    """The random numbers of one sample; see SEED_STRIDE for which indices are whose."""
+    """Return the random numbers of one sample; see SEED_STRIDE for the ranges of indices."""
     if not 0 <= index < SEED_STRIDE:
         raise ValueError(f"sample index {index} is outside 0..{SEED_STRIDE - 1}")
     return random.Random(seed * SEED_STRIDE + index)
 
 
 def texts_from(seed: int, first: int, samples: int, tokens: int, pairs: int, harder: bool = False) -> dict[str, list[str]]:
-    """`samples` texts of each kind, each text with its own sample index, from `first` on. harder: of the harder tasks, too.
+    """Return `samples` texts of each kind, each text with its own sample index, from `first` on. harder: of the harder tasks, too.
 
     Recall has `tokens` tokens, and those with needles too if that is room enough; a story is as long as it is.
     """
@@ -53,53 +53,53 @@ def texts_from(seed: int, first: int, samples: int, tokens: int, pairs: int, har
 
 
 def needle_text(rng: random.Random, task: Needles, tokens: int) -> str:
-    """One that training never hides."""
+    """Return a text with needles that training never hides."""
     return needles(rng, task, tokens, "evaluation")[0]
 
 
 @torch.no_grad()
-def logits_of(model: nn.Module, token_ids: Tensor) -> Tensor:
-    """Logits [samples, tokens, vocabulary] for token ids [samples, tokens], a few samples at a time."""
+def compute_logits(model: nn.Module, token_ids: Tensor) -> Tensor:
+    """Return the logits [samples, tokens, vocabulary] for token ids [samples, tokens], a few samples at a time."""
     return torch.cat([model(input_ids=part).logits for part in token_ids.split(20)])
 
 
 def passkey_accuracy(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str], digits: int = 5) -> dict[str, float]:
-    """Share of answers, and of their digits, that greedy decoding writes; all texts have the same length, and end with the
-    answer, which has so many digits.
+    """Return the share of answers, and of their digits, that greedy decoding writes. All texts have the same length and
+    end with the answer, which has so many digits.
 
     The true key is fed in, which decides the same keys as feeding back what was written: up to the first wrong
     digit both see the same tokens.
     """
     token_ids = torch.tensor(tokenizer(texts).input_ids)
-    right = logits_of(model, token_ids)[:, -digits - 1 : -1].argmax(-1) == token_ids[:, -digits:]
+    right = compute_logits(model, token_ids)[:, -digits - 1 : -1].argmax(-1) == token_ids[:, -digits:]
     return {"exact_match": right.all(1).double().mean().item(), "digit_accuracy": right.double().mean().item()}
 
 
 def recall_accuracy(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str], pairs: int) -> dict[str, float]:
-    """Share of right values: over all queries, and over the first query of each key, the answer standing in its pair.
+    """Return the share of right values: over all queries, and over the first query of each key, the answer standing in its pair.
 
     The largest logit of the whole vocabulary has to be the value's.
     """
     token_ids = torch.tensor(tokenizer(texts).input_ids)
     # <bos> stands at 0, so keys stand at odd positions and values at the even ones after them.
-    right = logits_of(model, token_ids)[:, 1:-1:2].argmax(-1) == token_ids[:, 2::2]
+    right = compute_logits(model, token_ids)[:, 1:-1:2].argmax(-1) == token_ids[:, 2::2]
     queries = right[:, pairs:].double()
     return {"value_accuracy": queries.mean().item(), "first_query_accuracy": queries[:, :pairs].mean().item()}
 
 
 def statements_accuracy(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> dict[str, float]:
-    """Share of keys that greedy decoding writes where their statement is repeated; all texts have the same length."""
+    """Return the share of keys that greedy decoding writes where their statement is repeated; all texts have the same length."""
     token_ids = torch.tensor(tokenizer(texts).input_ids)
-    right = logits_of(model, token_ids)[:, :-1].argmax(-1) == token_ids[:, 1:]
+    right = compute_logits(model, token_ids)[:, :-1].argmax(-1) == token_ids[:, 1:]
     right = right.unflatten(1, (-1, STATEMENT))[..., -6:-1].all(-1)  # the five digits before the full stop
-    told = [len({said.rstrip(".") for said in text.split(". ")}) for text in texts]
-    again = torch.arange(right.shape[1]) >= torch.tensor(told)[:, None]
+    different = [len({statement.rstrip(".") for statement in text.split(". ")}) for text in texts]
+    again = torch.arange(right.shape[1]) >= torch.tensor(different)[:, None]
     return {"exact_match": right[again].double().mean().item()}
 
 
 @torch.no_grad()
 def story_loss(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> dict[str, float]:
-    """Mean loss in nats per token (the <eos> after a story counts, <bos> does not), and what guessing costs."""
+    """Return the mean loss in nats per token (the <eos> after a story counts, <bos> does not), and what guessing costs."""
     total = 0.0
     counts: Counter[int] = Counter()
     for text in texts:
@@ -115,15 +115,17 @@ def story_loss(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list
 
 @torch.no_grad()
 def later_mentions(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str], words: Iterable[str]) -> float:
-    """Share of the words of a story, out of `words` and told in it before, that are the model's first choice."""
+    """Return the share of the words of a story, out of `words` and mentioned in it before, that are the model's first choice."""
     vocabulary = tokenizer.get_vocab()
     entries = {vocabulary[f"▁{word}"] for word in words}
     right: list[bool] = []
     for text in texts:
         token_ids = tokenizer(text).input_ids
-        chosen = model(input_ids=torch.tensor([token_ids])).logits[0].argmax(-1).tolist()
+        predicted = model(input_ids=torch.tensor([token_ids])).logits[0].argmax(-1).tolist()
         right += [
-            chosen[place - 1] == token for place, token in enumerate(token_ids) if token in entries and token in token_ids[:place]
+            predicted[place - 1] == token
+            for place, token in enumerate(token_ids)
+            if token in entries and token in token_ids[:place]
         ]
     return sum(right) / len(right)
 
@@ -131,7 +133,7 @@ def later_mentions(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: 
 def score(
     model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: dict[str, list[str]], pairs: int
 ) -> dict[str, dict[str, float]]:
-    """All scores on the texts of `texts_from`, with the number of samples and what random guessing gives."""
+    """Return all scores on the texts of `texts_from`, with the number of samples and what random guessing gives."""
     was_training = model.training
     model.eval()
     stories = texts["story"]

@@ -25,10 +25,10 @@ __all__ = [
     "SHORTEST_PASSKEY",
     "VALUES",
     "build_tokenizer",
+    "draw_harder",
     "needles",
     "passkey",
     "recall",
-    "some",
     "statements",
     "story",
 ]
@@ -45,12 +45,12 @@ WORD_OR_MARK = r"[A-Za-z]+|[^\sA-Za-z0-9]"
 
 
 def length(text: str) -> int:
-    """Tokens in `text`, with <bos>: one for a word, for a punctuation mark and for a digit."""
+    """Count the tokens of `text`, with <bos>: one for a word, for a punctuation mark and for a digit."""
     return 1 + len(re.findall(WORD_OR_MARK + r"|\d", text))
 
 
 def passkey(rng: random.Random, tokens: int) -> str:
-    """A five-digit key hidden at a uniformly random depth of filler; the text ends with the key as the answer.
+    """Write a text with a five-digit key hidden at a uniformly random depth of filler; the text ends with the key as the answer.
 
     As much filler as fits is used: the text and its <bos> are at most `tokens` tokens (SHORTEST_PASSKEY at the
     least), and the answer is the last five of them.
@@ -61,7 +61,7 @@ def passkey(rng: random.Random, tokens: int) -> str:
 
 
 def recall(rng: random.Random, tokens: int, pairs: int) -> str:
-    """Multi-query associative recall: `pairs` words "key value", then keys asked again and again, each answered.
+    """Write a text of multi-query associative recall: `pairs` words "key value", then keys asked again and again, each answered.
 
     The text and its <bos> are at most `tokens` tokens. Without <bos>, every second word is a value, and those
     after the first 2 * `pairs` words can be known from the pairs. Every key is asked once, in random order, before
@@ -75,35 +75,35 @@ def recall(rng: random.Random, tokens: int, pairs: int) -> str:
 
 
 def needles(rng: random.Random, task: Needles, tokens: int, split: Split) -> tuple[str, int]:
-    """A text of one of the harder tasks, of at most `tokens` tokens with its <bos>, and how many digits its answer has."""
-    laid = task.fill(rng, task.hide(rng, split), tokens, length)
-    return f"{laid.prompt} {' '.join(laid.answers)}", sum(map(len, laid.answers))
+    """Write a text of a harder task, of at most `tokens` tokens with its <bos>. Return it with the digits of its answer."""
+    filled = task.fill(rng, task.hide(rng, split), tokens, length)
+    return f"{filled.prompt} {' '.join(filled.answers)}", sum(map(len, filled.answers))
 
 
-def some(rng: random.Random, kind: str) -> Needles:
-    """The harder task with 2 to 4 of what it hides several of."""
+def draw_harder(rng: random.Random, kind: str) -> Needles:
+    """Return a harder task with 2 to 4 keys or values."""
     count = rng.randint(2, 4)
     return {"multikey": Multikey(keys=count), "multivalue": Multivalue(values=count), "two-needles": TwoNeedles()}[kind]
 
 
 def statements(rng: random.Random, tokens: int, forms: tuple[str, ...] = STATEMENTS) -> tuple[str, int]:
-    """Keys of two to four names, and then the same said again and again, in random order: a dense text in which a name decides what
-    comes next. Each is said in one of the forms, so that the sentence is learned by way of the shorter ones.
+    """Write the keys of two to four names, and repeat them in random order: a dense text in which a name decides what comes next.
+    Each is written in one of the forms, so that the shorter ones help to learn the sentence.
 
-    The text and its <bos> are at most `tokens` tokens. Also how many names there are.
+    The text and its <bos> are at most `tokens` tokens. Also returns the number of names.
     """
     count = rng.randint(2, min(4, (tokens - 1) // STATEMENT - 1))
-    told = list(zip(names_of(rng, count), keys_of(rng, count), strict=True))
-    said: list[str] = []
-    for name, key in told + draw_queries(rng, told, tokens):
-        said.append(rng.choice(forms).format(name=name, key=key))
-        if length(" ".join(said)) > tokens:
-            return " ".join(said[:-1]), count
+    keys = list(zip(names_of(rng, count), keys_of(rng, count), strict=True))
+    sentences: list[str] = []
+    for name, key in keys + draw_queries(rng, keys, tokens):
+        sentences.append(rng.choice(forms).format(name=name, key=key))
+        if length(" ".join(sentences)) > tokens:
+            return " ".join(sentences[:-1]), count
     raise AssertionError("a statement has more than one token")
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each word, mark and digit; a token begins with "▁" where a space stands before it.
+    """Return a tokenizer with one token for each word, mark and digit; a token begins with "▁" where a space stands before it.
 
     Only the first digit of a number has the "▁", so numbers and marks are written back without stray spaces.
     """

@@ -18,7 +18,7 @@ import transformers
 from model import FAMILIES, HEAD, Sizes, build_model, token_id
 from progress import Progress, resume, save, text_hash
 from score import FIRST_HELD_OUT, FIRST_PROBE, SEED_STRIDE, sample_rng, score, texts_from
-from text import HARDER, SHORTEST, SHORTEST_PASSKEY, build_tokenizer, needles, passkey, recall, some, statements, story
+from text import HARDER, SHORTEST, SHORTEST_PASSKEY, build_tokenizer, draw_harder, needles, passkey, recall, statements, story
 from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -71,7 +71,7 @@ REPORT_EVERY = 100  # steps
 
 
 def sample(rng: random.Random, tokenizer: PreTrainedTokenizerFast, stage: Stage) -> tuple[list[str], list[int], list[float]]:
-    """One training sample: its texts, its token ids (at most `stage.tokens` + 1), and the loss weight of each."""
+    """Draw one training sample: its texts, its token ids (at most `stage.tokens` + 1), and the loss weight of each."""
     kind = rng.choices(KINDS, [stage.needles if kind in HARDER else getattr(stage, kind) for kind in KINDS])[0]
     if kind == "recall":
         pairs = rng.randint(2, stage.pairs)
@@ -97,7 +97,7 @@ def sample(rng: random.Random, tokenizer: PreTrainedTokenizerFast, stage: Stage)
             weights[place : place + 5] = KEY_WEIGHTS
         return [text], ids, weights
     if kind in HARDER:
-        text, digits = needles(rng, some(rng, kind), rng.randint(SHORTEST[kind], stage.tokens), "train")
+        text, digits = needles(rng, draw_harder(rng, kind), rng.randint(SHORTEST[kind], stage.tokens), "train")
         ids = [*tokenizer(text).input_ids, tokenizer.eos_token_id]
         is_digit = [token.strip("▁").isdigit() for token in tokenizer.convert_ids_to_tokens(ids)]
         weights = [0.0 if digit else FILLER_WEIGHT for digit in is_digit]
@@ -113,7 +113,7 @@ def sample(rng: random.Random, tokenizer: PreTrainedTokenizerFast, stage: Stage)
 
 
 def batch_of(samples: list[tuple[list[str], list[int], list[float]]], pad: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, next tokens and the loss weights of those, each [samples, tokens], padded on the right."""
+    """Return the inputs, the next tokens and their loss weights, each [samples, tokens], padded on the right."""
     ids = torch.full((len(samples), tokens + 1), pad)
     weights = torch.zeros(len(samples), tokens + 1)
     for row, (_, sample_ids, sample_weights) in enumerate(samples):
@@ -122,8 +122,8 @@ def batch_of(samples: list[tuple[list[str], list[int], list[float]]], pad: int, 
     return ids[:, :-1], ids[:, 1:], weights[:, 1:]
 
 
-def summary(scores: dict[str, dict[str, float]]) -> str:
-    """The scores that matter, in one line."""
+def summarise(scores: dict[str, dict[str, float]]) -> str:
+    """Return the main scores in one line."""
     harder = "".join(f", {kind} {scores[kind]['exact_match']:.2%}" for kind in ("statements", *HARDER) if kind in scores)
     return (
         f"passkey {scores['passkey']['exact_match']:.2%}, recall {scores['recall']['value_accuracy']:.2%}{harder}, "
@@ -131,7 +131,7 @@ def summary(scores: dict[str, dict[str, float]]) -> str:
     )
 
 
-def good_enough(stage: Stage, scores: dict[str, dict[str, float]]) -> bool:
+def is_good_enough(stage: Stage, scores: dict[str, dict[str, float]]) -> bool:
     """Whether the probe shows that a stage has taught its recall, and all else that it has and that ends in a key."""
     keys = [kind for kind in ("passkey", "statements") if getattr(stage, kind)] + [*HARDER] * bool(stage.needles)
     return scores["recall"]["value_accuracy"] >= GOOD_ENOUGH and all(scores[kind]["exact_match"] >= GOOD_ENOUGH for kind in keys)
@@ -140,26 +140,26 @@ def good_enough(stage: Stage, scores: dict[str, dict[str, float]]) -> bool:
 def train(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stages: tuple[Stage, ...], settings: dict[str, Any], file: Path
 ) -> Progress:
-    """Train in place, from where `file` says that an earlier training with these settings stopped; returns where it ended.
+    """Train in place, from the progress in `file`, if an earlier training with these settings stopped there; return the progress.
 
     `settings` has all that decides the weights: the seed, the peak learning rate, whether there are harder tasks, and the rest.
     """
     seed, peak = settings["seed"], settings["rate"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.01)
-    now = resume(file, settings, model, optimizer)
-    start = time.perf_counter() - now.seconds
-    for number, stage in list(enumerate(stages, 1))[now.stage - 1 :]:
+    progress = resume(file, settings, model, optimizer)
+    start = time.perf_counter() - progress.seconds
+    for number, stage in list(enumerate(stages, 1))[progress.stage - 1 :]:
         # A probe is as long as its stage and looks at other samples than the final scores.
         probe = texts_from(seed, FIRST_PROBE, PROBE_SAMPLES, stage.tokens, stage.pairs, settings["harder"])
-        for step in range(now.step + 1, stage.steps + 1):
+        for step in range(progress.step + 1, stage.steps + 1):
             # Warm-up in the first stage, half a cosine down to nothing in the last one.
             rate = min(1.0, step / WARM_UP) if number == 1 else 1.0
             if number == len(stages):
                 rate = 0.5 * (1 + math.cos(math.pi * step / stage.steps))
             optimizer.param_groups[0]["lr"] = peak * rate
-            samples = [sample(sample_rng(seed, now.next_sample + row), tokenizer, stage) for row in range(stage.batch)]
-            now.next_sample += stage.batch
-            now.seen.update(text_hash(text) for texts, _, _ in samples for text in texts)
+            samples = [sample(sample_rng(seed, progress.next_sample + row), tokenizer, stage) for row in range(stage.batch)]
+            progress.next_sample += stage.batch
+            progress.seen.update(text_hash(text) for texts, _, _ in samples for text in texts)
             inputs, targets, weights = batch_of(samples, token_id(tokenizer, "<pad>"), stage.tokens)
             losses = functional.cross_entropy(model(input_ids=inputs).logits.transpose(1, 2), targets, reduction="none")
             loss = (losses * weights).sum() / weights.sum()
@@ -167,25 +167,27 @@ def train(
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            now.recent.append(loss.item())
-            now.step = step
+            progress.recent.append(loss.item())
+            progress.step = step
             if step % REPORT_EVERY and step < stage.steps:
                 continue
-            now.mean, now.recent = sum(now.recent) / len(now.recent), []
+            progress.mean, progress.recent = sum(progress.recent) / len(progress.recent), []
             scores = score(model, tokenizer, probe, stage.pairs)
-            now.seconds = time.perf_counter() - start
-            print(f"{now.seconds:5.0f} s  stage {number}  step {step}  loss {now.mean:.4f}  {summary(scores)}", flush=True)
-            if number < len(stages) and good_enough(stage, scores):
+            progress.seconds = time.perf_counter() - start
+            print(
+                f"{progress.seconds:5.0f} s  stage {number}  step {step}  loss {progress.mean:.4f}  {summarise(scores)}", flush=True
+            )
+            if number < len(stages) and is_good_enough(stage, scores):
                 break
-            save(file, now, settings, model, optimizer)
-        now.taken.append(now.step)
-        now.stage, now.step = number + 1, 0
-        save(file, now, settings, model, optimizer)
-    return now
+            save(file, progress, settings, model, optimizer)
+        progress.stage_steps.append(progress.step)
+        progress.stage, progress.step = number + 1, 0
+        save(file, progress, settings, model, optimizer)
+    return progress
 
 
 def read_arguments() -> argparse.Namespace:
-    """What was asked for; exits where it cannot be."""
+    """Return the command's arguments; exit with a message if one is out of range."""
     parser = argparse.ArgumentParser(description="Train a small teacher from nothing, or go on where the same command was stopped.")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the checkpoint")
     parser.add_argument("--seed", type=int, default=0, help="a number >= 0 (default: 0)")
@@ -215,23 +217,23 @@ def main() -> None:
     tokenizer = build_tokenizer()
     sizes = Sizes(arguments.family, arguments.layers, arguments.width, arguments.mlp)
     model = build_model(tokenizer, STAGES[-1].tokens, sizes)
-    chosen = HARDER_STAGES if arguments.harder else STAGES
-    stages = tuple(replace(stage, steps=max(1, round(stage.steps * arguments.steps))) for stage in chosen)
+    curriculum = HARDER_STAGES if arguments.harder else STAGES
+    stages = tuple(replace(stage, steps=max(1, round(stage.steps * arguments.steps))) for stage in curriculum)
     print(f"{model.num_parameters()} parameters, {len(tokenizer)} tokens in the vocabulary", flush=True)
 
     settings = {"seed": arguments.seed, "rate": arguments.rate, "harder": arguments.harder, "threads": arguments.threads}
     settings |= {"sizes": asdict(sizes), "stages": [asdict(stage) for stage in stages]}
     file = arguments.output.with_name(f"{arguments.output.name}.progress")
     try:
-        now = train(model, tokenizer, stages, settings, file)
+        progress = train(model, tokenizer, stages, settings, file)
     except ValueError as error:
         raise SystemExit(str(error)) from error
     last = stages[-1]
     held_out = texts_from(arguments.seed, FIRST_HELD_OUT, FINAL_SAMPLES, last.tokens, last.pairs, arguments.harder)
     scores = score(model, tokenizer, held_out, last.pairs)
     for kind, texts in held_out.items():
-        scores[kind]["texts_also_seen_in_training"] = sum(text_hash(text) in now.seen for text in texts)
-    print(f"held out: {summary(scores)}", flush=True)
+        scores[kind]["texts_also_seen_in_training"] = sum(text_hash(text) in progress.seen for text in texts)
+    print(f"held out: {summarise(scores)}", flush=True)
 
     model.generation_config = GenerationConfig(
         bos_token_id=token_id(tokenizer, "<bos>"),
@@ -240,28 +242,28 @@ def main() -> None:
     )
     model.save_pretrained(arguments.output)
     tokenizer.save_pretrained(arguments.output)
-    found = {
+    results = {
         "held_out": scores,
-        "final_training_loss": now.mean,
+        "final_training_loss": progress.mean,
         "parameters": model.num_parameters(),
         "vocabulary": len(tokenizer),
-        "training_seconds": round(now.seconds, 1),
+        "training_seconds": round(progress.seconds, 1),
     }
-    report = json.dumps(found | told(settings, stages, now), indent=2)
+    report = json.dumps(results | describe_training(settings, stages, progress), indent=2)
     (arguments.output / "scores.json").write_text(report + "\n", encoding="utf-8")
     file.unlink()
 
 
-def told(settings: dict[str, Any], stages: tuple[Stage, ...], now: Progress) -> dict[str, Any]:
-    """What scores.json says of how the model was trained and scored."""
+def describe_training(settings: dict[str, Any], stages: tuple[Stage, ...], progress: Progress) -> dict[str, Any]:
+    """Return the facts of scores.json about how the model was trained and scored."""
     return {
         "held_out_tokens": stages[-1].tokens,
         "held_out_recall_pairs": stages[-1].pairs,
         "held_out_seeds": f"seed * {SEED_STRIDE} + {FIRST_HELD_OUT} and up; training stays below",
         "seed": settings["seed"],
-        "steps": sum(now.taken),
-        "steps_of_each_stage": now.taken,
-        "tokens": sum(taken * stage.batch * stage.tokens for taken, stage in zip(now.taken, stages, strict=True)),
+        "steps": sum(progress.stage_steps),
+        "steps_of_each_stage": progress.stage_steps,
+        "tokens": sum(steps * stage.batch * stage.tokens for steps, stage in zip(progress.stage_steps, stages, strict=True)),
         "threads": settings["threads"],
         "settings": {
             "sizes": settings["sizes"],

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from composer.spec.shipped import shipped_specs
-from docs.make_gallery import GALLERY, written
+from docs.make_gallery import GALLERY, render_files
 from evidence.kept import read_runs
 
 ADVICE = "docs/gallery is not that of the specs as they are: write it anew with `make gallery`"
@@ -43,7 +43,7 @@ class _Read(HTMLParser):
 
 
 def test_the_gallery_is_up_to_date() -> None:
-    files = written()
+    files = render_files()
     gallery_files = {path.name: path.read_text(encoding="utf-8") for path in GALLERY.iterdir()}
     stale = sorted(name for name in {*files, *gallery_files} if files.get(name) != gallery_files.get(name))
     assert not stale, f"{ADVICE} ({', '.join(stale[:3])})"

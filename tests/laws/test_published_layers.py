@@ -17,7 +17,7 @@ from composer.model.head import Head
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.shipped import shipped_specs
-from docs.write import PUBLISHED_TABLE, published
+from docs.write import PUBLISHED_TABLE, compare_published
 from tests.laws.cases import SMALL, build_head
 from tests.laws.published.compared import COMPARED
 from tests.laws.published.layer import CACHE, SINKS, WINDOW, Layer
@@ -86,7 +86,7 @@ def test_every_shipped_spec_is_compared() -> None:
 
 def test_the_page_lists_every_comparison() -> None:
     text = PUBLISHED_TABLE.read_text(encoding="utf-8")
-    assert published(text) == text, "docs/published.md is out of date: write it anew with `make docs`"
+    assert compare_published(text) == text, "docs/published.md is out of date: write it anew with `make docs`"
     assert all(compared.what in text for compared in COMPARED.values())
 
 

@@ -25,13 +25,13 @@ def attend_query(
     query, key, value, entry, seen, output, lse, T, S, N, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DB: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One query of one head. DB: D, rounded up to a power of two."""
+    """Compute one query of one head. DB: D, rounded up to a power of two."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     batch = row // T
     column = tl.arange(0, DB)
     inside = column < D
     place = (row * H + head) * D + column
-    asking = tl.load(query + place, mask=inside, other=0.0).to(tl.float32)
+    query_row = tl.load(query + place, mask=inside, other=0.0).to(tl.float32)
     top, mass = float("-inf"), 0.0
     total = tl.zeros((DB,), tl.float32)
     for first in range(0, N, BLOCK):
@@ -43,13 +43,13 @@ def attend_query(
         both = visible[:, None] & inside[None]
         keys = tl.load(key + pair[:, None] + column[None], mask=both, other=0.0).to(tl.float32)
         values = tl.load(value + pair[:, None] + column[None], mask=both, other=0.0).to(tl.float32)
-        logits = tl.where(visible, tl.sum(keys * asking[None], 1) * scale, float("-inf"))
+        logits = tl.where(visible, tl.sum(keys * query_row[None], 1) * scale, float("-inf"))
         higher = tl.maximum(top, tl.max(logits, 0))
         finite = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp(logits - finite)
-        rest = tl.exp(top - finite)
-        mass = mass * rest + tl.sum(weights, 0)
-        total = total * rest + tl.sum(weights[:, None] * values, 0)
+        decay = tl.exp(top - finite)
+        mass = mass * decay + tl.sum(weights, 0)
+        total = total * decay + tl.sum(weights[:, None] * values, 0)
         top = higher
     divisor = tl.where(mass > 0, mass, 1.0)
     tl.store(output + place, total / divisor, mask=inside)
@@ -57,7 +57,7 @@ def attend_query(
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, entry: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """The outputs, and the logarithms of the masses. A query that sees nothing has the output 0 and the mass -inf."""
+    """Return the outputs, and the logarithms of the masses. A query that sees nothing has the output 0 and the mass -inf."""
     B, T, H, D = query.shape
     S, K = key.shape[1:3]
     query, key, value, entry = (tensor.contiguous() for tensor in (query, key, value, entry))

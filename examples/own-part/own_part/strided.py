@@ -52,12 +52,12 @@ class Strided(Holding):
             Form(
                 TRITON,
                 "each query against the pairs that it sees, in one pass",
-                partial(self.compute_output, attend=by_kernel),
+                partial(self.compute_output, attend=attend_by_kernel),
                 obstacle=obstacle,
                 missing=ATTEND.missing,
                 refuses=True,
             ),
-            Form(REFERENCE, "the pairs that each query sees, gathered", partial(self.compute_output, attend=gathered)),
+            Form(REFERENCE, "the pairs that each query sees, gathered", partial(self.compute_output, attend=gather_and_attend)),
         )
 
     def compute_output(
@@ -95,7 +95,7 @@ class Strided(Holding):
         return (result, evicted), state_of(carried, call.state)
 
 
-def gathered(
+def gather_and_attend(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K D"],
@@ -103,7 +103,7 @@ def gathered(
     seen: Bool[Tensor, "B T n"],
     softcap: float | None = None,
 ) -> Partial:
-    """Softmax of each query over its ``n`` entries, if they are visible."""
+    """Return the softmax of each query over its ``n`` entries, if they are visible."""
     batch, length, count = entry.shape
     keys, values = (take(states, entry.flatten(1)).view(batch * length, count, *states.shape[2:]) for states in (key, value))
     rows = dense(query.flatten(0, 1)[:, None], keys, values, seen.flatten(0, 1)[:, None], softcap)
@@ -113,7 +113,7 @@ def gathered(
 
 
 def obstacle(setting: Setting) -> str | None:
-    """Why the kernel cannot run in a setting, or None."""
+    """Return why the kernel cannot run in a setting, or None."""
     reasons = {
         "it has no gradients": setting.gradients,
         "it returns no largest logit, and the read needs it": setting.needs_maximum,
@@ -122,7 +122,7 @@ def obstacle(setting: Setting) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None) or gpu_obstacle(setting)
 
 
-def by_kernel(
+def attend_by_kernel(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K D"],
@@ -130,6 +130,6 @@ def by_kernel(
     seen: Bool[Tensor, "B T n"],
     softcap: float | None = None,
 ) -> Partial:
-    """Compute ``gathered`` by this package's own kernel."""
+    """Compute ``gather_and_attend`` by this package's own kernel."""
     output, lse = ATTEND(query, key.to(query.dtype), value.to(query.dtype), entry, seen)
     return Partial(output, lse)

@@ -17,7 +17,7 @@ from composer.errors import TaskError
 from composer.tasks.base import Split, Task, apart, rng_of
 from composer.tasks.catalogue import TASKS
 from composer.tasks.writer import Writer
-from docs.write import TASK_HEADER, TASK_TABLE, tasks
+from docs.write import TASK_HEADER, TASK_TABLE, list_tasks
 
 SINGLE = {
     "passkey",
@@ -71,11 +71,11 @@ def test_the_catalogue() -> None:
 
 def test_the_page_of_tasks() -> None:
     page = TASK_TABLE.read_text(encoding="utf-8")
-    assert tasks(page) == page, "docs/tasks.md is not the catalogue as it is: write it anew with `make docs`"
+    assert list_tasks(page) == page, "docs/tasks.md is not the catalogue as it is: write it anew with `make docs`"
     table = page.partition(TASK_HEADER)[2]
     assert [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")] == list(TASKS)
     (row,) = [line for line in page.splitlines() if line.startswith("| `stories` |")]
-    assert tasks(page.replace(row, "| `gone` | | | |")) == page
+    assert list_tasks(page.replace(row, "| `gone` | | | |")) == page
 
 
 def test_what_the_shipped_teacher_can_write(words: Writer, babi: Path) -> None:
