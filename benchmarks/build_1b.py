@@ -212,14 +212,14 @@ def _cpu() -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    def row(what: str, seconds: list[float], runs: list[dict[str, Any]] | None) -> str:
+    def row(label: str, seconds: list[float], runs: list[dict[str, Any]] | None) -> str:
         median, spread = statistics.median(seconds), f"{min(seconds):.2f} to {max(seconds):.2f}"
         speed = f"{result['source_bytes'] / median / 1e9:.2f}"
         if runs is None:
-            return f"| {what} | {median:.2f} | {spread} | {speed} | {result['source_bytes'] / 1e6:,.1f} | |"
+            return f"| {label} | {median:.2f} | {spread} | {speed} | {result['source_bytes'] / 1e6:,.1f} | |"
         rss = max(run["peak_rss"] for run in runs) / 1e6
         written = runs[0]["bytes_on_disk"] / 1e6
-        return f"| {what} | {median:.2f} | {spread} | {speed if written > 1000 else ''} | {written:,.1f} | {rss:.0f} |"
+        return f"| {label} | {median:.2f} | {spread} | {speed if written > 1000 else ''} | {written:,.1f} | {rss:.0f} |"
 
     head = [
         f"`compose build {result['spec']}` from {result['source_bytes'] / 1e9:.2f} GB in {result['source_files']} files, "
@@ -247,17 +247,17 @@ def main() -> None:
     parser.add_argument("--clean", action="store_true", help="remove the checkpoint afterwards")
     parser.add_argument("--child", nargs=3, metavar=("SPEC", "SOURCE", "OUT"), help=argparse.SUPPRESS)
     parser.add_argument("--copy", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        spec, source, out = given.child
-        print(json.dumps(build_once(spec, Path(source), Path(out), given.copy)))
+    options = parser.parse_args()
+    if options.child:
+        spec, source, out = options.child
+        print(json.dumps(build_once(spec, Path(source), Path(out), options.copy)))
         return
-    result = measure(given.cache, given.spec, given.runs, given.pause)
+    result = measure(options.cache, options.spec, options.runs, options.pause)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=2) + "\n")
     print(table(result))
-    if given.clean:
-        shutil.rmtree(given.cache / "llama-1b")
+    if options.clean:
+        shutil.rmtree(options.cache / "llama-1b")
 
 
 if __name__ == "__main__":

@@ -125,28 +125,28 @@ def build_alone(spec: str, source: Path, out: Path) -> dict[str, Any]:
     return {**build_once(spec, source, out, copy=False), "seconds_of_imports": imports}
 
 
-def child(*given: str) -> dict[str, Any]:
+def child(*arguments: str) -> dict[str, Any]:
     """Return the output of a process of this script. The peak of a child begins with its parent's, so the parent stays small."""
-    done = subprocess.run([sys.executable, __file__, *given], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure(cache: Path, runs: int) -> dict[str, Any]:
     subprocess.run([sys.executable, __file__, "--make", "--cache", str(cache)], check=True)
-    found = {}
+    figures = {}
     for name in (*SHAPES, HOLLOW):
         source, out = cache / name.partition(",")[0], cache / "out"
         shutil.rmtree(out, ignore_errors=True)
-        found[name] = {
+        figures[name] = {
             "source_bytes": sum(path.stat().st_size for path in source.glob("*.safetensors")),
             "source_files": len(list(source.glob("*.safetensors"))),
             "builds": {spec: [] for spec in SPECS},
         }
-        for spec, builds in found[name]["builds"].items():
+        for spec, builds in figures[name]["builds"].items():
             for _ in range(runs):
                 builds.append(child("--child", spec, str(source), str(out)))
                 shutil.rmtree(out)
-    return {"cores": os.cpu_count(), "python": platform.python_version(), "runs": runs, "models": found}
+    return {"cores": os.cpu_count(), "python": platform.python_version(), "runs": runs, "models": figures}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -171,15 +171,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--make", action="store_true", help="make the checkpoints, and no more")
     parser.add_argument("--child", nargs=3, metavar=("SPEC", "SOURCE", "OUT"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.make:
-        make_all(given.cache)
+    options = parser.parse_args()
+    if options.make:
+        make_all(options.cache)
         return
-    if given.child:
-        spec, source, out = given.child
+    if options.child:
+        spec, source, out = options.child
         print(json.dumps(build_alone(spec, Path(source), Path(out))))
         return
-    result = measure(given.cache, given.runs)
+    result = measure(options.cache, options.runs)
     RESULTS.write_text(json.dumps(result, indent=2) + "\n")
     print(table(result))
 

@@ -31,12 +31,12 @@ FULL, HELD_OUT = 200, 64
 
 def recipe(init: str, steps: int) -> list[str]:
     """The first stage with so many steps from this start, as overrides; there is no second one."""
-    said = {"steps": steps, "warmup": max(1, steps // 20), "evaluate": steps, "init": init}
-    return [*RECIPE, "recipe.finetune=null", *(f"recipe.transfer.{name}={value}" for name, value in said.items())]
+    stage = {"steps": steps, "warmup": max(1, steps // 20), "evaluate": steps, "init": init}
+    return [*RECIPE, "recipe.finetune=null", *(f"recipe.transfer.{name}={value}" for name, value in stage.items())]
 
 
-def trained(spec: str, init: str, steps: int, seed: int) -> dict[str, float]:
-    """Losses before and after, and seconds: of the calibration, and of the steps."""
+def train(spec: str, init: str, steps: int, seed: int) -> dict[str, float]:
+    """Return the losses before and after, and the seconds of the calibration and of the steps."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "student"
         composer.build_folder(spec, ROOT / TEACHER, model, seed=seed)
@@ -59,33 +59,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--steps", default="50,100")
-    said = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    kept: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {"recipe": RECIPE, "runs": {}}
-    if list(RECIPE) != list(kept["recipe"]):
+    results: dict[str, Any] = (
+        json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {"recipe": RECIPE, "runs": {}}
+    )
+    if list(RECIPE) != list(results["recipe"]):
         parser.error(f"{RESULTS} has runs by another recipe: remove it, and all of them are done anew")
-    found = kept["runs"]
-    numbers = [int(number) for number in said.steps.split(",")]
-    for seed in (int(number) for number in said.seeds.split(",")):
+    runs = results["runs"]
+    numbers = [int(number) for number in options.steps.split(",")]
+    for seed in (int(number) for number in options.seeds.split(",")):
         for spec in SPECS:
             for init, steps in [("parts", FULL), *(("calibrated", number) for number in numbers), ("parts", FULL // 2)]:
                 key = f"{spec} {init} {steps} {seed}"
-                if key not in found:
-                    found[key] = trained(spec, init, steps, seed)
-                    RESULTS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
-                    print(key, {name: round(figure, 5) for name, figure in found[key].items()}, flush=True)
-    print(table(found))
+                if key not in runs:
+                    runs[key] = train(spec, init, steps, seed)
+                    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+                    print(key, {name: round(figure, 5) for name, figure in runs[key].items()}, flush=True)
+    print(table(runs))
 
 
-def table(found: dict[str, dict[str, float]]) -> str:
+def table(runs: dict[str, dict[str, float]]) -> str:
     """Markdown: losses by start and steps, one figure a seed."""
     lines = ["| | start | steps | held-out loss, a figure a seed |", "|---|---|---|---|"]
     for spec, name in SPECS.items():
-        kinds = {(init, int(steps)) for one, init, steps, _ in map(str.split, found) if one == spec}
+        kinds = {(init, int(steps)) for trained, init, steps, _ in map(str.split, runs) if trained == spec}
         rows = [(init, steps, "after", steps) for init, steps in sorted(kinds)]
         rows += [(init, 0, "before", steps) for init, steps in dict(sorted(kinds)).items()]
         for init, steps, when, run in sorted(rows, reverse=True):
-            figures = [f"{one[when]:.4f}" for key, one in found.items() if key.startswith(f"{spec} {init} {run} ")]
+            figures = [f"{losses[when]:.4f}" for key, losses in runs.items() if key.startswith(f"{spec} {init} {run} ")]
             lines.append(f"| {name} | `{init}` | {steps} | {', '.join(figures)} |")
     return "\n".join(lines)
 

@@ -50,26 +50,26 @@ class Choices:
         self.eligible, self.place = eligible, place
         return WORTH(memory, eligible, below, place)
 
-    def pairs_to_evict(self, score: Tensor, resolution: Tensor, there: Tensor, gone: Tensor, count: int) -> Tensor:
+    def pairs_to_evict(self, score: Tensor, resolution: Tensor, is_pair: Tensor, gone: Tensor, count: int) -> Tensor:
         """Replace ``blocks.scores.base.pairs_to_evict``: make the choice and record it."""
-        index = FALLING(score, torch.zeros_like(score) if self.strict else resolution, there, gone, count)
+        index = FALLING(score, torch.zeros_like(score) if self.strict else resolution, is_pair, gone, count)
         among = slice(score.shape[1])
         position = self.eligible["position"][:, among].gather(1, index)
-        real = there.gather(1, index)
+        real = is_pair.gather(1, index)
         if bool(real.any()):
             self.evicted[self.place].append(position.masked_fill(~real, -1))
         if self.compare:
-            self.count_differences(index, real, there, gone, among)
+            self.count_differences(index, real, is_pair, gone, among)
         return index
 
-    def count_differences(self, index: Tensor, real: Tensor, there: Tensor, gone: Tensor, among: slice) -> None:
+    def count_differences(self, index: Tensor, real: Tensor, is_pair: Tensor, gone: Tensor, among: slice) -> None:
         """Compare a choice with the strict float64 order."""
         key, value = (self.eligible[name][:, among].double() for name in ("mapped", "value"))
         mass = key.new_zeros(key.shape[0], *key.shape[2:])
         matrix, mass = self.sums.get(self.place, (mass[..., None].expand(*mass.shape, value.shape[3]), mass))
         divisor = torch.einsum("behf,bhf->beh", key, mass)[..., None]
-        found = torch.einsum("behf,bhfv->behv", key, matrix) / torch.where(divisor > 0, divisor, 1.0)
-        score = (found - value).norm(dim=-1).masked_fill(~there, -math.inf).masked_fill(gone, math.inf)
+        predicted = torch.einsum("behf,bhfv->behv", key, matrix) / torch.where(divisor > 0, divisor, 1.0)
+        score = (predicted - value).norm(dim=-1).masked_fill(~is_pair, -math.inf).masked_fill(gone, math.inf)
         # Sorted from the youngest to the oldest, so that of equal scores the younger is evicted.
         order = score.shape[1] - 1 - score.flip(1).argsort(dim=1, stable=True)
         strict = torch.zeros_like(gone).scatter(1, order[:, : index.shape[1]], True)
@@ -79,7 +79,7 @@ class Choices:
         self.sums[self.place] = matrix + torch.einsum("behf,behv->bhfv", key, value), mass + key.sum(1)
 
     @contextmanager
-    def recorded(self) -> Iterator[None]:
+    def record(self) -> Iterator[None]:
         """Record the choices of the calls inside, without gradients."""
 
         def worth(memory: Sparse, *inputs: Any) -> Any:
@@ -94,21 +94,21 @@ class Choices:
 
     def equals(self, other: Choices) -> bool:
         """Whether both runs made the same choices."""
-        return all(torch.equal(*(torch.cat(one.evicted[place], dim=1) for one in (self, other))) for place in self.evicted)
+        return all(torch.equal(*(torch.cat(choices.evicted[place], dim=1) for choices in (self, other))) for place in self.evicted)
 
 
 def run(model: Any, ids: Tensor, bounds: list[int], choices: Choices) -> Tensor:
     """Return the logits of a text that is split into calls at these bounds."""
     cache = new_cache(model.config)
-    with choices.recorded():
+    with choices.record():
         pieces = zip([0, *bounds], [*bounds, ids.shape[1]], strict=True)
         return torch.cat([model(ids[:, start:end], past_key_values=cache, use_cache=True).logits for start, end in pieces], dim=1)
 
 
-def difference(outputs: Tensor, others: Tensor) -> float:
+def difference(outputs: Tensor, references: Tensor) -> float:
     """Return the largest difference of two outputs at one token, relative to the norm of the second."""
-    outputs, others = outputs.flatten(2), others.flatten(2)
-    return float(((outputs - others).norm(dim=-1) / others.norm(dim=-1)).max())
+    outputs, references = outputs.flatten(2), references.flatten(2)
+    return float(((outputs - references).norm(dim=-1) / references.norm(dim=-1)).max())
 
 
 def main() -> None:
@@ -132,7 +132,7 @@ def main() -> None:
         layer.listener = None
     for layer, call in calls:
         empty = layer.composed.empty_state(1, call.heads.dtype, call.heads.device)
-        with Choices(strict=True).recorded():
+        with Choices(strict=True).record():
             heads, _ = layer.composed(call.inputs, empty, call.model_call.backend, False)
         worst = max(worst, difference(call.heads, heads))
     share = f"{whole.different:,} of {whole.pairs:,} evicted pairs ({whole.different / whole.pairs:.4%})"

@@ -36,9 +36,9 @@ class Size(NamedTuple):
     def config(self) -> LlamaConfig:
         rope = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": self.factor, "low_freq_factor": 1.0}
         rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-        said: dict[str, Any] = {name: value for name, value in self._asdict().items() if name != "factor"}
-        said |= {"rope_parameters": rope, "max_position_embeddings": 131_072, "attn_implementation": "sdpa"}
-        return LlamaConfig(**said)
+        settings: dict[str, Any] = {name: value for name, value in self._asdict().items() if name != "factor"}
+        settings |= {"rope_parameters": rope, "max_position_embeddings": 131_072, "attn_implementation": "sdpa"}
+        return LlamaConfig(**settings)
 
 
 SIZES = {

@@ -94,7 +94,7 @@ class Contestants:
 
     def __init__(self, source: Any, specs: Iterable[str], autocast: bool) -> None:
         self.source, self.specs, self.autocast = source, tuple(specs), autocast
-        self.teacher = self._built("softmax").requires_grad_(False)
+        self.teacher = self._build("softmax").requires_grad_(False)
         self.transfers = {spec: self._transfer(spec) for spec in self.specs}
         self.loras = {spec: self._lora(spec) for spec in ("softmax", *self.specs)}
 
@@ -127,17 +127,17 @@ class Contestants:
         assert recipe is not None
         assert recipe.transfer is not None
         stage = Transfer(lr=RATE, steps=1, mse=recipe.transfer.mse, at=recipe.transfer.at)
-        return TransferCourse(self._built(spec), self.teacher, stage)
+        return TransferCourse(self._build(spec), self.teacher, stage)
 
     def _lora(self, spec: str) -> FinetuneCourse:
         recipe = load_spec(spec).recipe
         fresh = recipe is None or recipe.finetune is None or recipe.finetune.fresh
-        stage, model = Finetune(lr=RATE, steps=1, lora=Lora(), fresh=fresh), self._built(spec)
+        stage, model = Finetune(lr=RATE, steps=1, lora=Lora(), fresh=fresh), self._build(spec)
         assert stage.lora is not None
         add_adapters(model, stage.lora, 0)
         return FinetuneCourse(model, finetune_unit(model, stage), stage, None)
 
-    def _built(self, spec: str) -> ComposedForCausalLM:
+    def _build(self, spec: str) -> ComposedForCausalLM:
         return cast("ComposedForCausalLM", composer.build(spec, self.source, share=True)).eval()
 
 
@@ -169,41 +169,41 @@ def summary(samples: list[float]) -> list[float]:
 
 def ratios(seconds: Mapping[str, list[float]], specs: Iterable[str]) -> dict[str, list[float]]:
     """What the goals are about, from each round's own seconds of one clock."""
-    found = {"walk / forward": _over(seconds["walk"], seconds["forward"])}
+    figures = {"walk / forward": _over(seconds["walk"], seconds["forward"])}
     for spec in specs:
         transfer, evaluation = seconds[f"transfer {spec}"], seconds[f"evaluation {spec}"]
-        whole = [one + FIFTH * other for one, other in zip(transfer, evaluation, strict=True)]
-        found[f"transfer / forward: {spec}"] = _over(transfer, seconds["forward"])
-        found[f"transfer with evaluations / forward: {spec}"] = _over(whole, seconds["forward"])
-        found[f"lora / lora softmax: {spec}"] = _over(seconds[f"lora {spec}"], seconds["lora softmax"])
-    return {name: summary(samples) for name, samples in found.items()}
+        whole = [learning + FIFTH * evaluating for learning, evaluating in zip(transfer, evaluation, strict=True)]
+        figures[f"transfer / forward: {spec}"] = _over(transfer, seconds["forward"])
+        figures[f"transfer with evaluations / forward: {spec}"] = _over(whole, seconds["forward"])
+        figures[f"lora / lora softmax: {spec}"] = _over(seconds[f"lora {spec}"], seconds["lora softmax"])
+    return {name: summary(samples) for name, samples in figures.items()}
 
 
-def _over(ones: list[float], others: list[float]) -> list[float]:
-    return [one / other for one, other in zip(ones, others, strict=True)]
+def _over(numerators: list[float], denominators: list[float]) -> list[float]:
+    return [numerator / denominator for numerator, denominator in zip(numerators, denominators, strict=True)]
 
 
 def goals_of(lengths: Mapping[str, Any]) -> list[Goal]:
     """The largest ratio of each kind over all specs, at each length."""
     goals = []
-    for length, found in lengths.items():
-        own = found["ratios"]["cpu"]
+    for length, figures in lengths.items():
+        own = figures["ratios"]["cpu"]
         for kind, most in (("transfer / forward", MOST_TRANSFER), ("lora / lora softmax", MOST_LORA)):
             largest = worst([figures[0] for name, figures in own.items() if name.startswith(f"{kind}:")], "at most")
             goals.append(Goal(f"{kind}, rows of {length}", largest, "at most", most))
     return goals
 
 
-def show(found: Mapping[str, Any], length: str, tokens: int, console: Console) -> None:
+def show(figures: Mapping[str, Any], length: str, tokens: int, console: Console) -> None:
     """The figures of one length."""
     table = Table(f"rows of {length}", "tokens in a CPU second", "CPU s (quartiles)", "s on the clock (quartiles)")
-    for name, own in found["seconds"]["cpu"].items():
-        cells = (f"{a:.2f} ({b:.2f} to {c:.2f})" for a, b, c in (own, found["seconds"]["clock"][name]))
+    for name, own in figures["seconds"]["cpu"].items():
+        cells = (f"{a:.2f} ({b:.2f} to {c:.2f})" for a, b, c in (own, figures["seconds"]["clock"][name]))
         table.add_row(name, f"{tokens / own[0]:,.0f}", *cells)
     console.print(table)
     table = Table(f"rows of {length}", "CPU time (quartiles)", "clock (quartiles)")
-    for name in found["ratios"]["cpu"]:
-        both = (found["ratios"][clock][name] for clock in CLOCKS)
+    for name in figures["ratios"]["cpu"]:
+        both = (figures["ratios"][clock][name] for clock in CLOCKS)
         table.add_row(name, *(f"{a:.2f} ({b:.2f} to {c:.2f})" for a, b, c in both))
     console.print(table)
 
@@ -229,11 +229,11 @@ def main() -> None:
         batch = rows_of(source.config.vocab_size, length, options.tokens).in_order(max(1, options.tokens // length))
         with keep_freed_memory():  # as in a run
             seconds = in_turn(contestants.runs(next(iter(batch))), options.rounds)
-        lengths[str(length)] = found = {
+        lengths[str(length)] = figures = {
             "seconds": {clock: {name: summary(samples) for name, samples in own.items()} for clock, own in seconds.items()},
             "ratios": {clock: ratios(own, options.specs) for clock, own in seconds.items()},
         }
-        show(found, str(length), max(length, options.tokens), console)
+        show(figures, str(length), max(length, options.tokens), console)
     goals = goals_of(lengths)
     show_goals(goals, console)
     result = {

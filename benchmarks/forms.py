@@ -2,7 +2,7 @@
 
     python benchmarks/forms.py [--lengths 2048,4096,8192,16384] [--seconds 60]
 
-B 1, H 32, D 128, bfloat16, forward and with the way back. All are timed in turn, minimum and median of many runs: read the ratios.
+B 1, H 32, D 128, bfloat16, forward and with backward. All are timed in turn, minimum and median of many runs: read the ratios.
 Nothing is timed before it agrees with what it is measured by. How far outputs lie from the definition in float64 is measured at
 2,048 tokens, and whether they are finite at 131,072. What the seconds do not suffice for is not run, and says so. Writes
 benchmarks/results/forms_<device>.json and says which goals are met. `TRITON_INTERPRET=1 python benchmarks/forms.py --quick
@@ -38,7 +38,7 @@ error is measured; and those at which outputs are checked for finite values."""
 
 @dataclass(frozen=True)
 class Size:
-    """Where it runs, on how much, and how many rounds there are at most."""
+    """The device, the sizes, and the largest number of rounds."""
 
     device: str
     heads: int
@@ -49,8 +49,8 @@ class Size:
     most: int = 20
 
 
-def drawn(size: Size, length: int) -> Drawn:
-    """Features, values, decays and rates that nothing overflows on."""
+def draw_inputs(size: Size, length: int) -> Drawn:
+    """Draw features, values, decays and rates that cause no overflow."""
     shape, kind = (1, length, size.heads, size.width), {"device": size.device, "dtype": size.dtype}
     narrow = {name: torch.randn(shape, **kind) for name in ("query", "key", "value")}
     unit = {f"unit_{name}": torch.nn.functional.normalize(narrow[name].float(), dim=-1).to(size.dtype) for name in ("query", "key")}
@@ -62,7 +62,7 @@ def drawn(size: Size, length: int) -> Drawn:
     return {**narrow, **unit, **shares, **decays, "rate": torch.rand(shape[:3], **kind)}
 
 
-def normalised(output: torch.Tensor) -> torch.Tensor:
+def normalise(output: torch.Tensor) -> torch.Tensor:
     """Return numerators over the mass in the last column."""
     width = output.shape[-1] - 1
     return output[..., :width] / output[..., width:]
@@ -72,10 +72,10 @@ HEADS = ("linear", "linear, normalised", "decay by head", "decay by channel, nor
 DECAYS = {"decay by head": "head", "decay by channel, normalised": "channel", "gated delta": "head"}
 
 
-def lowered(name: str, of: Drawn, backend: str = "fla") -> torch.Tensor:
-    """What a form answers. backend: of the form; the reference is the definition."""
+def run_form(name: str, of: Drawn, backend: str = "fla") -> torch.Tensor:
+    """Run a form on drawn inputs. backend: of the form; the reference is the definition."""
     forms = delta.FORMS if name == "gated delta" else additive.FORMS
-    (form,) = (one for one in forms if one.backend == backend and not one.decode)
+    (form,) = (candidate for candidate in forms if candidate.backend == backend and not candidate.decode)
     with_mass, value = name.endswith("normalised"), of["value"]
     value = torch.nn.functional.pad(value, (0, 1), value=1.0) if with_mass else value
     decay, wide = of[DECAYS[name]] if name in DECAYS else None, torch.float64 if value.dtype == torch.float64 else torch.float32
@@ -83,108 +83,108 @@ def lowered(name: str, of: Drawn, backend: str = "fla") -> torch.Tensor:
     if name == "gated delta":
         return form.run(of["unit_query"], of["unit_key"], value, of["rate"], decay, None, empty)[0]
     output = form.run(of["query_features"], of["key_features"], value, decay, None, empty)[0]
-    return normalised(output) if with_mass else output
+    return normalise(output) if with_mass else output
 
 
-def by_hand(name: str, of: Drawn) -> torch.Tensor:
-    """What fla's function answers to the same tensors."""
+def run_by_hand(name: str, of: Drawn) -> torch.Tensor:
+    """Run fla's own function on the same tensors."""
     chunk_gated_delta_rule, chunk_gla, chunk_simple_gla = (
         getattr(importlib.import_module(f"fla.ops.{name}"), f"chunk_{name}") for name in ("gated_delta_rule", "gla", "simple_gla")
     )
-    features, value, said = (of["query_features"], of["key_features"]), of["value"], {"scale": 1.0, "output_final_state": True}
+    features, value, options = (of["query_features"], of["key_features"]), of["value"], {"scale": 1.0, "output_final_state": True}
     filled = torch.nn.functional.pad(torch.nn.functional.pad(value, (0, 1), value=1.0), (0, 7))
     match name:
         case "linear":
-            return chunk_simple_gla(*features, value, **said)[0]
+            return chunk_simple_gla(*features, value, **options)[0]
         case "linear, normalised":
-            return normalised(chunk_simple_gla(*features, filled, **said)[0][..., :-7])
+            return normalise(chunk_simple_gla(*features, filled, **options)[0][..., :-7])
         case "decay by head":
-            return chunk_simple_gla(*features, value, of["head"], **said)[0]
+            return chunk_simple_gla(*features, value, of["head"], **options)[0]
         case "decay by channel, normalised":
-            return normalised(chunk_gla(*features, filled, of["channel"], **said)[0][..., :-7])
+            return normalise(chunk_gla(*features, filled, of["channel"], **options)[0][..., :-7])
         case _:
-            return chunk_gated_delta_rule(of["unit_query"], of["unit_key"], value, of["head"], of["rate"], **said)[0]
+            return chunk_gated_delta_rule(of["unit_query"], of["unit_key"], value, of["head"], of["rate"], **options)[0]
 
 
 def attention(of: Drawn) -> Run:
-    """PyTorch's causal attention on the same queries, keys and values."""
+    """Return a run of PyTorch's causal attention on the same queries, keys and values."""
     states = [of[name].transpose(1, 2) for name in ("query", "key", "value")]
     return lambda: torch.nn.functional.scaled_dot_product_attention(states[0], states[1], states[2], is_causal=True)
 
 
-def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The largest difference, as a share of the largest number."""
-    return ((found.double() - wanted.double()).abs().max() / wanted.double().abs().max()).item()
+def largest_difference(output: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return the largest difference, as a share of the largest number."""
+    return ((output.double() - reference.double()).abs().max() / reference.double().abs().max()).item()
 
 
-def differentiated(run: Run, leaves: Sequence[torch.Tensor]) -> Callable[[], object]:
+def with_backward(run: Run, leaves: Sequence[torch.Tensor]) -> Callable[[], object]:
     """Run forward, and backward if leaves need gradients."""
     if not leaves:
         return run
     return lambda: torch.autograd.grad(run().float().sum(), leaves, allow_unused=True)
 
 
-def measured(size: Size, length: int, seconds: float) -> list[Row]:
-    """A row for each form, forward and with the way back. seconds: for all of them together."""
+def measure(size: Size, length: int, seconds: float) -> list[Row]:
+    """Return a row for each form, forward and with backward. seconds: for all of them together."""
     rows, budget, waiting = [], Budget(seconds), 2 * len(HEADS)
     for backward in (False, True):
-        given = {name: tensor.requires_grad_(backward) for name, tensor in drawn(size, length).items()}
-        leaves = list(given.values()) if backward else []
+        inputs = {name: tensor.requires_grad_(backward) for name, tensor in draw_inputs(size, length).items()}
+        leaves = list(inputs.values()) if backward else []
         for name in HEADS:
             row: Row = {"form": name, "tokens": length, "backward": backward, "failure": None}
             rows.append(row)
             waiting -= 1
-            if budget.left < 0:
+            if budget.seconds_left < 0:
                 row["failure"] = NO_TIME
                 continue
-            row["difference"] = apart(lowered(name, given).detach(), by_hand(name, given).detach())
+            row["difference"] = largest_difference(run_form(name, inputs).detach(), run_by_hand(name, inputs).detach())
             if not row["difference"] <= CLOSE:
                 sys.exit(f"{name} at {length} tokens is {row['difference']:.1e} away from fla's own function: nothing is timed")
             runs = {
-                "form": differentiated(partial(lowered, name, given), leaves),
-                "by hand": differentiated(partial(by_hand, name, given), leaves),
-                "attention": differentiated(attention(given), leaves),
+                "form": with_backward(partial(run_form, name, inputs), leaves),
+                "by hand": with_backward(partial(run_by_hand, name, inputs), leaves),
+                "attention": with_backward(attention(inputs), leaves),
             }
             for run in runs.values():
                 run()
-            row["seconds"] = rounds(runs, budget.left / (waiting + 1), size.device, most=size.most)
+            row["seconds"] = rounds(runs, budget.seconds_left / (waiting + 1), size.device, most=size.most)
     return rows
 
 
 @torch.no_grad()
 def errors(size: Size) -> list[Row]:
-    """How far each form lies from the definition in float64, on the same rounded numbers, and whether far outputs are finite."""
-    near, rows = drawn(size, size.exact), {}
+    """Return each form's error against the definition in float64, on equal numbers, and whether late outputs are finite."""
+    near, rows = draw_inputs(size, size.exact), {}
     exact = {name: of.double() for name, of in near.items()}
     for name in HEADS:
-        rows[name] = {"form": name, "error": apart(lowered(name, near), lowered(name, exact, "reference"))}
+        rows[name] = {"form": name, "error": largest_difference(run_form(name, near), run_form(name, exact, "reference"))}
     del near, exact
-    far = drawn(size, size.long)
+    far = draw_inputs(size, size.long)
     for name in HEADS:
-        rows[name] |= {"long": size.long, "finite": bool(torch.isfinite(lowered(name, far)).all())}
+        rows[name] |= {"long": size.long, "finite": bool(torch.isfinite(run_form(name, far)).all())}
     return list(rows.values())
 
 
 def goals(rows: Sequence[Row], exact: Sequence[Row]) -> list[Goal]:
-    """What forms are meant to reach."""
-    found = []
+    """Return the goals of the forms."""
+    goal_list = []
     for name in ("linear", "linear, normalised", "decay by channel, normalised"):
         long = [row for row in rows if row["form"] == name and row["tokens"] >= PASSED[0]]
         ratios = [None if row["failure"] else over(row, "by hand") for row in long]
-        found.append(
+        goal_list.append(
             Goal(f"{name}: time over fla's by hand, from {PASSED[0]:,} tokens on", worst(ratios, "at most"), "at most", PASSED[1])
         )
-    found.append(
+    goal_list.append(
         Goal("largest error of any form against float64", worst((row["error"] for row in exact), "at most"), "at most", CLOSE)
     )
     finite = worst((float(row["finite"]) if row["long"] == LONG else None for row in exact), "at least")
-    found.append(Goal(f"all outputs at {LONG:,} tokens are finite", finite, "at least", 1))
-    return found
+    goal_list.append(Goal(f"all outputs at {LONG:,} tokens are finite", finite, "at least", 1))
+    return goal_list
 
 
-def over(row: Row, other: str) -> float:
-    """A form's least seconds over another's."""
-    return row["seconds"]["form"]["least"] / row["seconds"][other]["least"]
+def over(row: Row, contestant: str) -> float:
+    """Return a form's least seconds over another contestant's."""
+    return row["seconds"]["form"]["least"] / row["seconds"][contestant]["least"]
 
 
 def show(rows: Sequence[Row], exact: Sequence[Row], console: Console) -> None:
@@ -211,24 +211,24 @@ def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS) -> None
     parser.add_argument("--seconds", type=float, default=60.0, help="for all times together")
     parser.add_argument("--device", default="cuda", help="cuda; cpu in Triton's interpreter")
     parser.add_argument("--quick", action="store_true", help="small sizes, once, and nothing is written")
-    said = parser.parse_args(arguments)
-    size, lengths = Size(said.device, 32, 128, torch.bfloat16), [int(length) for length in said.lengths.split(",")]
-    if said.device == "cpu":
+    options = parser.parse_args(arguments)
+    size, lengths = Size(options.device, 32, 128, torch.bfloat16), [int(length) for length in options.lengths.split(",")]
+    if options.device == "cpu":
         importlib.import_module("tests.interpreter")
     elif not torch.cuda.is_available():
         sys.exit("no CUDA device here: nothing was run")
-    if said.quick:
-        size, lengths = Size(said.device, 1, 16, torch.float32, 40, 70, 1), [64]
+    if options.quick:
+        size, lengths = Size(options.device, 1, 16, torch.float32, 40, 70, 1), [64]
     torch.manual_seed(0)
     exact = errors(size)
-    rows = [row for length in lengths for row in measured(size, length, said.seconds / len(lengths))]
-    found = goals(rows, exact)
+    rows = [row for length in lengths for row in measure(size, length, options.seconds / len(lengths))]
+    measured_goals = goals(rows, exact)
     show(rows, exact, Console())
-    show_goals(found, Console())
-    if not said.quick:
-        facts = about(said.device, heads=size.heads, head_dim=size.width, dtype=str(size.dtype).removeprefix("torch."))
-        result = {"about": facts, "rows": rows, "errors": exact, "goals": [goal.document() for goal in found]}
-        write(f"forms_{said.device}", result, folder)
+    show_goals(measured_goals, Console())
+    if not options.quick:
+        facts = about(options.device, heads=size.heads, head_dim=size.width, dtype=str(size.dtype).removeprefix("torch."))
+        result = {"about": facts, "rows": rows, "errors": exact, "goals": [goal.document() for goal in measured_goals]}
+        write(f"forms_{options.device}", result, folder)
 
 
 if __name__ == "__main__":

@@ -23,49 +23,48 @@ from composer.versions import versions_of
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("attention-composer", "torch", "transformers", "triton", "flash-linear-attention")
 NO_TIME = "no time left"
-"""In the place of what a table's budget does not reach."""
+"""The failure of a measurement that a table's budget has no time for."""
 Run = Callable[[], object]
 Figures = dict[str, float]
 
 
 class Budget:
-    """So many seconds for a table, counted from when it is made. clock: for tests."""
+    """A number of seconds for a table, from now on. clock: for tests."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self.seconds = clock, seconds
         self._end = clock() + seconds
 
     @property
-    def left(self) -> float:
-        """Seconds; below 0 once they are over."""
+    def seconds_left(self) -> float:
+        """Seconds until the budget is used up; below 0 after that."""
         return self._end - self._clock()
 
 
 def settle_of(device: str) -> Run:
-    """What waits for the device."""
+    """Return a function that waits for the device."""
     return torch.cuda.synchronize if device.startswith("cuda") else lambda: None
 
 
 def rounds(runs: Mapping[str, Run], seconds: float, device: str, *, most: int = 20) -> dict[str, Figures | None]:
-    """Least and median seconds of runs taken in turn: one round, and further ones until ``seconds`` are over or there are ``most``.
-
-    None for one that ran out of memory.
+    """Return the least and the median seconds of runs that are timed in turn: one round, and more until ``seconds`` are over or
+    there are ``most``. None for a run that ran out of memory.
     """
-    budget, taken = Budget(seconds), in_turn(runs, 1, settle_of(device))
-    while len(next((of for of in taken.values() if of), [0.0] * most)) < most and budget.left > 0:
-        left = {name: run for name, run in runs.items() if taken[name] is not None}
-        for name, more in in_turn(left, 1, settle_of(device)).items():
-            before = taken[name]
-            taken[name] = None if more is None or before is None else before + more
+    budget, seconds_of = Budget(seconds), in_turn(runs, 1, settle_of(device))
+    while len(next((of for of in seconds_of.values() if of), [0.0] * most)) < most and budget.seconds_left > 0:
+        fitting = {name: run for name, run in runs.items() if seconds_of[name] is not None}
+        for name, more in in_turn(fitting, 1, settle_of(device)).items():
+            before = seconds_of[name]
+            seconds_of[name] = None if more is None or before is None else before + more
     return {
         name: None if of is None else {"least": min(of), "median": statistics.median(of), "rounds": len(of)}
-        for name, of in taken.items()
+        for name, of in seconds_of.items()
     }
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What a benchmark is meant to reach. found: the figure, or None. bound: what it may be at most, or must be at least."""
+    """A goal of a benchmark. found: the measured figure, or None. bound: the largest or smallest figure that meets it."""
 
     says: str
     found: float | None
@@ -74,30 +73,30 @@ class Goal:
 
     @property
     def verdict(self) -> str:
-        """Whether the goal is met; None without a figure."""
+        """Whether the goal is met, in words."""
         if self.found is None:
             return "not measured"
         return "met" if (self.found <= self.bound if self.way == "at most" else self.found >= self.bound) else "not met"
 
     def document(self) -> dict[str, Any]:
-        """As the results have it."""
+        """Return the goal as JSON."""
         return {"goal": self.says, "found": self.found, "way": self.way, "bound": self.bound, "verdict": self.verdict}
 
 
 def worst(figures: Iterable[float | None], way: Literal["at most", "at least"]) -> float | None:
-    """The one that a goal fails on first; None where there are none, or one lacks."""
+    """Return the figure that fails a goal first; None if there is none, or if one is missing."""
     known = list(figures)
-    if not known or any(one is None for one in known):
+    if not known or any(figure is None for figure in known):
         return None
-    numbers = [one for one in known if one is not None]
-    # A number that is none meets nothing.
-    if any(math.isnan(one) for one in numbers):
+    numbers = [figure for figure in known if figure is not None]
+    # NaN meets no goal.
+    if any(math.isnan(figure) for figure in numbers):
         return math.nan
     return max(numbers) if way == "at most" else min(numbers)
 
 
 def show_goals(goals: Iterable[Goal], console: Console) -> None:
-    """Each goal, what was found, and whether it is met."""
+    """Print each goal, the measured figure, and whether it is met."""
     table = Table("goal", "found", "goal", "")
     for goal in goals:
         table.add_row(goal.says, "" if goal.found is None else f"{goal.found:.3g}", f"{goal.way} {goal.bound:g}", goal.verdict)
@@ -105,7 +104,7 @@ def show_goals(goals: Iterable[Goal], console: Console) -> None:
 
 
 def about(device: str, **more: Any) -> dict[str, Any]:
-    """The machine and the versions."""
+    """Return the machine and the versions of the packages."""
     return {
         "device": device_name(device),
         "threads": torch.get_num_threads(),
@@ -116,7 +115,7 @@ def about(device: str, **more: Any) -> dict[str, Any]:
 
 
 def write(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
-    """A result as JSON."""
+    """Write a result as JSON, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -92,8 +92,8 @@ class Quadratic(nn.Module):
         return (weights / weights.sum(-1, keepdim=True) @ value).transpose(1, 2)
 
 
-def composed(name: str) -> ComposedHeads:
-    """The heads of one layer, built from the shipped spec onto a random Llama of 8 heads."""
+def build_heads(name: str) -> ComposedHeads:
+    """Return the heads of one layer, built from the shipped spec onto a random Llama of 8 heads."""
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=9, hidden_size=512, intermediate_size=9, num_hidden_layers=1, num_attention_heads=HEADS)
     spec, overrides = SPECS[name]
@@ -101,16 +101,17 @@ def composed(name: str) -> ComposedHeads:
     return cast("ComposedHeads", model.get_submodule("model.layers.0.self_attn.composed"))
 
 
-def contestant(name: str) -> tuple[nn.Module, Run]:
-    """What holds the parameters, and the run from hidden states ``B T C``, queries, keys and values ``B T H D`` to the output."""
+def build_contestant(name: str) -> tuple[nn.Module, Run]:
+    """Return the module that holds the parameters, and a run. It computes the output from hidden states ``B T C`` and queries, keys
+    and values ``B T H D``."""
     if name == "softmax":
         attention = torch.nn.functional.scaled_dot_product_attention
         return nn.Module(), lambda hidden, *rows: attention(*(states.transpose(1, 2) for states in rows), is_causal=True)
     if name == "quadratic":
-        (head,) = composed("lolcats").children()
+        (head,) = build_heads("lolcats").children()
         quadratic = Quadratic({name: parameter.detach() for name, parameter in head.named_parameters()})
         return quadratic, lambda hidden, *rows: quadratic(*rows)
-    heads = composed(name)
+    heads = build_heads(name)
 
     def run(hidden: Tensor, *rows: Tensor) -> Tensor:
         tokens, state = Tokens(torch.arange(hidden.shape[1])[None]), heads.empty_state(1, hidden.dtype, hidden.device)
@@ -120,93 +121,93 @@ def contestant(name: str) -> tuple[nn.Module, Run]:
     return heads, run
 
 
-def inputs(length: int) -> list[Tensor]:
-    """Hidden states, queries, keys and values."""
+def draw_inputs(length: int) -> list[Tensor]:
+    """Draw hidden states, queries, keys and values."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, length, HEADS * WIDTH, generator=generator)
     rows = (torch.randn(1, length, HEADS, WIDTH, generator=generator) for _ in range(3))
     return [states.requires_grad_() for states in (hidden, *rows)]
 
 
-def passed(module: nn.Module, run: Run, given: list[Tensor], way: str) -> None:
+def run_once(module: nn.Module, run: Run, tensors: list[Tensor], way: str) -> None:
     """Run forward once, and backward to inputs and parameters if set."""
     with torch.set_grad_enabled(way == "with backward"):
-        output = run(*given)
+        output = run(*tensors)
         if output.requires_grad:
             output.square().sum().backward()
-    for tensor in (*given, *module.parameters()):
+    for tensor in (*tensors, *module.parameters()):
         tensor.grad = None
 
 
 def in_turn(names: tuple[str, ...], length: int, rounds: int, way: str) -> dict[str, list[float]]:
-    """Seconds of each in each round, after one round to warm up."""
-    made, given = {name: contestant(name) for name in names}, inputs(length)
+    """Return the seconds of each contestant in each round, after one round to warm up."""
+    contestants, tensors = {name: build_contestant(name) for name in names}, draw_inputs(length)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(rounds + 1):
-        for name, (module, run) in made.items():
+        for name, (module, run) in contestants.items():
             began = time.perf_counter()
-            passed(module, run, given, way)
+            run_once(module, run, tensors, way)
             if round_:
                 seconds[name].append(time.perf_counter() - began)
     return seconds
 
 
 def decode(names: list[str], length: int, steps: int = 200) -> dict[str, float]:
-    """Median seconds of one token after ``length`` others, of each in turn; states are written over, as a model's are."""
-    given, made = inputs(length), {name: composed(name) for name in names}
+    """Return the median seconds of one token after ``length`` others, timed in turn. States are overwritten, as in a model."""
+    tensors, heads_by_name = draw_inputs(length), {name: build_heads(name) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     with torch.no_grad():
-        tokens, kind = Tokens(torch.arange(length)[None]), (torch.float32, given[0].device)
+        tokens, kind = Tokens(torch.arange(length)[None]), (torch.float32, tensors[0].device)
         state = {
-            name: heads(HeadInputs(*given, tokens), heads.empty_state(1, *kind), "torch", in_place=False)[1]
-            for name, heads in made.items()
+            name: heads(HeadInputs(*tensors, tokens), heads.empty_state(1, *kind), "torch", in_place=False)[1]
+            for name, heads in heads_by_name.items()
         }
         for step in range(steps):
-            token, place = [states[:, step, None] for states in given], Tokens(torch.tensor([[length + step]]))
-            for name, heads in made.items():
+            token, place = [states[:, step, None] for states in tensors], Tokens(torch.tensor([[length + step]]))
+            for name, heads in heads_by_name.items():
                 began = time.perf_counter()
                 _, state[name] = heads(HeadInputs(*token, place), state[name], "torch", in_place=True)
                 seconds[name].append(time.perf_counter() - began)
-    return {name: statistics.median(taken) for name, taken in seconds.items()}
+    return {name: statistics.median(samples) for name, samples in seconds.items()}
 
 
-def peak(name: str, way: str, length: int) -> int:
-    """Bytes above what is resident before one run, in this process; a short run before it loads what has to be loaded."""
-    (module, run), given = contestant(name), inputs(length)
-    passed(module, run, inputs(2 * WINDOW), way)
-    return resident(lambda: passed(module, run, given, way), 0)[1]
+def measure_peak(name: str, way: str, length: int) -> int:
+    """Return the peak memory of one run in this process, in bytes above what was resident. A short run loads libraries first."""
+    (module, run), tensors = build_contestant(name), draw_inputs(length)
+    run_once(module, run, draw_inputs(2 * WINDOW), way)
+    return resident(lambda: run_once(module, run, tensors, way), 0)[1]
 
 
-def in_its_own_process(name: str, length: int, way: str) -> int:
-    """``peak``, freshly started."""
+def measure_peak_apart(name: str, length: int, way: str) -> int:
+    """Return ``measure_peak`` of a new process."""
     command = [sys.executable, __file__, "--length", str(length), "--peak", name, way]
     return int(subprocess.run(command, env=os.environ | AT_ONCE, check=True, capture_output=True, text=True).stdout)
 
 
 def summary(samples: list[float]) -> list[float]:
-    """Median, first and third quartile."""
+    """Return the median, and the first and the third quartile."""
     first, median, third = statistics.quantiles(samples, n=4, method="inclusive")
     return [median, first, third]
 
 
 def measure(length: int, rounds: int) -> dict[str, Any]:
-    """Everything that is written."""
+    """Return all figures of the result."""
     quick = tuple(name for name in CONTESTANTS if name != BY_TOKEN)
     seconds = {way: in_turn(quick, length, rounds, way) for way in WAYS}
     seconds["token by token"] = in_turn((BY_TOKEN, "lola"), length, rounds, "forward")
     with torch.no_grad():
-        one, other = (run(*inputs(length)) for _, run in map(contestant, ("quadratic", "lolcats")))
+        quadratic, linear = (run(*draw_inputs(length)) for _, run in map(build_contestant, ("quadratic", "lolcats")))
     cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     return {
         "machine": {"cpu": cpu and cpu[1], "torch": torch.__version__, "threads": torch.get_num_threads(), "dtype": "float32"},
         "tokens_and_rounds": [length, rounds],
-        "largest_difference": float((one - other).abs().max()),
-        "seconds": {way: {name: summary(taken) for name, taken in of.items()} for way, of in seconds.items()},
+        "largest_difference": float((quadratic - linear).abs().max()),
+        "seconds": {way: {name: summary(samples) for name, samples in of.items()} for way, of in seconds.items()},
         "ratios": {
             way: {f"{a} / {b}": summary([x / y for x, y in zip(of[a], of[b], strict=True)]) for a, b in RATIOS if {a, b} <= {*of}}
             for way, of in seconds.items()
         },
-        "peak_bytes": {way: {name: in_its_own_process(name, length, way) for name in quick} for way in WAYS},
+        "peak_bytes": {way: {name: measure_peak_apart(name, length, way) for name in quick} for way in WAYS},
         "decode_seconds": decode([name for name in SPECS if name != "latte-macchiato"], length),
     }
 
@@ -225,8 +226,8 @@ def show(result: dict[str, Any]) -> None:
         step = result["decode_seconds"].get(name)
         table.add_row(name, *cells("seconds", name, 1e3, 0), *peaks, f"{step * 1e3:.2f}" if step else "")
     ratios = Table("ratio", "forward", "with backward")
-    for one, other in RATIOS:
-        ratios.add_row(f"{one} / {other}", *cells("ratios", f"{one} / {other}", 1, 2))
+    for numerator, denominator in RATIOS:
+        ratios.add_row(f"{numerator} / {denominator}", *cells("ratios", f"{numerator} / {denominator}", 1, 2))
     console.print(table, ratios, result["machine"], f"quadratic and lolcats differ by {result['largest_difference']:.1e} at most")
 
 
@@ -241,7 +242,7 @@ def main() -> None:
         parser.error("--rounds: quartiles need at least 2")
     torch.set_num_threads(1)
     if options.peak:
-        print(peak(*options.peak, length=options.length))
+        print(measure_peak(*options.peak, length=options.length))
         return
     result = measure(options.length, options.rounds)
     show(result)

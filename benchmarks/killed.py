@@ -65,26 +65,26 @@ def run(model: Path, out: Path, kind: str, *, resume: bool, step: Callable[[], N
     distill(read_student(model, overrides), out, options, which=which)
 
 
-def undisturbed(model: Path, out: Path, kind: str) -> Course:
-    """A run from its start to its end."""
+def run_whole(model: Path, out: Path, kind: str) -> Course:
+    """Run from the start to the end, and return the course."""
     steps, began = [], time.monotonic()
     run(model, out, kind, resume=False, step=lambda: steps.append(time.monotonic() - began))
     first, last = steps[0], steps[-1]
     return Course(len(steps), first, (last - first) / (len(steps) - 1), time.monotonic() - began - last)
 
 
-def forked(model: Path, out: Path, kind: str) -> tuple[int, int]:
+def fork(model: Path, out: Path, kind: str) -> tuple[int, int]:
     """Return the process id of a copy of this process that begins or continues the run, and the pipe in which it writes a byte per
     step."""
     resume = out.with_name(f"{out.name}.run").exists()
-    told, tells = os.pipe()
+    reader, writer = os.pipe()
     process = os.fork()
     if process:
-        os.close(tells)
-        return process, told
+        os.close(writer)
+        return process, reader
 
     def step() -> None:
-        os.write(tells, b".")
+        os.write(writer, b".")
 
     code = 1
     try:
@@ -101,8 +101,8 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+def same(tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return tensors.keys() == expected.keys() and all(torch.equal(tensor, expected[name]) for name, tensor in tensors.items())
 
 
 def steps_taken(folder: Path) -> int:
@@ -111,29 +111,29 @@ def steps_taken(folder: Path) -> int:
     return log.read_text(encoding="utf-8").count('"norm"') if log.is_file() else 0
 
 
-def wait(told: int, left: int, course: Course, kills: int, choice: random.Random) -> None:
+def wait(reader: int, steps_left: int, course: Course, kills: int, choice: random.Random) -> None:
     """Wait until a run with this number of steps left is to be killed, or has ended."""
     steps = choice.randint(0, max(1, 2 * course.steps // kills))
-    for _ in range(min(steps, left)):
-        if not os.read(told, 1):
+    for _ in range(min(steps, steps_left)):
+        if not os.read(reader, 1):
             return
-    longest = course.end if steps > left else course.each if steps else course.start
+    longest = course.end if steps > steps_left else course.each if steps else course.start
     time.sleep(choice.uniform(0.0, longest))
 
 
-def killed(model: Path, folder: Path, kind: str, kills: int, choice: random.Random) -> dict[str, Any]:
-    course = undisturbed(model, folder / "whole", kind)
+def run_with_kills(model: Path, folder: Path, kind: str, kills: int, choice: random.Random) -> dict[str, Any]:
+    course = run_whole(model, folder / "whole", kind)
     expected = weights(folder / "whole")
     out, moments, compared, different = folder / "out", [], 0, 0
     while True:
         done = len(moments) == kills
-        left = course.steps - steps_taken(folder / "out.run")
-        process, told = forked(model, out, kind)
+        steps_left = course.steps - steps_taken(folder / "out.run")
+        process, reader = fork(model, out, kind)
         if not done:
-            wait(told, left, course, kills, choice)
+            wait(reader, steps_left, course, kills, choice)
             os.kill(process, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        os.close(told)
+        os.close(reader)
         if code == -signal.SIGKILL:
             moments.append(steps_taken(folder / "out.run"))
             if not out.exists():
@@ -160,17 +160,17 @@ def main() -> None:
     choice, folder = random.Random(options.seed), Path(tempfile.mkdtemp(prefix="killed-"))
     try:
         build_folder(str(ROOT / "examples" / "lolcats-small.yaml"), ROOT / "examples" / "teacher", folder / "model")
-        found = {}
+        figures = {}
         for kind in options.kind or KINDS:
             (folder / kind).mkdir()
-            found[kind] = killed(folder / "model", folder / kind, kind, options.kills, choice)
-            print(f"{kind}: {found[kind]}", flush=True)
+            figures[kind] = run_with_kills(folder / "model", folder / kind, kind, options.kills, choice)
+            print(f"{kind}: {figures[kind]}", flush=True)
     finally:
         shutil.rmtree(folder)
-    RESULTS.write_text(json.dumps({"seed": options.seed, "steps": STEPS, "kinds": found}, indent=1) + "\n")
-    if any(one["different"] for one in found.values()):
+    RESULTS.write_text(json.dumps({"seed": options.seed, "steps": STEPS, "kinds": figures}, indent=1) + "\n")
+    if any(run_figures["different"] for run_figures in figures.values()):
         sys.exit("a run ended with other numbers")
-    if not all(any(one["steps_logged_when_killed"]) for one in found.values()):
+    if not all(any(run_figures["steps_logged_when_killed"]) for run_figures in figures.values()):
         sys.exit("no run had finished a step when it was killed")
 
 

@@ -61,13 +61,13 @@ def measure(spec: str, tokens: int, processes: int) -> None:
 
         step(64)
         before, seconds = bytes_of("VmHWM"), step(tokens)
-        found = by_all(lambda: (bytes_of("VmHWM") - before, seconds))
+        results = by_all(lambda: (bytes_of("VmHWM") - before, seconds))
         if is_first():
-            print(json.dumps({"bytes": max(one for one, _ in found), "seconds": max(one for _, one in found)}))
+            print(json.dumps({"bytes": max(peak for peak, _ in results), "seconds": max(seconds for _, seconds in results)}))
 
 
-def measured(spec: str, tokens: int, processes: int) -> dict[str, float]:
-    """The same in separate processes."""
+def measure_apart(spec: str, tokens: int, processes: int) -> dict[str, float]:
+    """Return the figures of ``measure`` in separate processes."""
     words = [
         sys.executable,
         *(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []),
@@ -94,10 +94,10 @@ def main() -> None:
     rows: dict[str, Any] = {}
     for spec in options.specs:
         single, double, shared = (
-            measured(spec, *case) for case in ((options.tokens, 1), (2 * options.tokens, 1), (2 * options.tokens, 2))
+            measure_apart(spec, *case) for case in ((options.tokens, 1), (2 * options.tokens, 1), (2 * options.tokens, 2))
         )
         rows[spec] = {"single": single, "double": double, "shared": shared, "ratio": shared["bytes"] / single["bytes"]}
-        cells = (f"{one['bytes'] / 2**20:,.0f} MiB, {one['seconds']:.1f} s" for one in (single, double, shared))
+        cells = (f"{figures['bytes'] / 2**20:,.0f} MiB, {figures['seconds']:.1f} s" for figures in (single, double, shared))
         table.add_row(spec, *cells, f"{rows[spec]['ratio']:.2f}")
     Console(width=120).print(table)
     write("long_rows", {"about": about("cpu"), "tokens": options.tokens, "specs": rows})

@@ -34,9 +34,9 @@ def operations(model: Any) -> int:
         cache = model(tokens, use_cache=True).past_key_values
         for _ in range(2):
             model(tokens[:, :1], past_key_values=cache, use_cache=True)
-        with profile(activities=[ProfilerActivity.CPU]) as seen:
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
             model(tokens[:, :1], past_key_values=cache, use_cache=True)
-    return sum(event.count for event in seen.key_averages() if event.key.startswith("aten::"))
+    return sum(event.count for event in profiled.key_averages() if event.key.startswith("aten::"))
 
 
 def main() -> None:

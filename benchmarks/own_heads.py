@@ -32,7 +32,7 @@ Run = Callable[[], Any]
 
 
 class Bench:
-    """Where it runs, how often, and for how long. waiting: how many measurements the time that is left is for."""
+    """The device, the sizes and the time of the measurements. waiting: how many measurements share the time that is left."""
 
     def __init__(self, device: str, quick: bool, seconds: float = 100.0) -> None:
         self.device, self.quick = device, quick
@@ -41,23 +41,23 @@ class Bench:
         self.budget, self.waiting = Budget(seconds), 1
 
     def in_turn(self, runs: dict[str, Run]) -> dict[str, Figures | None]:
-        """Seconds of each, taken in turn after one warm-up, for its share of the time that is left."""
+        """Return the seconds of each run, timed in turn after one warm-up, within this measurement's share of the time left."""
         for run in runs.values():
             run()
         settle_of(self.device)()
-        share = max(self.budget.left, 0.0) / self.waiting
+        share = max(self.budget.seconds_left, 0.0) / self.waiting
         return rounds(runs, share, self.device, most=1 if self.quick else 100)
 
     def head(self, name: str) -> tuple[Head, Shape]:
-        """With small windows where all is small."""
+        """Return a spec's head with random weights. Quick runs have small windows."""
         large, small = HEADS[name]
         resolved = resolve(load_spec(name, small if self.quick else large), self.size)
         (head,), shape = resolved.heads.values(), self.size.shape(self.size.heads)
-        made, generator = Head(head, shape), torch.Generator().manual_seed(0)
-        for module in made.modules():
+        built, generator = Head(head, shape), torch.Generator().manual_seed(0)
+        for module in built.modules():
             if hasattr(module, "fill"):
                 module.fill(generator)  # pyright: ignore[reportCallIssue]
-        return made.to(self.device, self.kind), shape
+        return built.to(self.device, self.kind), shape
 
     def inputs(self, shape: Shape, batch: int, length: int) -> list[Tensor]:
         generator = torch.Generator().manual_seed(1)
@@ -65,9 +65,9 @@ class Bench:
         return [torch.randn(batch, length, *size, generator=generator).to(self.device, self.kind) for size in sizes]
 
 
-def apart(found: Tensor, other: Tensor) -> float:
-    """The largest difference, as a share of the largest number."""
-    return ((found.double() - other.double()).abs().max() / other.double().abs().max()).item()
+def largest_difference(output: Tensor, reference: Tensor) -> float:
+    """Return the largest difference, as a share of the largest number."""
+    return ((output.double() - reference.double()).abs().max() / reference.double().abs().max()).item()
 
 
 def maps(bench: Bench, length: int) -> dict[str, Any]:
@@ -78,19 +78,19 @@ def maps(bench: Bench, length: int) -> dict[str, Any]:
     weight = (weight / shape.head_dim**0.5).to(bench.device, bench.kind).requires_grad_()
     query = bench.inputs(shape, 1, length)[1].requires_grad_()
 
-    def fused() -> Tensor:
+    def run_fused() -> Tensor:
         from blocks.fused.hedgehog import shares
 
         features = shares(query, weight, None, skip=False, sides=2, floor=part.floor)
         features.square().sum().backward()
         return features.detach()
 
-    def composed() -> Tensor:
+    def run_composed() -> Tensor:
         features = part.map_query({"query_weight": weight}, query)
         features.square().sum().backward()
         return features.detach()
 
-    return {"apart": apart(fused(), composed())} | bench.in_turn({"triton": fused, "torch": composed})
+    return {"apart": largest_difference(run_fused(), run_composed())} | bench.in_turn({"triton": run_fused, "torch": run_composed})
 
 
 def taps_and_map(bench: Bench, length: int) -> dict[str, Any]:
@@ -100,34 +100,36 @@ def taps_and_map(bench: Bench, length: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(2)
     sizes = (shape.heads, shape.head_dim, taps.kernel), (shape.heads, shape.head_dim, part.dim or shape.head_dim)
     filters, weight = (torch.randn(size, generator=generator) / shape.head_dim**0.5 for size in sizes)
-    leaves = [one.to(bench.device, bench.kind).requires_grad_() for one in (bench.inputs(shape, 1, length)[1], filters, weight)]
+    leaves = [
+        tensor.to(bench.device, bench.kind).requires_grad_() for tensor in (bench.inputs(shape, 1, length)[1], filters, weight)
+    ]
     earlier = torch.zeros(1, taps.kernel - 1, shape.heads, shape.head_dim, device=bench.device, dtype=bench.kind)
     tokens = Tokens(torch.arange(length, device=bench.device)[None])
 
-    def differentiated(features: Tensor) -> Tensor:
+    def differentiate(features: Tensor) -> Tensor:
         torch.autograd.grad(features.square().sum(), leaves)
         return features.detach()
 
-    def fused() -> Tensor:
+    def run_fused() -> Tensor:
         from blocks.fused.convolved_hedgehog import convolved_shares
 
         query, own, matrix = leaves
-        return differentiated(convolved_shares(query, earlier, own, None, matrix, None, skip=False, sides=2, floor=part.floor)[1])
+        return differentiate(convolved_shares(query, earlier, own, None, matrix, None, skip=False, sides=2, floor=part.floor)[1])
 
-    def composed(filtering: Callable[..., Any], mapping: Callable[..., Tensor]) -> Tensor:
-        return differentiated(mapping(filtering(leaves[0], leaves[1], tokens, earlier)[0], leaves[2]))
+    def run_composed(filtering: Callable[..., Any], mapping: Callable[..., Tensor]) -> Tensor:
+        return differentiate(mapping(filtering(leaves[0], leaves[1], tokens, earlier)[0], leaves[2]))
 
     def apart_from_taps(inputs: Tensor, matrix: Tensor) -> Tensor:
         from blocks.fused.hedgehog import shares
 
         return shares(inputs, matrix, None, skip=False, sides=2, floor=part.floor)
 
-    def defined(inputs: Tensor, matrix: Tensor) -> Tensor:
+    def map_as_defined(inputs: Tensor, matrix: Tensor) -> Tensor:
         return part.map_query({"query_weight": matrix}, inputs)
 
     runs: dict[str, Run] = {
-        "triton": fused,
-        "torch": lambda: composed(filter_inputs, defined),
-        "fla": lambda: composed(filter_by_kernel, apart_from_taps),
+        "triton": run_fused,
+        "torch": lambda: run_composed(filter_inputs, map_as_defined),
+        "fla": lambda: run_composed(filter_by_kernel, apart_from_taps),
     }
-    return {"apart": apart(fused(), runs["torch"]())} | bench.in_turn(runs)
+    return {"apart": largest_difference(run_fused(), runs["torch"]())} | bench.in_turn(runs)

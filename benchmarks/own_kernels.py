@@ -28,7 +28,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.harness import NO_ROOM, NO_TIME, RESULTS, Budget, Goal, about, show_goals, worst, write
-from benchmarks.own_heads import HEADS, Bench, Run, apart, maps, taps_and_map
+from benchmarks.own_heads import HEADS, Bench, Run, largest_difference, maps, taps_and_map
 from blocks.flow import Tokens
 from composer.benching.trial import NoRoom, room
 from composer.graph.program import FallsBack, HeadInputs
@@ -50,30 +50,30 @@ def softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def prefill(bench: Bench, name: str, length: int, *, backward: bool) -> dict[str, Any]:
     """A whole text in one call."""
     head, shape = bench.head(name)
-    given = [one.requires_grad_(backward) for one in bench.inputs(shape, 1, length)]
+    inputs = [tensor.requires_grad_(backward) for tensor in bench.inputs(shape, 1, length)]
     composed = ("torch", "fla") if name in COMPOSED else ("torch",)
     tokens = Tokens(torch.arange(length, device=bench.device)[None])
     head.requires_grad_(backward)
 
-    def differentiated(output: Tensor) -> Tensor:
-        for one in (*given, *head.parameters()):
-            one.grad = None
+    def differentiate(output: Tensor) -> Tensor:
+        for tensor in (*inputs, *head.parameters()):
+            tensor.grad = None
         if backward:
             output.sum().backward()
         return output.detach()
 
     def run(backend: str) -> Tensor:
         with torch.set_grad_enabled(backward):
-            output, _ = head(HeadInputs(*given, tokens), head.empty_state(1, bench.kind, given[0].device), backend)
-            return differentiated(output)
+            output, _ = head(HeadInputs(*inputs, tokens), head.empty_state(1, bench.kind, inputs[0].device), backend)
+            return differentiate(output)
 
     def attend() -> Tensor:
         with torch.set_grad_enabled(backward):
-            return differentiated(softmax(*given[1:]))
+            return differentiate(softmax(*inputs[1:]))
 
-    found = {"apart": apart(run("triton"), run("torch"))}
+    figures = {"apart": largest_difference(run("triton"), run("torch"))}
     runs: dict[str, Run] = {backend: lambda backend=backend: run(backend) for backend in ("triton", *composed)}
-    return found | bench.in_turn(runs | {"softmax": attend})
+    return figures | bench.in_turn(runs | {"softmax": attend})
 
 
 @torch.no_grad()
@@ -83,13 +83,13 @@ def errors(bench: Bench, name: str) -> dict[str, Any]:
     near, far = (40, 70) if bench.quick else (EXACT, LONG)
 
     def run(length: int, kind: torch.dtype, backend: str) -> Tensor:
-        given = [one.to(kind) for one in bench.inputs(shape, 1, length)]
-        tokens, empty = Tokens(torch.arange(length, device=bench.device)[None]), head.empty_state(1, kind, given[0].device)
-        return head.to(kind)(HeadInputs(*given, tokens), empty, backend)[0]
+        inputs = [tensor.to(kind) for tensor in bench.inputs(shape, 1, length)]
+        tokens, empty = Tokens(torch.arange(length, device=bench.device)[None]), head.empty_state(1, kind, inputs[0].device)
+        return head.to(kind)(HeadInputs(*inputs, tokens), empty, backend)[0]
 
     finite = bool(torch.isfinite(run(far, bench.kind, "triton")).all())
-    found = run(near, bench.kind, "triton").double()
-    return {"error": apart(found, run(near, torch.float64, "reference")), "finite": finite, "long": far}
+    output = run(near, bench.kind, "triton").double()
+    return {"error": largest_difference(output, run(near, torch.float64, "reference")), "finite": finite, "long": far}
 
 
 def decode(bench: Bench, name: str, batch: int) -> dict[str, Any]:
@@ -101,24 +101,24 @@ def decode(bench: Bench, name: str, batch: int) -> dict[str, Any]:
         start = torch.arange(length, device=bench.device).expand(batch, -1)
         empty = head.empty_state(batch, bench.kind, before[0].device)
         _, state = head(HeadInputs(*before, Tokens(start)), empty, "torch")
-        given, states = bench.inputs(shape, batch, 1), {name: dict(state) for name in ("triton", "torch")}
-        states["triton"] = {name: one.clone() for name, one in state.items()}
+        inputs, states = bench.inputs(shape, batch, 1), {name: dict(state) for name in ("triton", "torch")}
+        states["triton"] = {name: tensor.clone() for name, tensor in state.items()}
         tokens = Tokens(start[:, -1:] + 1)
 
         def run(backend: str) -> Tensor:
-            output, states[backend] = head(HeadInputs(*given, tokens), states[backend], backend, True)
+            output, states[backend] = head(HeadInputs(*inputs, tokens), states[backend], backend, True)
             return output
 
-        found = {"apart": apart(run("triton"), run("torch"))}
-        return found | bench.in_turn({"triton": lambda: run("triton"), "torch": lambda: run("torch")})
+        figures = {"apart": largest_difference(run("triton"), run("torch"))}
+        return figures | bench.in_turn({"triton": lambda: run("triton"), "torch": lambda: run("torch")})
 
 
 def tasks(lengths: Sequence[int], batches: Sequence[int]) -> dict[str, Callable[[Bench], dict[str, Any]]]:
     """Return all measured cells, by their labels in the table, those of goals first."""
-    found: dict[str, Callable[[Bench], dict[str, Any]]] = {}
+    measurements: dict[str, Callable[[Bench], dict[str, Any]]] = {}
 
-    def add(said: str, measure: Callable[..., dict[str, Any]], *of: Any, **options: Any) -> None:
-        found[said] = lambda bench: measure(bench, *of, **options)
+    def add(title: str, measure: Callable[..., dict[str, Any]], *of: Any, **options: Any) -> None:
+        measurements[title] = lambda bench: measure(bench, *of, **options)
 
     for length in sorted(lengths, key=lambda length: length != ASKED):
         add(f"lolcats forward {length}", prefill, "lolcats", length, backward=False)
@@ -132,40 +132,41 @@ def tasks(lengths: Sequence[int], batches: Sequence[int]) -> dict[str, Callable[
     for batch in batches:
         for name in ("lolcats", "lola"):
             add(f"{name} decode, batch {batch}", decode, name, batch)
-    return found
+    return measurements
 
 
 def goals(rows: dict[str, dict[str, Any]], exact: dict[str, dict[str, Any]]) -> list[Goal]:
     """What the kernels are meant to reach."""
 
-    def speed(said: str) -> float | None:
+    def speed(title: str) -> float | None:
         """Of the fastest that composes the same head, over the kernel's."""
-        row = rows.get(said, {})
+        row = rows.get(title, {})
         times = [row[backend]["least"] for backend in ("torch", "fla") if row.get(backend)]
         return min(times) / row["triton"]["least"] if times and row.get("triton") else None
 
     return [
         Goal(f"window and state in one pass at {ASKED:,}, speed of composition", speed(f"lolcats forward {ASKED}"), "at least", 2),
-        Goal("the same with the way back", speed(f"lolcats with backward {ASKED}"), "at least", 1.5),
+        Goal("the same with backward", speed(f"lolcats with backward {ASKED}"), "at least", 1.5),
         Goal(f"LoLA's prefill at {ASKED:,}, speed of the loop", speed(f"lola forward {ASKED}"), "at least", 5),
-        Goal("largest error against float64", worst((one["error"] for one in exact.values()), "at most"), "at most", CLOSE),
+        Goal("largest error against float64", worst((figures["error"] for figures in exact.values()), "at most"), "at most", CLOSE),
         Goal(
             f"all outputs at {LONG:,} tokens are finite",
-            worst((float(one["finite"]) if one["long"] == LONG else None for one in exact.values()), "at least"), "at least", 1,
+            worst((float(figures["finite"]) if figures["long"] == LONG else None for figures in exact.values()), "at least"),
+            "at least", 1,
         ),
     ]  # fmt: skip
 
 
-def measured(bench: Bench, asked: dict[str, Callable[[Bench], dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Each in its share of the time that is left."""
+def measure_all(bench: Bench, tasks_by_title: dict[str, Callable[[Bench], dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Return the figures of each measurement, each in its share of the time that is left."""
     rows: dict[str, dict[str, Any]] = {}
-    for index, (said, measure) in enumerate(asked.items()):
-        bench.waiting = len(asked) - index
+    for index, (title, measure) in enumerate(tasks_by_title.items()):
+        bench.waiting = len(tasks_by_title) - index
         try:
             with room():
-                rows[said] = {"failure": NO_TIME} if bench.budget.left < 0 else measure(bench)
+                rows[title] = {"failure": NO_TIME} if bench.budget.seconds_left < 0 else measure(bench)
         except NoRoom:
-            rows[said] = {"failure": NO_ROOM}
+            rows[title] = {"failure": NO_ROOM}
     return rows
 
 
@@ -176,12 +177,12 @@ def show(rows: dict[str, dict[str, Any]], exact: dict[str, dict[str, Any]], cons
             table.add_row(name, row.get("failure", NO_ROOM))
             continue
         own = row["triton"]["least"]
-        ratios = [f"{row[other]['least'] / own:.2f}" if row.get(other) else "" for other in ("torch", "fla", "softmax")]
+        ratios = [f"{row[kind]['least'] / own:.2f}" if row.get(kind) else "" for kind in ("torch", "fla", "softmax")]
         table.add_row(name, f"{own * 1e3:.3f}", *ratios, f"{row['apart']:.1e}")
     console.print(table)
     table = Table("head", "error against float64", "finite far out")
-    for name, one in exact.items():
-        table.add_row(name, f"{one['error']:.1e}", "yes" if one["finite"] else "no")
+    for name, figures in exact.items():
+        table.add_row(name, f"{figures['error']:.1e}", "yes" if figures["finite"] else "no")
     console.print(table)
 
 
@@ -198,14 +199,14 @@ def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS) -> None
     bench = Bench(options.device, options.quick)
     exact = {name: errors(bench, name) for name in HEADS}
     bench.budget = Budget(options.seconds)
-    asked = tasks((40,), (1,)) if options.quick else tasks(LENGTHS, (1, 8, 64))
-    rows, console = measured(bench, asked), Console()
-    found = goals(rows, exact)
+    tasks_by_title = tasks((40,), (1,)) if options.quick else tasks(LENGTHS, (1, 8, 64))
+    rows, console = measure_all(bench, tasks_by_title), Console()
+    measured_goals = goals(rows, exact)
     show(rows, exact, console)
-    show_goals(found, console)
+    show_goals(measured_goals, console)
     if not options.quick:
         facts = about(options.device, dtype=str(bench.kind).removeprefix("torch."))
-        result = {"about": facts, "rows": rows, "errors": exact, "goals": [goal.document() for goal in found]}
+        result = {"about": facts, "rows": rows, "errors": exact, "goals": [goal.document() for goal in measured_goals]}
         write(f"own_kernels_{options.device}", result, folder)
 
 

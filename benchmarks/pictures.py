@@ -45,7 +45,7 @@ def _milliseconds(resolved: Resolved) -> float:
 
 
 def _random() -> Iterator[Resolved]:
-    found: list[Resolved] = []
+    specs: list[Resolved] = []
 
     @settings(max_examples=HEADS, derandomize=True, database=None, deadline=None, suppress_health_check=SLOW)
     @given(drawn=random_heads())
@@ -55,14 +55,14 @@ def _random() -> Iterator[Resolved]:
             update={"layers": 1, **{name: getattr(shape, name) for name in ("hidden_size", "heads", "key_heads", "head_dim")}}
         )
         group = Group(head="head", heads=shape.heads, key_heads=shape.key_heads)
-        found.append(Resolved(compose=1, name="drawn", dimensions=size, heads={"head": head}, layers=((group,),)))
+        specs.append(Resolved(compose=1, name="drawn", dimensions=size, heads={"head": head}, layers=((group,),)))
 
     collect()
-    yield from found
+    yield from specs
 
 
-def _say(what: str, times: list[float]) -> None:
-    print(f"{what}: median {statistics.median(times):.1f} ms, slowest {max(times):.1f} ms")
+def _say(label: str, times: list[float]) -> None:
+    print(f"{label}: median {statistics.median(times):.1f} ms, slowest {max(times):.1f} ms")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def in_turn(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
                 torch.cuda.synchronize()
             if round_:
                 seconds[name].append(time.perf_counter() - began)
-    return {name: statistics.median(taken) for name, taken in seconds.items()}
+    return {name: statistics.median(samples) for name, samples in seconds.items()}
 
 
 def prefill(length: int, device: str) -> dict[str, float]:

@@ -37,7 +37,7 @@ def by_vllm(model: str, prompts: list[list[int]], options: argparse.Namespace) -
     )  # fmt: skip
     greedy = SamplingParams(temperature=0, max_tokens=options.new, ignore_eos=True, detokenize=False)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-    seconds = [_timed(lambda: engine.generate(inputs, greedy, use_tqdm=False)) for _ in range(options.repeats + 1)]
+    seconds = [_time(lambda: engine.generate(inputs, greedy, use_tqdm=False)) for _ in range(options.repeats + 1)]
     config = engine.llm_engine.engine_core.engine_core.scheduler.kv_cache_config
     held = sum(_bytes_of(group, options.prompt + options.new) for group in config.kv_cache_groups)
     return {"tokens a second": len(prompts) * options.new / min(seconds[1:]), "bytes a request": held}
@@ -75,13 +75,13 @@ def by_generate(model: str, prompts: list[list[int]], options: argparse.Namespac
             cache = loaded.generate(batch, attention_mask=attention_mask, **fixed).past_key_values
 
     with torch.no_grad():
-        seconds = [_timed(once) for _ in range(options.repeats + 1)]
+        seconds = [_time(once) for _ in range(options.repeats + 1)]
     held = cache.bytes() if hasattr(cache, "bytes") else sum(2 * layer.keys.nbytes for layer in cache.layers)
     new = sum(len(batch) for batch, _ in batches) * options.new
     return {"tokens a second": new / min(seconds[1:]), "bytes a request": held / len(batches[-1][0])}
 
 
-def _timed(run: Any) -> float:
+def _time(run: Any) -> float:
     start = time.process_time()
     run()
     return time.process_time() - start

@@ -59,8 +59,8 @@ def make_inputs(folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel({word: step * index for index, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.save(str(source / "tokenizer.json"))
-    told = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
-    (source / "tokenizer_config.json").write_text(json.dumps(told))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
+    (source / "tokenizer_config.json").write_text(json.dumps(config))
     random = np.random.default_rng(0)
     lines = (" ".join(random.choice(words[1:], SEQUENCE)) for _ in range(ROWS))
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
@@ -129,15 +129,15 @@ def main() -> None:
         done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True, check=True)
     finally:
         shutil.rmtree(folder)
-    found = json.loads(done.stdout.splitlines()[-1])
-    parts = bound(found["walked_at_once"])
-    taken, most = found["peak"] - found["resident_after_imports"], sum(parts.values())
-    result = {"tokens_steps_and_rows": [SEQUENCE, STEPS, BATCH], **found, "taken": taken, "bound": {**parts, "all": most}}
+    figures = json.loads(done.stdout.splitlines()[-1])
+    parts = bound(figures["walked_at_once"])
+    peak, most = figures["peak"] - figures["resident_after_imports"], sum(parts.values())
+    result = {"tokens_steps_and_rows": [SEQUENCE, STEPS, BATCH], **figures, "taken": peak, "bound": {**parts, "all": most}}
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"peak {found['peak'] / 1e6:,.0f} MB, {found['resident_after_imports'] / 1e6:,.0f} MB of it after the imports alone")
-    print(f"taken by the run: {taken / 1e6:,.0f} MB, in {found['seconds']:.0f} s")
+    print(f"peak {figures['peak'] / 1e6:,.0f} MB, {figures['resident_after_imports'] / 1e6:,.0f} MB of it after the imports alone")
+    print(f"taken by the run: {peak / 1e6:,.0f} MB, in {figures['seconds']:.0f} s")
     print("bound: " + ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in parts.items()) + f", all {most / 1e6:,.0f} MB")
-    if taken > most:
+    if peak > most:
         sys.exit("above the bound")
 
 

@@ -91,17 +91,17 @@ class QuadraticStep:
                     for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
                 )
                 key, value = (states.repeat_interleave(attention.num_key_value_groups, dim=2) for states in (key, value))
-                converted, facing = (_converted(states.transpose(1, 2), *turn) for states in (query, key))
+                converted, facing = (_rotate(states.transpose(1, 2), *turn) for states in (query, key))
                 weights = (converted @ facing.mT / math.sqrt(HEAD) + causal).softmax(-1, dtype=torch.float32)
-                wanted = (weights @ value.transpose(1, 2)).transpose(1, 2).flatten(2)
-            found = student(query, key, value).flatten(2)
-            loss = self.factor * (found - wanted).square().mean(-1).mean()
+                target = (weights @ value.transpose(1, 2)).transpose(1, 2).flatten(2)
+            output = student(query, key, value).flatten(2)
+            loss = self.factor * (output - target).square().mean(-1).mean()
             loss.backward()
             losses.append(loss.detach())
             if index + 1 == len(trunk.layers):  # the output of the last one is not needed
                 break
             with torch.no_grad():
-                hidden = hidden + attention.o_proj(wanted)
+                hidden = hidden + attention.o_proj(target)
                 hidden = hidden + cast("Any", layer).mlp(cast("Any", layer).post_attention_layernorm(hidden))
         return losses
 
@@ -109,7 +109,7 @@ class QuadraticStep:
         return [parameter for student in self.students for parameter in student.parameters()]
 
 
-def _converted(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def _rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     first, second = states.chunk(2, dim=-1)
     return states * cosine[:, None] + torch.cat((-second, first), dim=-1) * sine[:, None]
 
@@ -135,16 +135,18 @@ def ready() -> tuple[TransferCourse, QuadraticStep, ComposedForCausalLM, Batch]:
 def differences(course: TransferCourse, quadratic: QuadraticStep, batch: Batch) -> dict[str, float]:
     """Of losses and gradients, each relative to the largest number of its kind."""
     ours, theirs = course.learn(batch, course.count(batch)), quadratic.learn(batch.ids)
-    found = {"loss": max(float(abs(one - other) / other) for one, other in zip(ours.values(), theirs, strict=True))}
+    largest = {
+        "loss": max(float(abs(parameter - expected) / expected) for parameter, expected in zip(ours.values(), theirs, strict=True))
+    }
     by_name = {name: parameter for unit in course.units for name, parameter in unit.parameters.items()}
     for index, student in enumerate(quadratic.students):
         names = ("feature_map.query_weight", "feature_map.key_weight", "window.weight")
-        for name, other in zip(names, (*student.maps, student.factor), strict=True):
-            one = by_name[f"model.layers.{index}.self_attn.composed.head.{name}"]
-            assert one.grad is not None
-            assert other.grad is not None
-            found[f"layer {index} {name}"] = float((one.grad - other.grad).abs().max() / other.grad.abs().max())
-    return found
+        for name, expected in zip(names, (*student.maps, student.factor), strict=True):
+            parameter = by_name[f"model.layers.{index}.self_attn.composed.head.{name}"]
+            assert parameter.grad is not None
+            assert expected.grad is not None
+            largest[f"layer {index} {name}"] = float((parameter.grad - expected.grad).abs().max() / expected.grad.abs().max())
+    return largest
 
 
 def in_turn(course: TransferCourse, quadratic: QuadraticStep, teacher: ComposedForCausalLM, batch: Batch, rounds: int) -> Any:
@@ -183,19 +185,21 @@ def main() -> None:
         parser.error("--rounds: quartiles need at least 2")
     torch.set_num_threads(1)
     course, quadratic, teacher, batch = ready()
-    found = differences(course, quadratic, batch)
-    if max(found.values()) > 1e-3:
-        sys.exit(f"They do not compute the same: {found}")
+    largest = differences(course, quadratic, batch)
+    if max(largest.values()) > 1e-3:
+        sys.exit(f"They do not compute the same: {largest}")
     seconds = in_turn(course, quadratic, teacher, batch, options.rounds)
     cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     ratios = {
-        clock: summary([one / other for one, other in zip(of["quadratic"], of["ours"], strict=True)])
+        clock: summary(
+            [quadratic_seconds / own_seconds for quadratic_seconds, own_seconds in zip(of["quadratic"], of["ours"], strict=True)]
+        )
         for clock, of in seconds.items()
     }
     result = {
         "machine": {"cpu": cpu and cpu[1], "torch": torch.__version__, "threads": 1, "dtype": "float32"},
         "tokens_and_rounds": [LENGTH, options.rounds],
-        "relative_differences": found,
+        "relative_differences": largest,
         "seconds": {clock: {name: summary(samples) for name, samples in of.items()} for clock, of in seconds.items()},
         "quadratic / ours": ratios,
     }
@@ -205,7 +209,7 @@ def main() -> None:
         clock, used = (result["seconds"][of][name] for of in CLOCKS)
         cells = [f"{LENGTH / clock[0]:,.0f}", f"{LENGTH / used[0]:,.0f}"]
         table.add_row(name, *cells, *(f"{1e3 * a:,.0f} ({1e3 * b:,.0f} to {1e3 * c:,.0f})" for a, b, c in (clock, used)))
-    console.print(table, f"largest relative difference: {max(found.values()):.1e}")
+    console.print(table, f"largest relative difference: {max(largest.values()):.1e}")
     for clock, (median, first, third) in ratios.items():
         console.print(f"quadratic / ours, {clock}: {median:.2f} ({first:.2f} to {third:.2f})")
     if ratios["cpu"][0] < LEAST:

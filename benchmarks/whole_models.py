@@ -76,8 +76,8 @@ class Bench:
         """What each does with one workload. waiting: workloads that the time is left for, this one among them."""
         with torch.set_grad_enabled(workload.kind == "train"):
             runs: dict[str, Callable[[], Any]] = {}
-            rows = {one.name: self.first(one, workload, budget, runs) for one in self.contestants}
-            share = max(budget.left, 0.0) / waiting
+            rows = {contestant.name: self.first(contestant, workload, budget, runs) for contestant in self.contestants}
+            share = max(budget.seconds_left, 0.0) / waiting
             timed = rounds(runs, share, self.device, most=self.most) if runs else {}
         for name, figures in timed.items():
             rows[name] |= {"failure": NO_ROOM} if figures is None else {"seconds": figures}
@@ -86,44 +86,47 @@ class Bench:
             row["of_teacher"] = _ratio(first, row)
         return list(rows.values())
 
-    def first(self, one: Contestant, workload: Workload, budget: Budget, runs: dict[str, Callable[[], Any]]) -> Row:
+    def first(self, contestant: Contestant, workload: Workload, budget: Budget, runs: dict[str, Callable[[], Any]]) -> Row:
         """Return the first run, with its memory; then the run alternates with the others, as far as memory and time suffice."""
-        row: Row = {"model": one.name, **vars(workload), "seconds": None, "failure": None}
-        if budget.left < max(2 * self.expects(one, workload), 0.0):  # and the first round after it
+        row: Row = {"model": contestant.name, **vars(workload), "seconds": None, "failure": None}
+        if budget.seconds_left < max(2 * self.expects(contestant, workload), 0.0):  # and the first round after it
             return row | {"failure": NO_TIME}
         try:
             with room():
-                run, cache = self.prepared(one, workload)
+                run, cache = self.prepare(contestant, workload)
                 held = cache_bytes(cache)
                 gauge = gauge_allocations(self.device) if self.device.startswith("cuda") else run_unmeasured
                 began = time.perf_counter()
                 answer, peak = gauge(run, held)
                 settle_of(self.device)()
-                self.expected[one.name, workload.kind] = workload.tokens, time.perf_counter() - began
+                self.expected[contestant.name, workload.kind] = workload.tokens, time.perf_counter() - began
                 if answer is not None:
                     row["finite"] = bool(torch.isfinite(answer.logits).all())
                     held = cache_bytes(answer.past_key_values)
                     del answer
                 if cache is not None:
-                    row["replayed"] = one.record(cache, run)
-                runs[one.name] = run
+                    row["replayed"] = contestant.record(cache, run)
+                runs[contestant.name] = run
                 return row | {"peak_bytes": peak, "state_bytes": held or None}
         except NoRoom:
             self.free()  # the error is deleted, and with it the frames that held the memory
             return row | {"failure": NO_ROOM}
 
-    def prepared(self, one: Contestant, workload: Workload) -> tuple[Callable[[], Any], Any]:
-        """The run, and the cache that it starts with."""
+    def prepare(self, contestant: Contestant, workload: Workload) -> tuple[Callable[[], Any], Any]:
+        """Return the run, and the cache that it starts with."""
         if workload.kind == "decode":
-            cache = one.at(workload.tokens, workload.batch)
-            return one.decoding(cache, workload.batch), cache
-        ids, run = one.ids(workload.batch, workload.tokens), one.prefill if workload.kind == "prefill" else one.train
+            cache = contestant.at(workload.tokens, workload.batch)
+            return contestant.decoding(cache, workload.batch), cache
+        ids, run = (
+            contestant.ids(workload.batch, workload.tokens),
+            contestant.prefill if workload.kind == "prefill" else contestant.train,
+        )
         return lambda: run(ids), None
 
-    def expects(self, one: Contestant, workload: Workload) -> float:
+    def expects(self, contestant: Contestant, workload: Workload) -> float:
         """Seconds of a run, after the last one of its kind; 0 where there has been none, and for a token in decode."""
-        tokens, seconds = self.expected.get((one.name, workload.kind), (workload.tokens, 0.0))
-        return 0.0 if workload.kind == "decode" else seconds * (workload.tokens / tokens) ** one.growth
+        tokens, seconds = self.expected.get((contestant.name, workload.kind), (workload.tokens, 0.0))
+        return 0.0 if workload.kind == "decode" else seconds * (workload.tokens / tokens) ** contestant.growth
 
 
 def _ratio(first: Row, own: Row) -> float | None:
@@ -136,8 +139,8 @@ def warm(bench: Bench, workloads: Sequence[Workload]) -> None:
     endless = Budget(float("inf"))
     for workload in workloads:
         with torch.set_grad_enabled(workload.kind == "train"):
-            for one in bench.contestants:
-                bench.first(one, workload, endless, {})
+            for contestant in bench.contestants:
+                bench.first(contestant, workload, endless, {})
         bench.free()
     bench.expected.clear()
 
@@ -156,34 +159,38 @@ def workloads_of(
 def goals(rows: Sequence[Row]) -> list[Goal]:
     """What the models are meant to reach."""
 
-    def of(model: str, **wanted: int | str) -> list[Row]:
-        return [row for row in rows if row["model"] == model and all(row[name] == value for name, value in wanted.items())]
+    def of(model: str, **settings: int | str) -> list[Row]:
+        return [row for row in rows if row["model"] == model and all(row[name] == value for name, value in settings.items())]
 
     ahead = [row for row in of("lawcat", kind="prefill") if row["tokens"] >= 4096]
-    found = [
+    goal_list = [
         Goal(
             "prefill of lawcat from 4,096 tokens on, speed of the teacher's", worst(_speeds(ahead, rows), "at least"), "at least", 1
         )
     ]
     for model in STUDENTS:
         far = _speeds(of(model, kind="decode", batch=64, tokens=32_768), rows)
-        found.append(Goal(f"decode of {model}, 64 rows at 32,768, speed of the teacher's", worst(far, "at least"), "at least", 3))
+        goal_list.append(
+            Goal(f"decode of {model}, 64 rows at 32,768, speed of the teacher's", worst(far, "at least"), "at least", 3)
+        )
         flat = []
         for batch in sorted({row["batch"] for row in of(model, kind="decode")}):
             seconds = [row["seconds"] and row["seconds"]["least"] for row in of(model, kind="decode", batch=batch)]
-            known = [one for one in seconds if one is not None]
+            known = [figure for figure in seconds if figure is not None]
             flat.append(max(known) / min(known) if known and len(known) == len(seconds) else None)
-        found.append(Goal(f"decode of {model}, slowest position over fastest", worst(flat, "at most"), "at most", 1.1))
+        goal_list.append(Goal(f"decode of {model}, slowest position over fastest", worst(flat, "at most"), "at most", 1.1))
         longest = [float(row["finite"]) if "finite" in row else None for row in of(model, kind="prefill", tokens=131_072)]
-        found.append(Goal(f"logits of {model} after 131,072 tokens are finite", worst(longest, "at least"), "at least", 1))
-    return found
+        goal_list.append(Goal(f"logits of {model} after 131,072 tokens are finite", worst(longest, "at least"), "at least", 1))
+    return goal_list
 
 
 def _speeds(own: Sequence[Row], rows: Sequence[Row]) -> Iterator[float | None]:
     """Beside the teacher's, where it had room: one that itself had none is infinitely slow."""
     for row in own:
         (teacher,) = (
-            one for one in rows if all(one[name] == row[name] for name in ("kind", "tokens", "batch")) and one["model"] == TEACHER
+            other_row
+            for other_row in rows
+            if all(other_row[name] == row[name] for name in ("kind", "tokens", "batch")) and other_row["model"] == TEACHER
         )
         if teacher["failure"] != NO_ROOM:
             yield 0.0 if row["failure"] == NO_ROOM else row["of_teacher"]
@@ -201,14 +208,14 @@ def cell(row: Row) -> str:
 def columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """A table's header and lines: a line a workload, a column a model."""
     models = list(dict.fromkeys(row["model"] for row in rows))
-    found: dict[tuple[str, int, int], dict[str, str]] = {}
+    cells: dict[tuple[str, int, int], dict[str, str]] = {}
     for row in rows:
-        found.setdefault((row["kind"], row["batch"], row["tokens"]), {})[row["model"]] = cell(row)
-    lines = [[kind, f"{batch} × {tokens:,}", *(of[model] for model in models)] for (kind, batch, tokens), of in found.items()]
+        cells.setdefault((row["kind"], row["batch"], row["tokens"]), {})[row["model"]] = cell(row)
+    lines = [[kind, f"{batch} × {tokens:,}", *(of[model] for model in models)] for (kind, batch, tokens), of in cells.items()]
     return ["", "rows × tokens", *models], lines
 
 
-def measured(tables: Sequence[Sequence[Workload]], bench: Bench) -> dict[str, Any]:
+def measure(tables: Sequence[Sequence[Workload]], bench: Bench) -> dict[str, Any]:
     """Return all tables, and the seconds before them."""
     began = time.perf_counter()
     warm(bench, [table[0] for table in tables if table])
@@ -227,30 +234,32 @@ def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS) -> None
     parser.add_argument("--rounds", type=int, default=20, help="of a workload, at most")
     for name, default in (("prefill", PREFILL), ("decode", DECODE), ("batches", BATCHES), ("train", TRAIN)):
         parser.add_argument(f"--{name}", default=",".join(map(str, default)))
-    said = parser.parse_args(arguments)
-    lengths = [[int(one) for one in getattr(said, name).split(",")] for name in ("prefill", "decode", "batches", "train")]
-    if unknown := set(said.sizes.split(",")) - set(SIZES):
+    options = parser.parse_args(arguments)
+    lengths = [[int(number) for number in getattr(options, name).split(",")] for name in ("prefill", "decode", "batches", "train")]
+    if unknown := set(options.sizes.split(",")) - set(SIZES):
         parser.error(f"--sizes: {', '.join(sorted(unknown))}; there are {', '.join(SIZES)}")
     if min(lengths[1]) <= BEFORE:
         parser.error(f"--decode: positions start after {BEFORE}")
-    dtype = torch.bfloat16 if said.device.startswith("cuda") else torch.float32
+    dtype = torch.bfloat16 if options.device.startswith("cuda") else torch.float32
     console = Console()
-    for name in said.sizes.split(","):
+    for name in options.sizes.split(","):
         began = time.perf_counter()
-        contestants = make(SIZES[name], said.device, dtype, said.backend)
+        contestants = make(SIZES[name], options.device, dtype, options.backend)
         built = time.perf_counter() - began
-        result = measured(workloads_of(*lengths), Bench(contestants, said.device, said.seconds, said.rounds))
+        result = measure(workloads_of(*lengths), Bench(contestants, options.device, options.seconds, options.rounds))
         del contestants
         gc.collect()
-        facts = about(said.device, size=name, dtype=str(dtype).removeprefix("torch."), backend=said.backend, seconds=said.seconds)
+        facts = about(
+            options.device, size=name, dtype=str(dtype).removeprefix("torch."), backend=options.backend, seconds=options.seconds
+        )
         console.print(f"{name}: built in {built:.0f} s, first runs {result['warm_seconds']:.0f} s")
         header, lines = columns(result["rows"])
         table = Table(*header)
         for line in lines:
             table.add_row(*line)
         console.print(table)
-        show_goals((Goal(one["goal"], one["found"], one["way"], one["bound"]) for one in result["goals"]), console)
-        write(f"whole_models_{name}_{said.device.partition(':')[0]}", {"about": facts, "built_seconds": built, **result}, folder)
+        show_goals((Goal(number["goal"], number["found"], number["way"], number["bound"]) for number in result["goals"]), console)
+        write(f"whole_models_{name}_{options.device.partition(':')[0]}", {"about": facts, "built_seconds": built, **result}, folder)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 
 import tests.interpreter  # noqa: F401
 from benchmarks import forms
-from benchmarks.forms import HEADS, LONG, Size, errors, goals, measured
+from benchmarks.forms import HEADS, LONG, Size, errors, goals, measure
 from benchmarks.harness import NO_TIME
 
 SMALL = Size("cpu", 1, 16, torch.float32, 24, 40, 1)
@@ -24,7 +24,7 @@ def test_forms_lie_close_to_float64() -> None:
 
 
 def test_all_take_turns() -> None:
-    rows = measured(SMALL, 40, 600.0)
+    rows = measure(SMALL, 40, 600.0)
     assert [(row["form"], row["backward"]) for row in rows] == [(name, way) for way in (False, True) for name in HEADS]
     for row in rows:
         assert row["difference"] < 1e-5
@@ -32,13 +32,13 @@ def test_all_take_turns() -> None:
 
 
 def test_what_finds_no_time_says_so() -> None:
-    assert {row["failure"] for row in measured(SMALL, 40, -1.0)} == {NO_TIME}
+    assert {row["failure"] for row in measure(SMALL, 40, -1.0)} == {NO_TIME}
 
 
 def test_nothing_is_timed_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "by_hand", lambda name, of: torch.zeros_like(of["value"]))
+    monkeypatch.setattr(forms, "run_by_hand", lambda name, of: torch.zeros_like(of["value"]))
     with pytest.raises(SystemExit, match="nothing is timed"):
-        measured(SMALL, 24, 600.0)
+        measure(SMALL, 24, 600.0)
 
 
 def row(name: str, tokens: int, form: float, hand: float) -> dict[str, Any]:

@@ -36,8 +36,8 @@ def test_no_script_has_the_name_of_a_library() -> None:
 def test_a_budget_counts_down() -> None:
     now = iter([10.0, 12.0, 15.5])
     budget = Budget(5.0, lambda: next(now))
-    assert budget.left == 3.0
-    assert budget.left == -0.5
+    assert budget.seconds_left == 3.0
+    assert budget.seconds_left == -0.5
 
 
 @pytest.mark.parametrize(

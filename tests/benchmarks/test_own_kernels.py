@@ -8,7 +8,7 @@ import pytest
 
 import tests.interpreter  # noqa: F401
 from benchmarks.harness import NO_ROOM, NO_TIME, Budget
-from benchmarks.own_kernels import HEADS, LONG, Bench, errors, goals, measured, tasks
+from benchmarks.own_kernels import HEADS, LONG, Bench, errors, goals, measure_all, tasks
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_heads_lie_close_to_float64(bench: Bench, name: str) -> None:
 def test_all_take_turns(bench: Bench) -> None:
     planned = tasks((24,), (1,))
     assert len(planned) == 9
-    rows = measured(
+    rows = measure_all(
         bench,
         {
             name: planned[name]
@@ -48,9 +48,9 @@ def test_what_finds_no_time_or_no_room_says_so(bench: Bench) -> None:
     def full(_: Bench) -> dict[str, Any]:
         raise MemoryError
 
-    assert measured(bench, {"one": full}) == {"one": {"failure": NO_ROOM}}
+    assert measure_all(bench, {"one": full}) == {"one": {"failure": NO_ROOM}}
     bench.budget = Budget(-1.0)
-    assert measured(bench, {"one": full}) == {"one": {"failure": NO_TIME}}
+    assert measure_all(bench, {"one": full}) == {"one": {"failure": NO_TIME}}
 
 
 def test_goals() -> None:
