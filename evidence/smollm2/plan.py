@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -32,6 +32,7 @@ class Student(Closed):
     - transfer, finetune: settings of the two stages, added to the plan's. A stage that is null is not run.
     - data: in place of the files of the command line, tasks that write their own texts.
     - sequence: tokens in a row of training, in place of the plan's.
+    - evaluations: what it is scored on, if not on everything.
     - seeds: a run for each.
     """
 
@@ -44,6 +45,7 @@ class Student(Closed):
     finetune: Settings | None = None
     data: tuple[str, ...] = ()
     sequence: PositiveInt | None = None
+    evaluations: tuple[Literal["general", "written", "text", "retrieval"], ...] | None = None
     seeds: tuple[NonNegativeInt, ...] = (0,)
 
 
@@ -145,7 +147,8 @@ def compute_identity(plan: Plan, name: str, seed: int, inputs: Inputs) -> str:
     student_name = None if name == plan.baseline else name
     while student_name is not None:
         student = plan.student(student_name)
-        chain.append(student.model_dump(mode="json", exclude={"seeds"}))
+        unset = {"evaluations"} if student.evaluations is None else set()
+        chain.append(student.model_dump(mode="json", exclude={"seeds", *unset}))
         student_name = student.source
     facts |= {"students": chain, "seed": seed}
     files = [Path(reference) for reference in inputs.data]

@@ -105,8 +105,16 @@ def run_model(run: Run, tell: Listener, runs_folder: Path = RUNS) -> Result:
 
 def steps_of(run: Run) -> Iterator[Step]:
     """Yield the steps of a run in order: their names and the arguments of ``compose``."""
-    if run.student is not None:
-        yield from training_of(run, run.student)
+    if run.student is None:
+        yield from evaluations_of(run)
+        return
+    yield from training_of(run, run.student)
+    chosen = run.student.evaluations
+    yield from (step for step in evaluations_of(run) if chosen is None or step[0] in chosen)
+
+
+def evaluations_of(run: Run) -> Iterator[Step]:
+    """Yield the steps that score a model."""
     plan, inputs, model = run.plan, run.inputs, str(run.model.resolve() if run.model.exists() else run.model)
     common = ["eval", model, "--dtype", inputs.dtype, "--device", inputs.device]
     for step, harness, folder in (("general", plan.general, inputs.tasks), ("written", plan.written, TASKS)):
