@@ -171,7 +171,7 @@ def test_lola_is_one_step_of_its_cache_and_its_state() -> None:
     lines = squeezed(listing(lower(build_graph(shipped("lola").heads["head"], SIZE.shape(4)))))
     (first,) = (index for index, line in enumerate(lines) if "┌" in line)
     assert lines[first].startswith(
-        "sparse, sparse_evicted = sparse(query, window_evicted) # B T 4 8 ┌ torch: one eviction after the other, answered by "
+        "sparse, sparse_evicted = sparse(query, window_evicted) # B T 4 8 ┌ torch: one eviction after the other, by "
         "PyTorch's kernel; "
     )
     assert lines[first + 1] == "state = state(state_features, sparse_evicted) # B T 4 8 └ in the same step"

@@ -28,7 +28,7 @@ PACKAGES = {"fla": FLASH_LINEAR_ATTENTION, "triton": TRITON_PACKAGE}
 KERNELS = {
     "fla": {"chunk_gla": "fla.ops.gla", "fused_recurrent_gla": "fla.ops.gla"},
     "triton": {name: f"blocks.fused.{module}" for name, module in (
-        ("shares", "shares"), ("attend_jointly", "joint"), ("with_mass", "window"), ("step_once", "window_and_state_step")
+        ("shares", "hedgehog"), ("attend_jointly", "joint"), ("with_mass", "window"), ("step_once", "window_and_state_step")
     )},
 }  # fmt: skip
 """That answer in training, in a prefill and in decode, or in the place of one of these, and where they stand."""
