@@ -117,7 +117,8 @@ def _format_language_model() -> Iterator[str]:
     models = models_of(plan)
     if models:
         yield "## For SmolLM2-135M\n\n"
-        yield "Students of a language model after two million tokens of training each ([smollm2.md](smollm2.md)). A model is "
+        yield "Students of a language model after two million tokens of training each (lawcat-passkey: one million, of passkeys) "
+        yield "([smollm2.md](smollm2.md)). A model is "
         yield "listed if it is better than the one before it by more than the 95 % interval of the difference on the same rows.\n\n"
         yield build_budget_table(plan, models).markdown()
 
