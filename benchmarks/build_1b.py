@@ -1,5 +1,4 @@
-"""How long a build takes for a model of Llama-3.2-1B's size, what it writes, how much memory it takes, and how a copy does
-against ``cp``.
+"""Time, written bytes and memory of a build at the size of Llama-3.2-1B, and the speed of ``--copy`` against ``cp``.
 
     python benchmarks/build_1b.py --cache /some/large/disk
 
@@ -62,7 +61,7 @@ LARGEST_SHARD = 10**9
 
 
 def make_checkpoint(folder: Path) -> None:
-    """Writes the random checkpoint tensor by tensor, if it is not there yet."""
+    """Write the random checkpoint tensor by tensor, if it does not exist yet."""
     if (folder / "model.safetensors.index.json").exists():
         return
     from composer.weights.stream import TensorToWrite, write_shard
@@ -74,12 +73,12 @@ def make_checkpoint(folder: Path) -> None:
     shards: list[list[TensorToWrite]] = [[]]
     size = 0
     for name, shape in list_expected_tensors(read_config(CONFIG, [])).items():
-        bytes_of_it = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        if size + bytes_of_it > LARGEST_SHARD:
+        tensor_bytes = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        if size + tensor_bytes > LARGEST_SHARD:
             shards.append([])
             size = 0
-        size += bytes_of_it
-        shards[-1].append(TensorToWrite(name, "bfloat16", shape, lambda shape=shape: _random(shape)))
+        size += tensor_bytes
+        shards[-1].append(TensorToWrite(name, "bfloat16", shape, lambda shape=shape: _draw_bytes(shape)))
     weight_map = {}
     for number, pieces in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
@@ -90,7 +89,7 @@ def make_checkpoint(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
-def _random(shape: tuple[int, ...]) -> Iterator[memoryview]:
+def _draw_bytes(shape: tuple[int, ...]) -> Iterator[memoryview]:
     import torch
 
     from composer.weights.stream import as_bytes
@@ -105,7 +104,7 @@ def _random(shape: tuple[int, ...]) -> Iterator[memoryview]:
 
 def build_once(spec_name: str, source: Path, out: Path, copy: bool) -> dict[str, Any]:
     """Run one build in this process, for the parent process."""
-    import torch  # noqa: F401 - its import is not the build's time
+    import torch  # noqa: F401 - imported before the clock starts
 
     from composer.spec.loading import load_spec
     from composer.spec.resolve import resolve
@@ -120,27 +119,27 @@ def build_once(spec_name: str, source: Path, out: Path, copy: bool) -> dict[str,
     document = spec.model_dump(mode="json", exclude_unset=True)
     report = build_folder(resolve(spec, dimensions(opened.trunk)), opened, out, spec_document=document, copy=copy)
     seconds = time.perf_counter() - began
-    own = [path.stat() for path in out.rglob("*") if path.is_file() and path.stat().st_nlink == 1]
+    written_files = [path.stat() for path in out.rglob("*") if path.is_file() and path.stat().st_nlink == 1]
     return {
         "seconds": seconds,
         "fresh_bytes": report.plan.fresh_bytes,
         "fresh_parameters": report.plan.fresh_bytes // 2,
-        "bytes_on_disk": sum(stat.st_size for stat in own),
+        "bytes_on_disk": sum(stat.st_size for stat in written_files),
         "bytes_shared": report.bytes_shared,
         "peak_rss": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         "rss_after_imports": 1024 * imported,
     }
 
 
-def in_a_child(spec: str, source: Path, out: Path, copy: bool) -> dict[str, Any]:
+def build_in_child(spec: str, source: Path, out: Path, copy: bool) -> dict[str, Any]:
     command = [sys.executable, __file__, "--child", spec, str(source), str(out), *(["--copy"] if copy else [])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
     shutil.rmtree(out)
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(completed.stdout.splitlines()[-1])
 
 
-def cp(source: Path, out: Path) -> float:
-    """Seconds of ``cp`` for the same files, until they are on the disk."""
+def copy_with_cp(source: Path, out: Path) -> float:
+    """Copy the weights with ``cp`` and an fsync of each file. Return the seconds."""
     out.mkdir()
     began = time.perf_counter()
     subprocess.run(["cp", *map(str, sorted(source.glob("*.safetensors"))), str(out)], check=True)
@@ -153,15 +152,15 @@ def cp(source: Path, out: Path) -> float:
     return seconds
 
 
-def file_system(folder: Path) -> str:
-    """The type of the file system that holds a folder, from the kernel's table."""
+def find_file_system(folder: Path) -> str:
+    """Return the type of the file system that holds a folder, from the kernel's table."""
     mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     holding = [(point, kind) for point, kind in mounts if folder.is_relative_to(point)]
     return max(holding, key=lambda entry: len(entry[0]))[1]
 
 
 def warm(source: Path) -> None:
-    """Reads the source once, so that no run pays for the first reading."""
+    """Read the source once, so that all runs find it in the page cache."""
     from composer.weights.stream import blocks
 
     for path in source.glob("*.safetensors"):
@@ -175,22 +174,22 @@ def measure(cache: Path, spec: str, runs: int, pause: float) -> dict[str, Any]:
     shutil.rmtree(out, ignore_errors=True)
     total = sum(path.stat().st_size for path in source.glob("*.safetensors"))
     warm(source)
-    links = [in_a_child(spec, source, out, copy=False) for _ in range(runs)]
+    links = [build_in_child(spec, source, out, copy=False) for _ in range(runs)]
     copies, by_cp = [], []
     for number in range(runs):
         for turn in (0, 1):
             os.sync()
             time.sleep(pause)
             if (number + turn) % 2:
-                by_cp.append(cp(source, out))
+                by_cp.append(copy_with_cp(source, out))
             else:
-                copies.append(in_a_child(spec, source, out, copy=True))
+                copies.append(build_in_child(spec, source, out, copy=True))
     return {
         "spec": spec,
         "source_bytes": total,
         "source_files": len(list(source.glob("*.safetensors"))),
-        "file_system": file_system(cache.resolve()),
-        "cpu": _cpu(),
+        "file_system": find_file_system(cache.resolve()),
+        "cpu": _read_cpu_name(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "kernel": platform.release(),
@@ -206,13 +205,13 @@ def measure(cache: Path, spec: str, runs: int, pause: float) -> dict[str, Any]:
     }
 
 
-def _cpu() -> str:
+def _read_cpu_name() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def table(result: dict[str, Any]) -> str:
-    def row(label: str, seconds: list[float], runs: list[dict[str, Any]] | None) -> str:
+def format_table(result: dict[str, Any]) -> str:
+    def format_row(label: str, seconds: list[float], runs: list[dict[str, Any]] | None) -> str:
         median, spread = statistics.median(seconds), f"{min(seconds):.2f} to {max(seconds):.2f}"
         speed = f"{result['source_bytes'] / median / 1e9:.2f}"
         if runs is None:
@@ -228,9 +227,9 @@ def table(result: dict[str, Any]) -> str:
         "",
         "| | median s | s | GB/s | written MB | peak RSS MB |",
         "|---|---|---|---|---|---|",
-        row("build, linked", [run["seconds"] for run in result["link"]], result["link"]),
-        row("build, `--copy`", [run["seconds"] for run in result["copy"]], result["copy"]),
-        row("`cp` and fsync", result["cp_seconds"], None),
+        format_row("build, linked", [run["seconds"] for run in result["link"]], result["link"]),
+        format_row("build, `--copy`", [run["seconds"] for run in result["copy"]], result["copy"]),
+        format_row("`cp` and fsync", result["cp_seconds"], None),
         "",
         f"`--copy` runs at {result['copy_to_cp_speed']['median']:.2f} of `cp`'s speed by medians, "
         f"at {result['copy_to_cp_speed']['best']:.2f} by the best of each.",
@@ -255,7 +254,7 @@ def main() -> None:
     result = measure(options.cache, options.spec, options.runs, options.pause)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=2) + "\n")
-    print(table(result))
+    print(format_table(result))
     if options.clean:
         shutil.rmtree(options.cache / "llama-1b")
 

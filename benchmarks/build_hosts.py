@@ -1,11 +1,11 @@
-"""How long a build takes, what it writes and how much memory it takes at the shapes of other families than Llama.
+"""Time, written bytes and memory of a build at the shapes of other families than Llama.
 
     python benchmarks/build_hosts.py --cache /some/large/disk
 
 makes random checkpoints (bfloat16, files of at most 1 GB) with the configs of Qwen3-0.6B, of Gemma-3-1B and of two layers of
-Mixtral-8x7B with four experts in the cache folder, once, and headers of Qwen3-8B with nothing behind them (sparse files). Every
-build is a separate process; seconds are counted after its imports, that of transformers' module of the family among them, and the
-imports are counted beside. Results go to ``benchmarks/results/build_hosts.json``.
+Mixtral-8x7B with four experts in the cache folder, once, and the headers of Qwen3-8B without weights (sparse files). Every build is
+a separate process. Seconds are counted after its imports, which include transformers' module of the family; the seconds of the
+imports are a separate figure. Results go to ``benchmarks/results/build_hosts.json``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SPECS = ("lawcat", "lolcats")
 
 
 def make_checkpoint(folder: Path, family: str, sizes: dict[str, Any]) -> None:
-    """A random model, saved by transformers, if it is not there yet."""
+    """Save a random model with transformers, if its folder does not exist yet."""
     if folder.exists():
         return
     import torch
@@ -70,7 +70,7 @@ def make_checkpoint(folder: Path, family: str, sizes: dict[str, Any]) -> None:
 
 
 def make_hollow(folder: Path, family: str, sizes: dict[str, Any]) -> None:
-    """Files with the headers of such a model, and holes where its numbers would be."""
+    """Write files with the headers of such a model, and holes in place of its weights."""
     if folder.exists():
         return
     import torch
@@ -112,7 +112,7 @@ def make_all(cache: Path) -> None:
 
 
 def build_alone(spec: str, source: Path, out: Path) -> dict[str, Any]:
-    """One build in this process, with its imports before it."""
+    """Run one build in this process, after its imports."""
     began = time.perf_counter()
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -125,10 +125,10 @@ def build_alone(spec: str, source: Path, out: Path) -> dict[str, Any]:
     return {**build_once(spec, source, out, copy=False), "seconds_of_imports": imports}
 
 
-def child(*arguments: str) -> dict[str, Any]:
+def run_child(*arguments: str) -> dict[str, Any]:
     """Return the output of a process of this script. The peak of a child begins with its parent's, so the parent stays small."""
-    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    completed = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=True)
+    return json.loads(completed.stdout.splitlines()[-1])
 
 
 def measure(cache: Path, runs: int) -> dict[str, Any]:
@@ -144,12 +144,12 @@ def measure(cache: Path, runs: int) -> dict[str, Any]:
         }
         for spec, builds in figures[name]["builds"].items():
             for _ in range(runs):
-                builds.append(child("--child", spec, str(source), str(out)))
+                builds.append(run_child("--child", spec, str(source), str(out)))
                 shutil.rmtree(out)
     return {"cores": os.cpu_count(), "python": platform.python_version(), "runs": runs, "models": figures}
 
 
-def table(result: dict[str, Any]) -> str:
+def format_table(result: dict[str, Any]) -> str:
     lines = ["| | spec | GB in files | median s | written MB | of them fresh MB | peak RSS MB |", "|---|---|---|---|---|---|---|"]
     for name, model in result["models"].items():
         for spec, builds in model["builds"].items():
@@ -181,7 +181,7 @@ def main() -> None:
         return
     result = measure(options.cache, options.runs)
     RESULTS.write_text(json.dumps(result, indent=2) + "\n")
-    print(table(result))
+    print(format_table(result))
 
 
 if __name__ == "__main__":

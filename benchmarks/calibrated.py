@@ -2,10 +2,10 @@
 
     python benchmarks/calibrated.py [--seeds 0,1,2] [--steps 50,100]
 
-LoLCATs and LAWCAT on examples/teacher, by the first stage of the evidence page's recipe: 200 steps of 16 rows of 256 tokens
-(stories, passkeys, recall) at 3e-2. The same from calibrated starts, with fewer steps, each number of them with a schedule of its
-own, and from the default start with half of the steps. Losses are those of held-out rows, means over the layers. Writes
-benchmarks/results/calibrated.json, and goes on where it was stopped.
+LoLCATs and LAWCAT on examples/teacher are trained by the first stage of the evidence page's recipe: 200 steps of 16 rows of 256
+tokens (stories, passkeys, recall) at 3e-2. Other runs begin at calibrated starts, with fewer steps and a schedule for each number
+of steps, or at the default start with half of the steps. Losses are means over the layers on held-out rows. Writes
+benchmarks/results/calibrated.json; a new run adds only missing results.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "calibrated.json"
 SPECS = {"lolcats": "LoLCATs", "lawcat": "LAWCAT"}
 FULL, HELD_OUT = 200, 64
-"""Steps of the default start; rows for the measured losses."""
+"""Steps from the default start; held-out rows for the losses."""
 
 
-def recipe(init: str, steps: int) -> list[str]:
-    """The first stage with so many steps from this start, as overrides; there is no second one."""
+def build_overrides(init: str, steps: int) -> list[str]:
+    """Return overrides that keep only the first stage, with so many steps from this start."""
     stage = {"steps": steps, "warmup": max(1, steps // 20), "evaluate": steps, "init": init}
     return [*RECIPE, "recipe.finetune=null", *(f"recipe.transfer.{name}={value}" for name, value in stage.items())]
 
@@ -45,7 +45,7 @@ def train(spec: str, init: str, steps: int, seed: int) -> dict[str, float]:
             SKILLS,
             Path(folder) / "trained",
             stage="transfer",
-            overrides=recipe(init, steps),
+            overrides=build_overrides(init, steps),
             held_out_rows=HELD_OUT,
             seed=seed,
             tell=lambda _: None,
@@ -76,11 +76,11 @@ def main() -> None:
                     runs[key] = train(spec, init, steps, seed)
                     RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
                     print(key, {name: round(figure, 5) for name, figure in runs[key].items()}, flush=True)
-    print(table(runs))
+    print(format_table(runs))
 
 
-def table(runs: dict[str, dict[str, float]]) -> str:
-    """Markdown: losses by start and steps, one figure a seed."""
+def format_table(runs: dict[str, dict[str, float]]) -> str:
+    """Return a Markdown table of the losses by start and steps, with one figure for each seed."""
     lines = ["| | start | steps | held-out loss, a figure a seed |", "|---|---|---|---|"]
     for spec, name in SPECS.items():
         kinds = {(init, int(steps)) for trained, init, steps, _ in map(str.split, runs) if trained == spec}

@@ -5,7 +5,7 @@
 
 The model runs in float32 on the first tokens of the text. At every eviction the scores ‖v̂ - v‖ of all competing pairs are computed
 again in float64. The features, the values and the earlier evictions are those of the run. The state is their sum in float64. The
-script counts the pairs that fell although the strict order keeps them (of equal scores it keeps the older pair).
+script counts the evicted pairs that the strict order keeps (of equal scores it keeps the older pair).
 
 Then the heads of each layer run on the same queries, keys and values with the strict order of their own scores. The outputs are
 compared token by token. Last, the whole model runs on the text in several calls, which begin at one to eight random tokens.
@@ -45,8 +45,8 @@ class Choices:
         self.pairs = self.different = 0
         self.sums: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
-    def worth(self, memory: Sparse, eligible: Any, below: Any, place: tuple[int, int]) -> Any:
-        """Replace ``Sparse._worth``: keep a reference to the competing pairs."""
+    def record_eligible(self, memory: Sparse, eligible: Any, below: Any, place: tuple[int, int]) -> Any:
+        """Replace ``Sparse._worth``: keep a reference to the competing pairs, and return their scores."""
         self.eligible, self.place = eligible, place
         return WORTH(memory, eligible, below, place)
 
@@ -75,7 +75,9 @@ class Choices:
         strict = torch.zeros_like(gone).scatter(1, order[:, : index.shape[1]], True)
         self.pairs += int(real.sum())
         self.different += int((real & ~strict.gather(1, index)).sum())
-        key, value = (of.gather(1, index[..., None].expand(-1, -1, -1, of.shape[-1])) * real[..., None] for of in (key, value))
+        key, value = (
+            states.gather(1, index[..., None].expand(-1, -1, -1, states.shape[-1])) * real[..., None] for states in (key, value)
+        )
         self.sums[self.place] = matrix + torch.einsum("behf,behv->bhfv", key, value), mass + key.sum(1)
 
     @contextmanager
@@ -83,7 +85,7 @@ class Choices:
         """Record the choices of the calls inside, without gradients."""
 
         def worth(memory: Sparse, *inputs: Any) -> Any:
-            return self.worth(memory, *inputs)
+            return self.record_eligible(memory, *inputs)
 
         with (
             mock.patch.object(sparse, "pairs_to_evict", self.pairs_to_evict),
@@ -105,7 +107,7 @@ def run(model: Any, ids: Tensor, bounds: list[int], choices: Choices) -> Tensor:
         return torch.cat([model(ids[:, start:end], past_key_values=cache, use_cache=True).logits for start, end in pieces], dim=1)
 
 
-def difference(outputs: Tensor, references: Tensor) -> float:
+def compute_difference(outputs: Tensor, references: Tensor) -> float:
     """Return the largest difference of two outputs at one token, relative to the norm of the second."""
     outputs, references = outputs.flatten(2), references.flatten(2)
     return float(((outputs - references).norm(dim=-1) / references.norm(dim=-1)).max())
@@ -134,7 +136,7 @@ def main() -> None:
         empty = layer.composed.empty_state(1, call.heads.dtype, call.heads.device)
         with Choices(strict=True).record():
             heads, _ = layer.composed(call.inputs, empty, call.model_call.backend, False)
-        worst = max(worst, difference(call.heads, heads))
+        worst = max(worst, compute_difference(call.heads, heads))
     share = f"{whole.different:,} of {whole.pairs:,} evicted pairs ({whole.different / whole.pairs:.4%})"
     print(f"{ids.shape[1]:,} tokens: {share} do not have the smallest float64 scores")
     print(f"strict order: the heads' outputs differ by at most {worst:.1e} at a token")
@@ -143,7 +145,7 @@ def main() -> None:
     for _ in range(options.splits):
         bounds = sorted(numbers.sample(range(1, ids.shape[1]), numbers.randint(1, 8)))
         choices = Choices()
-        most = max(most, difference(run(model, ids, bounds, choices), logits))
+        most = max(most, compute_difference(run(model, ids, bounds, choices), logits))
         changed += not choices.equals(whole)
     print(f"{changed} of {options.splits} splits change a choice; logits differ by at most {most:.1e} at a token")
 

@@ -1,4 +1,4 @@
-"""Random models at the sizes of known ones, made where they run, and what each of them can be timed on."""
+"""Random models at the sizes of published ones, made on their device, and the runs that are timed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from composer.model.cuda_graph import may_record
 TEACHER = "teacher"
 STUDENTS = ("lolcats", "lawcat", "lola", "gated-delta")
 BEFORE = 512
-"""Tokens that a student reads in front of a position, so that its windows and caches are as full as they get."""
+"""Tokens that a student reads before a position, so that its windows and caches are full."""
 
 
 class Size(NamedTuple):
-    """A Llama's config, without what all of them have in common; positions are Llama 3's where ``scaled``."""
+    """The settings in which the Llamas differ. factor: of Llama 3's rotary embedding."""
 
     hidden_size: int
     intermediate_size: int
@@ -33,7 +33,7 @@ class Size(NamedTuple):
     tie_word_embeddings: bool
     factor: float
 
-    def config(self) -> LlamaConfig:
+    def build_config(self) -> LlamaConfig:
         rope = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": self.factor, "low_freq_factor": 1.0}
         rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
         settings: dict[str, Any] = {name: value for name, value in self._asdict().items() if name != "factor"}
@@ -49,39 +49,39 @@ SIZES = {
 
 
 class Contestant:
-    """A model, and its runs. growth: the power of a prompt's length that its time is expected to grow with."""
+    """A model, and its runs. growth: the seconds of a prompt are expected to grow with this power of its length."""
 
     def __init__(self, name: str, model: Any, growth: float = 1.0) -> None:
         self.name, self.model, self.growth = name, model, growth
 
     def prefill(self, ids: Tensor) -> Any:
-        """One pass over ``B T`` with an empty cache, and the logits of the last token."""
+        """Run one pass over ``B T`` with an empty cache, with the logits of the last token."""
         return self.model(ids, use_cache=True, logits_to_keep=1)
 
     def train(self, ids: Tensor) -> None:
-        """The loss on each next token of ``B T`` and the gradients of all weights, which are dropped."""
+        """Compute the next-token loss on ``B T`` and the gradients of all weights, and delete the gradients."""
         try:
             self.model(ids, labels=ids, use_cache=False).loss.backward()
         finally:
             self.model.zero_grad(set_to_none=True)
 
-    def at(self, position: int, batch: int) -> Any:
-        """A cache as it is after so many tokens of each row."""
-        cache = self.model(self._ids(batch, 1), use_cache=True, logits_to_keep=1).past_key_values
+    def fill_cache(self, position: int, batch: int) -> Any:
+        """Return a cache of the size that it has after ``position`` tokens of each row."""
+        cache = self.model(self.draw_ids(batch, 1), use_cache=True, logits_to_keep=1).past_key_values
         assert isinstance(cache, ComposedCache)
-        # From here on its position in the text is the declared one.
+        # The next BEFORE tokens end at ``position``.
         cache.state(0).tensors[SEEN] = torch.full((batch,), position - BEFORE, device=self._device)
         for layer in range(len(cache.layers)):
             cache.state(layer).columns = position - BEFORE
-        return self.model(self._ids(batch, BEFORE), past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
+        return self.model(self.draw_ids(batch, BEFORE), past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
 
-    def decoding(self, cache: Any, batch: int) -> Callable[[], Any]:
+    def build_step(self, cache: Any, batch: int) -> Callable[[], Any]:
         """Return a function that adds a token to each row of the cache, and returns the outputs."""
-        ids = self._ids(batch, 1)
+        ids = self.draw_ids(batch, 1)
         return lambda: self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
 
     def record(self, cache: Any, run: Callable[[], Any]) -> bool:
-        """Have the runs on this cache replayed from here on, where they can be."""
+        """Record the step on this cache in a CUDA graph. Return whether later runs replay it."""
         if not may_record(self.model):
             return False
         recorder = self.model.recording(cache)
@@ -89,27 +89,24 @@ class Contestant:
             run()
         return recorder.replays
 
-    def ids(self, batch: int, length: int) -> Tensor:
-        """Random tokens ``B T``."""
-        return self._ids(batch, length)
-
     @property
     def _device(self) -> torch.device:
         return self.model.device
 
-    def _ids(self, batch: int, length: int) -> Tensor:
+    def draw_ids(self, batch: int, length: int) -> Tensor:
+        """Draw random tokens ``B T``."""
         generator = torch.Generator(self._device).manual_seed(length)
         return torch.randint(self.model.config.vocab_size, (batch, length), generator=generator, device=self._device)
 
 
 class Teacher(Contestant):
-    """transformers' model with SDPA and its own cache of keys and values, which is filled with random numbers."""
+    """A model of transformers with SDPA. Its cache of keys and values is filled with random numbers."""
 
     def record(self, cache: Any, run: Callable[[], Any]) -> bool:
-        """transformers records no step with a cache that grows."""
+        """Return False: transformers cannot record a step with a growing cache."""
         return False
 
-    def at(self, position: int, batch: int) -> Any:
+    def fill_cache(self, position: int, batch: int) -> Any:
         config, cache = self.model.config, DynamicCache()
         shape = batch, config.num_key_value_heads, position, config.head_dim
         for layer in range(config.num_hidden_layers):
@@ -119,13 +116,13 @@ class Teacher(Contestant):
 
 
 def make(size: Size, device: str, dtype: torch.dtype, backend: str = "auto", seed: int = 0) -> list[Contestant]:
-    """The teacher and its students, which share its weights."""
+    """Build the teacher and its students, which share its weights."""
     torch.manual_seed(seed)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            source = LlamaForCausalLM(size.config()).eval()
+            source = LlamaForCausalLM(size.build_config()).eval()
     finally:
         torch.set_default_dtype(before)
     students = [Contestant(spec, composer.build(spec, source, share=True, backend=backend)) for spec in STUDENTS]

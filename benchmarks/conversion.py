@@ -1,4 +1,4 @@
-"""The cost of conversion on one CPU thread: attention transfer beside a forward of the teacher, LoRA beside LoRA of the source.
+"""The cost of conversion on one CPU thread: attention transfer against a forward of the teacher, LoRA against LoRA of the source.
 
     python benchmarks/conversion.py [--layers 30] [--lengths 512 2048] [--rounds 3] [--bfloat16] [--model FOLDER]
 
@@ -15,8 +15,8 @@ turns, each on the same ``--tokens`` tokens, with one document a row:
   recipe sets ``fresh: false``, as ``lolcats`` does.
 
 With fewer ``--layers``, random weights have a vocabulary that is smaller in proportion, so that the output layer keeps its share of
-the time. Ratios are medians of each round's own, with first and third quartile. Goals are checked in processor time of the thread,
-which a busy machine disturbs less than the time on the clock. Writes benchmarks/results/conversion_cpu.json.
+the time. Ratios are computed within each round; their medians and quartiles are reported. Goals are checked in processor time of
+the thread, which a busy machine disturbs less than wall-clock time. Writes benchmarks/results/conversion_cpu.json.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from harness import Goal, about, show_goals, worst, write
+from harness import Goal, describe_machine, find_worst, show_goals, write
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -50,16 +50,16 @@ from composer.training.unit import Course
 SPECS = ("lolcats", "lawcat", "gated-deltanet")
 LAYERS, VOCABULARY = 30, 49_152
 RATE = 1e-6
-"""Small enough for random weights to stay near their start, whatever the number of rounds."""
+"""The learning rate: so small that random weights hardly change in any number of rounds."""
 MOST_TRANSFER, MOST_LORA = 2.0, 1.15
 CLOCKS: dict[str, Callable[[], float]] = {"cpu": time.thread_time, "clock": time.perf_counter}
 Runs = dict[str, Callable[[], object]]
 Seconds = dict[str, dict[str, list[float]]]
-"""By clock and contestant, one a round."""
+"""Seconds of each round, by clock and contestant."""
 
 
-def source_of(folder: str | None, layers: int) -> Any:
-    """The model to convert, in float32."""
+def load_source(folder: str | None, layers: int) -> Any:
+    """Return the model to convert, in float32."""
     if folder is not None:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, num_hidden_layers=layers)
     else:
@@ -81,55 +81,55 @@ def source_of(folder: str | None, layers: int) -> Any:
     return model.requires_grad_(False).eval()
 
 
-def rows_of(vocabulary: int, length: int, tokens: int) -> PackedRows:
-    """Rows of random tokens, ``tokens`` of them in all."""
+def draw_rows(vocabulary: int, length: int, tokens: int) -> PackedRows:
+    """Draw rows of random tokens, ``tokens`` in all."""
     generator = torch.Generator().manual_seed(length)
     count = max(1, tokens // length)
-    drawn = torch.randint(3, vocabulary, (count, length), generator=generator).int().numpy()
-    return pack([Document(ids, ids >= 0) for ids in drawn], length, how="packed")
+    tokens_of_rows = torch.randint(3, vocabulary, (count, length), generator=generator).int().numpy()
+    return pack([Document(ids, ids >= 0) for ids in tokens_of_rows], length, how="packed")
 
 
 class Contestants:
-    """All that is timed at one length. Models share the source's weights."""
+    """The models whose runs are timed. All share the source's weights."""
 
     def __init__(self, source: Any, specs: Iterable[str], autocast: bool) -> None:
         self.source, self.specs, self.autocast = source, tuple(specs), autocast
         self.teacher = self._build("softmax").requires_grad_(False)
-        self.transfers = {spec: self._transfer(spec) for spec in self.specs}
-        self.loras = {spec: self._lora(spec) for spec in ("softmax", *self.specs)}
+        self.transfers = {spec: self._build_transfer(spec) for spec in self.specs}
+        self.loras = {spec: self._build_lora(spec) for spec in ("softmax", *self.specs)}
 
-    def runs(self, batch: Batch) -> Runs:
-        """Each contestant by name, on these rows."""
-        runs: Runs = {"forward": lambda: self._forward(batch), "walk": lambda: self._walk(batch)}
+    def build_runs(self, batch: Batch) -> Runs:
+        """Return the runs on these rows, by name."""
+        runs: Runs = {"forward": lambda: self._run_forward(batch), "walk": lambda: self._walk(batch)}
         for spec, course in self.transfers.items():
             runs[f"transfer {spec}"] = lambda course=course: _step(course, batch)
             runs[f"evaluation {spec}"] = lambda course=course: course.judge(batch, course.count(batch))
         for spec, course in self.loras.items():
             runs[f"lora {spec}"] = lambda course=course: _step(course, batch)
-        return {name: self._cast(run) for name, run in runs.items()}
+        return {name: self._add_autocast(run) for name, run in runs.items()}
 
-    def _cast(self, run: Callable[[], object]) -> Callable[[], object]:
-        def within() -> object:
+    def _add_autocast(self, run: Callable[[], object]) -> Callable[[], object]:
+        def run_with_autocast() -> object:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast):
                 return run()
 
-        return within
+        return run_with_autocast
 
     @torch.no_grad()
-    def _forward(self, batch: Batch) -> object:
+    def _run_forward(self, batch: Batch) -> object:
         return self.source.model(batch.ids, use_cache=False)
 
     def _walk(self, batch: Batch) -> None:
         teach(self.teacher, batch, lambda index, attention, lesson: None)
 
-    def _transfer(self, spec: str) -> TransferCourse:
+    def _build_transfer(self, spec: str) -> TransferCourse:
         recipe = load_spec(spec).recipe
         assert recipe is not None
         assert recipe.transfer is not None
         stage = Transfer(lr=RATE, steps=1, mse=recipe.transfer.mse, at=recipe.transfer.at)
         return TransferCourse(self._build(spec), self.teacher, stage)
 
-    def _lora(self, spec: str) -> FinetuneCourse:
+    def _build_lora(self, spec: str) -> FinetuneCourse:
         recipe = load_spec(spec).recipe
         fresh = recipe is None or recipe.finetune is None or recipe.finetune.fresh
         stage, model = Finetune(lr=RATE, steps=1, lora=Lora(), fresh=fresh), self._build(spec)
@@ -147,8 +147,8 @@ def _step(course: Course, batch: Batch) -> None:
         unit.update(0, 1, float(losses[unit.name]))
 
 
-def in_turn(runs: Runs, rounds: int) -> Seconds:
-    """Seconds of each contestant in each round on each clock, after one round to warm up."""
+def time_in_turn(runs: Runs, rounds: int) -> Seconds:
+    """Return the seconds of each run in each round, by clock and name, after one round to warm up."""
     seconds: Seconds = {clock: {name: [] for name in runs} for clock in CLOCKS}
     for round_ in range(rounds + 1):
         for name, run in runs.items():
@@ -161,50 +161,52 @@ def in_turn(runs: Runs, rounds: int) -> Seconds:
     return seconds
 
 
-def summary(samples: list[float]) -> list[float]:
-    """Median, first and third quartile."""
+def summarise(samples: list[float]) -> list[float]:
+    """Return the median, and the first and the third quartile."""
     first, median, third = statistics.quantiles(samples, n=4, method="inclusive")
     return [median, first, third]
 
 
-def ratios(seconds: Mapping[str, list[float]], specs: Iterable[str]) -> dict[str, list[float]]:
-    """What the goals are about, from each round's own seconds of one clock."""
-    figures = {"walk / forward": _over(seconds["walk"], seconds["forward"])}
+def compute_ratios(seconds: Mapping[str, list[float]], specs: Iterable[str]) -> dict[str, list[float]]:
+    """Return the ratios that have goals. They are computed within each round, on one clock."""
+    figures = {"walk / forward": _divide(seconds["walk"], seconds["forward"])}
     for spec in specs:
         transfer, evaluation = seconds[f"transfer {spec}"], seconds[f"evaluation {spec}"]
         whole = [learning + FIFTH * evaluating for learning, evaluating in zip(transfer, evaluation, strict=True)]
-        figures[f"transfer / forward: {spec}"] = _over(transfer, seconds["forward"])
-        figures[f"transfer with evaluations / forward: {spec}"] = _over(whole, seconds["forward"])
-        figures[f"lora / lora softmax: {spec}"] = _over(seconds[f"lora {spec}"], seconds["lora softmax"])
-    return {name: summary(samples) for name, samples in figures.items()}
+        figures[f"transfer / forward: {spec}"] = _divide(transfer, seconds["forward"])
+        figures[f"transfer with evaluations / forward: {spec}"] = _divide(whole, seconds["forward"])
+        figures[f"lora / lora softmax: {spec}"] = _divide(seconds[f"lora {spec}"], seconds["lora softmax"])
+    return {name: summarise(samples) for name, samples in figures.items()}
 
 
-def _over(numerators: list[float], denominators: list[float]) -> list[float]:
+def _divide(numerators: list[float], denominators: list[float]) -> list[float]:
     return [numerator / denominator for numerator, denominator in zip(numerators, denominators, strict=True)]
 
 
-def goals_of(lengths: Mapping[str, Any]) -> list[Goal]:
-    """The largest ratio of each kind over all specs, at each length."""
+def check_goals(lengths: Mapping[str, Any]) -> list[Goal]:
+    """Return the goals: the largest ratio of each kind over all specs, at each length."""
     goals = []
     for length, figures in lengths.items():
-        own = figures["ratios"]["cpu"]
+        medians_and_quartiles = figures["ratios"]["cpu"]
         for kind, most in (("transfer / forward", MOST_TRANSFER), ("lora / lora softmax", MOST_LORA)):
-            largest = worst([figures[0] for name, figures in own.items() if name.startswith(f"{kind}:")], "at most")
+            largest = find_worst(
+                [median for name, (median, *_) in medians_and_quartiles.items() if name.startswith(f"{kind}:")], "at most"
+            )
             goals.append(Goal(f"{kind}, rows of {length}", largest, "at most", most))
     return goals
 
 
 def show(figures: Mapping[str, Any], length: str, tokens: int, console: Console) -> None:
-    """The figures of one length."""
+    """Print the figures of one length."""
     table = Table(f"rows of {length}", "tokens in a CPU second", "CPU s (quartiles)", "s on the clock (quartiles)")
-    for name, own in figures["seconds"]["cpu"].items():
-        cells = (f"{a:.2f} ({b:.2f} to {c:.2f})" for a, b, c in (own, figures["seconds"]["clock"][name]))
-        table.add_row(name, f"{tokens / own[0]:,.0f}", *cells)
+    for name, cpu in figures["seconds"]["cpu"].items():
+        cells = (f"{a:.2f} ({b:.2f} to {c:.2f})" for a, b, c in (cpu, figures["seconds"]["clock"][name]))
+        table.add_row(name, f"{tokens / cpu[0]:,.0f}", *cells)
     console.print(table)
     table = Table(f"rows of {length}", "CPU time (quartiles)", "clock (quartiles)")
     for name in figures["ratios"]["cpu"]:
-        both = (figures["ratios"][clock][name] for clock in CLOCKS)
-        table.add_row(name, *(f"{a:.2f} ({b:.2f} to {c:.2f})" for a, b, c in both))
+        by_clock = (figures["ratios"][clock][name] for clock in CLOCKS)
+        table.add_row(name, *(f"{a:.2f} ({b:.2f} to {c:.2f})" for a, b, c in by_clock))
     console.print(table)
 
 
@@ -223,25 +225,27 @@ def main() -> None:
     if options.rounds < 2:
         parser.error("--rounds: quartiles need at least 2")
     torch.set_num_threads(1)
-    source = source_of(options.model, options.layers)
+    source = load_source(options.model, options.layers)
     contestants, console, lengths = Contestants(source, options.specs, options.bfloat16), Console(), dict[str, Any]()
     for length in options.lengths:
-        batch = rows_of(source.config.vocab_size, length, options.tokens).in_order(max(1, options.tokens // length))
+        batch = draw_rows(source.config.vocab_size, length, options.tokens).in_order(max(1, options.tokens // length))
         with keep_freed_memory():  # as in a run
-            seconds = in_turn(contestants.runs(next(iter(batch))), options.rounds)
+            seconds = time_in_turn(contestants.build_runs(next(iter(batch))), options.rounds)
         lengths[str(length)] = figures = {
-            "seconds": {clock: {name: summary(samples) for name, samples in own.items()} for clock, own in seconds.items()},
-            "ratios": {clock: ratios(own, options.specs) for clock, own in seconds.items()},
+            "seconds": {
+                clock: {name: summarise(samples) for name, samples in by_name.items()} for clock, by_name in seconds.items()
+            },
+            "ratios": {clock: compute_ratios(by_name, options.specs) for clock, by_name in seconds.items()},
         }
         show(figures, str(length), max(length, options.tokens), console)
-    goals = goals_of(lengths)
+    goals = check_goals(lengths)
     show_goals(goals, console)
     result = {
-        "machine": about("cpu", dtype="bfloat16 by autocast" if options.bfloat16 else "float32"),
+        "machine": describe_machine("cpu", dtype="bfloat16 by autocast" if options.bfloat16 else "float32"),
         "source": Path(options.model).name if options.model else "random weights",
         "layers_tokens_rounds": [options.layers, options.tokens, options.rounds],
         "lengths": lengths,
-        "goals": [goal.document() for goal in goals],
+        "goals": [goal.to_json() for goal in goals],
     }
     console.print(f"Written: {write(options.name, result)}")
 

@@ -2,9 +2,9 @@
 
     PYTHONPATH=. python benchmarks/decode.py [--specs softmax gla …] [--length 512] [--rounds 20] [--frames SPEC]
 
-The source is the shipped teacher, batch 1, after ``--length`` tokens. Frames are calls of functions whose code stands in composer/,
-blocks/ or converters/, comprehensions among them, in one decode step over its layers; ``--frames`` lists those of one spec. The
-times are medians of the thread's processor time, the students and the source in turn; ratios above 1 are slower than the source.
+The source is the shipped teacher, batch 1, after ``--length`` tokens. Frames are calls of functions, or comprehensions, whose code
+is in composer/, blocks/ or converters/, in one decode step over its layers; ``--frames`` lists those of one spec. The times are
+medians of the thread's processor time, the students and the source in turn; ratios above 1 are slower than the source.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OWN = tuple(f"{ROOT / package}/" for package in ("composer", "blocks", "converters"))
 SPECS = ("softmax", "gla", "lawcat", "gated-delta", "lolcats", "latte-macchiato", "lola")
 STEPS = 20
-"""Steps of decode a round."""
+"""Decode steps of a round."""
 
 
 class Decoding:
@@ -42,19 +42,19 @@ class Decoding:
         self.cache = model(ids, use_cache=True).past_key_values
 
     def step(self) -> None:
-        """One more token."""
+        """Decode one more token."""
         self.model(self.next, past_key_values=self.cache, use_cache=True)
 
-    def seconds(self) -> float:
-        """Processor seconds a step."""
+    def measure_seconds(self) -> float:
+        """Return the processor seconds of a step."""
         start = time.thread_time()
         for _ in range(STEPS):
             self.step()
         return (time.thread_time() - start) / STEPS
 
 
-def frames(decoding: Decoding) -> Counter[str]:
-    """Calls of functions of this package in one step, by file and name."""
+def count_frames(decoding: Decoding) -> Counter[str]:
+    """Count the calls of this package's functions in one step, by file and name."""
     calls: Counter[str] = Counter()
 
     def count(frame: FrameType, event: str, _: object) -> None:
@@ -84,19 +84,19 @@ def main() -> None:
     layers = source.config.num_hidden_layers
     console = Console()
     if options.frames is not None:
-        for name, calls in frames(Decoding(composer.build(options.frames, source), options.length)).most_common():
+        for name, calls in count_frames(Decoding(composer.build(options.frames, source), options.length)).most_common():
             console.print(f"{calls / layers:6.1f} {name}", highlight=False)
         return
     students = {spec: Decoding(composer.build(spec, source), options.length) for spec in options.specs}
     teacher = Decoding(source, options.length)
     ratios: dict[str, list[float]] = {spec: [] for spec in students}
     for _ in range(options.rounds):
-        base = teacher.seconds()
+        base = teacher.measure_seconds()
         for spec, student in students.items():
-            ratios[spec].append(student.seconds() / base)
+            ratios[spec].append(student.measure_seconds() / base)
     table = Table("spec", "frames a layer", "decode over the source's time")
     for spec, student in students.items():
-        table.add_row(spec, f"{frames(student).total() / layers:.0f}", f"{statistics.median(ratios[spec]):.2f}")
+        table.add_row(spec, f"{count_frames(student).total() / layers:.0f}", f"{statistics.median(ratios[spec]):.2f}")
     console.print(table)
 
 

@@ -1,4 +1,4 @@
-"""What benchmarks have in common: budgets of time, machine and versions, and goals that are met or not."""
+"""Shared parts of the benchmarks: time budgets, timing in turn, goals, and results with machine and versions."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ class Budget:
         return self._end - self._clock()
 
 
-def settle_of(device: str) -> Run:
+def choose_settle(device: str) -> Run:
     """Return a function that waits for the device."""
     return torch.cuda.synchronize if device.startswith("cuda") else lambda: None
 
 
-def rounds(runs: Mapping[str, Run], seconds: float, device: str, *, most: int = 20) -> dict[str, Figures | None]:
+def time_rounds(runs: Mapping[str, Run], seconds: float, device: str, *, max_rounds: int = 20) -> dict[str, Figures | None]:
     """Return the least and the median seconds of runs that are timed in turn: one round, and more until ``seconds`` are over or
-    there are ``most``. None for a run that ran out of memory.
+    there are ``max_rounds``. None for a run that ran out of memory.
     """
-    budget, seconds_of = Budget(seconds), in_turn(runs, 1, settle_of(device))
-    while len(next((of for of in seconds_of.values() if of), [0.0] * most)) < most and budget.seconds_left > 0:
+    budget, seconds_of = Budget(seconds), in_turn(runs, 1, choose_settle(device))
+    while len(next(filter(None, seconds_of.values()), [0.0] * max_rounds)) < max_rounds and budget.seconds_left > 0:
         fitting = {name: run for name, run in runs.items() if seconds_of[name] is not None}
-        for name, more in in_turn(fitting, 1, settle_of(device)).items():
+        for name, more in in_turn(fitting, 1, choose_settle(device)).items():
             before = seconds_of[name]
             seconds_of[name] = None if more is None or before is None else before + more
     return {
-        name: None if of is None else {"least": min(of), "median": statistics.median(of), "rounds": len(of)}
-        for name, of in seconds_of.items()
+        name: None if samples is None else {"least": min(samples), "median": statistics.median(samples), "rounds": len(samples)}
+        for name, samples in seconds_of.items()
     }
 
 
@@ -78,17 +78,17 @@ class Goal:
             return "not measured"
         return "met" if (self.found <= self.bound if self.way == "at most" else self.found >= self.bound) else "not met"
 
-    def document(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the goal as JSON."""
         return {"goal": self.says, "found": self.found, "way": self.way, "bound": self.bound, "verdict": self.verdict}
 
 
-def worst(figures: Iterable[float | None], way: Literal["at most", "at least"]) -> float | None:
+def find_worst(figures: Iterable[float | None], way: Literal["at most", "at least"]) -> float | None:
     """Return the figure that fails a goal first; None if there is none, or if one is missing."""
-    known = list(figures)
-    if not known or any(figure is None for figure in known):
+    all_figures = list(figures)
+    numbers = [figure for figure in all_figures if figure is not None]
+    if not numbers or len(numbers) < len(all_figures):
         return None
-    numbers = [figure for figure in known if figure is not None]
     # NaN meets no goal.
     if any(math.isnan(figure) for figure in numbers):
         return math.nan
@@ -103,7 +103,7 @@ def show_goals(goals: Iterable[Goal], console: Console) -> None:
     console.print(table)
 
 
-def about(device: str, **more: Any) -> dict[str, Any]:
+def describe_machine(device: str, **more: Any) -> dict[str, Any]:
     """Return the machine and the versions of the packages."""
     return {
         "device": device_name(device),
@@ -130,10 +130,10 @@ __all__ = [
     "Figures",
     "Goal",
     "Run",
-    "about",
-    "rounds",
-    "settle_of",
+    "choose_settle",
+    "describe_machine",
+    "find_worst",
     "show_goals",
-    "worst",
+    "time_rounds",
     "write",
 ]

@@ -2,11 +2,11 @@
 
     python benchmarks/heads.py [--rounds 7]
 
-B 1, H 8, D 64, float32, from queries, keys and values to the heads' output: no projections. The contestants are measured in turn,
-one after the other in each round, forward without gradients and forward with backward: medians, and the spread from the first to
-the third quartile. On a busy machine read the ratios, which are medians of each round's own. Peak memory is the resident set's
-high-water mark (VmHWM, what ru_maxrss reports, set back just before the run) over what was resident then, in a process of its
-own whose allocator keeps nothing that was freed. Writes benchmarks/results/heads_cpu.json.
+B 1, H 8, D 64, float32, from queries, keys and values to the heads' output: no projections. The contestants run in turn in each
+round, forward without gradients and forward with backward. Reported are medians, with first and third quartile. On a busy machine
+compare the ratios, which are computed within each round. Peak memory is the growth of the resident set's high-water mark (VmHWM,
+reset before the run) over the resident memory before the run. It is measured in a separate process, whose allocator returns freed
+memory at once. Writes benchmarks/results/heads_cpu.json.
 """
 # Tensors of a call are unpacked into its inputs.
 # pyright: reportCallIssue=false
@@ -50,7 +50,7 @@ SPECS: dict[str, tuple[str, tuple[str, ...]]] = {
     **{name: (name, ()) for name in ("delta", "gated-delta")},
 }
 BY_TOKEN = "lola-sliding"
-"""Thousands of evictions one after the other: forward only, and two rounds."""
+"""Evicts thousands of pairs one after the other, so it runs forward only."""
 CONTESTANTS = ("softmax", "quadratic", *SPECS)
 VERSUS = "quadratic/lolcats, lola/lolcats-terraced, lola-sliding/lola, latte/softmax, latte-macchiato/softmax, delta/linear, \
 delta/gla, gated-delta/gla, lolcats-terraced/lolcats"
@@ -75,14 +75,16 @@ class Quadratic(nn.Module):
         self.inverse = 1.0 / 10000.0 ** (torch.arange(0, WIDTH, 2) / WIDTH)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """``B T H D`` to the output ``B T H D``."""
+        """Return the output ``B T H D`` of states ``B T H D``."""
         query, key, value = (states.transpose(1, 2) for states in (query, key, value))
         token = torch.arange(query.shape[2])
         angles = (token[:, None] * self.inverse).repeat(1, 2)
         halves = ((states, states.chunk(2, dim=-1)) for states in (query, key))
-        query, key = (of * angles.cos() + torch.cat((-last, first), dim=-1) * angles.sin() for of, (first, last) in halves)
+        query, key = (states * angles.cos() + torch.cat((-last, first), dim=-1) * angles.sin() for states, (first, last) in halves)
         mapped = query @ self.maps[0], key @ self.maps[1]
-        query_features, key_features = (torch.cat((of.softmax(-1), (-of).softmax(-1)), dim=-1).clamp(min=1e-12) for of in mapped)
+        query_features, key_features = (
+            torch.cat((states.softmax(-1), (-states).softmax(-1)), dim=-1).clamp(min=1e-12) for states in mapped
+        )
         back = token[:, None] - token
         logits = (query / math.sqrt(WIDTH) @ key.mT).masked_fill((back < 0) | (back >= WINDOW), -math.inf)
         largest = logits.amax(-1, keepdim=True).detach()
@@ -139,7 +141,7 @@ def run_once(module: nn.Module, run: Run, tensors: list[Tensor], way: str) -> No
         tensor.grad = None
 
 
-def in_turn(names: tuple[str, ...], length: int, rounds: int, way: str) -> dict[str, list[float]]:
+def time_in_turn(names: tuple[str, ...], length: int, rounds: int, way: str) -> dict[str, list[float]]:
     """Return the seconds of each contestant in each round, after one round to warm up."""
     contestants, tensors = {name: build_contestant(name) for name in names}, draw_inputs(length)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -184,7 +186,7 @@ def measure_peak_apart(name: str, length: int, way: str) -> int:
     return int(subprocess.run(command, env=os.environ | AT_ONCE, check=True, capture_output=True, text=True).stdout)
 
 
-def summary(samples: list[float]) -> list[float]:
+def summarise(samples: list[float]) -> list[float]:
     """Return the median, and the first and the third quartile."""
     first, median, third = statistics.quantiles(samples, n=4, method="inclusive")
     return [median, first, third]
@@ -193,8 +195,8 @@ def summary(samples: list[float]) -> list[float]:
 def measure(length: int, rounds: int) -> dict[str, Any]:
     """Return all figures of the result."""
     quick = tuple(name for name in CONTESTANTS if name != BY_TOKEN)
-    seconds = {way: in_turn(quick, length, rounds, way) for way in WAYS}
-    seconds["token by token"] = in_turn((BY_TOKEN, "lola"), length, rounds, "forward")
+    seconds = {way: time_in_turn(quick, length, rounds, way) for way in WAYS}
+    seconds["token by token"] = time_in_turn((BY_TOKEN, "lola"), length, rounds, "forward")
     with torch.no_grad():
         quadratic, linear = (run(*draw_inputs(length)) for _, run in map(build_contestant, ("quadratic", "lolcats")))
     cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
@@ -202,10 +204,14 @@ def measure(length: int, rounds: int) -> dict[str, Any]:
         "machine": {"cpu": cpu and cpu[1], "torch": torch.__version__, "threads": torch.get_num_threads(), "dtype": "float32"},
         "tokens_and_rounds": [length, rounds],
         "largest_difference": float((quadratic - linear).abs().max()),
-        "seconds": {way: {name: summary(samples) for name, samples in of.items()} for way, of in seconds.items()},
+        "seconds": {way: {name: summarise(samples) for name, samples in by_name.items()} for way, by_name in seconds.items()},
         "ratios": {
-            way: {f"{a} / {b}": summary([x / y for x, y in zip(of[a], of[b], strict=True)]) for a, b in RATIOS if {a, b} <= {*of}}
-            for way, of in seconds.items()
+            way: {
+                f"{a} / {b}": summarise([x / y for x, y in zip(by_name[a], by_name[b], strict=True)])
+                for a, b in RATIOS
+                if {a, b} <= {*by_name}
+            }
+            for way, by_name in seconds.items()
         },
         "peak_bytes": {way: {name: measure_peak_apart(name, length, way) for name in quick} for way in WAYS},
         "decode_seconds": decode([name for name in SPECS if name != "latte-macchiato"], length),
@@ -215,19 +221,19 @@ def measure(length: int, rounds: int) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     """Print what was measured."""
 
-    def cells(of: str, name: str, scale: float, places: int) -> list[str]:
-        forward, both, by_token = (result[of][way].get(name) for way in (*WAYS, "token by token"))
-        spread = [[scale * figure for figure in each] if each else None for each in (forward or by_token, both)]
-        return [f"{each[0]:,.{places}f} ({each[1]:,.{places}f} to {each[2]:,.{places}f})" if each else "" for each in spread]
+    def format_cells(figure: str, name: str, scale: float, places: int) -> list[str]:
+        forward, both, by_token = (result[figure][way].get(name) for way in (*WAYS, "token by token"))
+        spread = [[scale * value for value in quartiles] if quartiles else None for quartiles in (forward or by_token, both)]
+        return [f"{row[0]:,.{places}f} ({row[1]:,.{places}f} to {row[2]:,.{places}f})" if row else "" for row in spread]
 
     console, table = Console(), Table("head", "forward, ms", "with backward, ms", "peak, MB", "with backward, MB", "decode, ms")
     for name in CONTESTANTS:
-        peaks = [f"{of[name] / 1e6:,.0f}" if name in of else "" for of in result["peak_bytes"].values()]
+        peaks = [f"{peak_bytes[name] / 1e6:,.0f}" if name in peak_bytes else "" for peak_bytes in result["peak_bytes"].values()]
         step = result["decode_seconds"].get(name)
-        table.add_row(name, *cells("seconds", name, 1e3, 0), *peaks, f"{step * 1e3:.2f}" if step else "")
+        table.add_row(name, *format_cells("seconds", name, 1e3, 0), *peaks, f"{step * 1e3:.2f}" if step else "")
     ratios = Table("ratio", "forward", "with backward")
     for numerator, denominator in RATIOS:
-        ratios.add_row(f"{numerator} / {denominator}", *cells("ratios", f"{numerator} / {denominator}", 1, 2))
+        ratios.add_row(f"{numerator} / {denominator}", *format_cells("ratios", f"{numerator} / {denominator}", 1, 2))
     console.print(table, ratios, result["machine"], f"quadratic and lolcats differ by {result['largest_difference']:.1e} at most")
 
 

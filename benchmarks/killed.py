@@ -1,14 +1,14 @@
-"""Kill a run at ten random moments with SIGKILL, go on with --resume after each, and compare what it ends with bit for bit.
+"""Kill a run at ten random moments with SIGKILL, resume it after each, and compare the final weights bit for bit.
 
     python benchmarks/killed.py [--kills 10] [--seed 0] [--kind "finetune in memory"]
 
 Attention transfer in memory, fine-tuning in memory, and streamed attention transfer of `examples/lolcats-small.yaml` on the shipped
-teacher, a few steps each. Every run is a copy of this process (a fork: nothing is imported anew), takes a checkpoint after each
-step, and tells of the step through a pipe. How many more steps it takes is drawn up to twice all of them divided by the number of
-kills, and the kill falls at any moment after the last of these, or before the first: seconds alone would fall into the start of a
-run, which takes longer than a step. So the kills fall all over it, from its first file to its last. Where a run comes to its end
-before it is killed, its result is compared and it begins again, until all kills are done. Writes benchmarks/results/killed.json,
-of the kinds that were run; exit code 1 where any number differs, or where no kill fell behind a step.
+teacher, a few steps each. Every run is a fork of this process, so nothing is imported again. It saves a checkpoint after each step,
+and writes a byte to a pipe. A random number of further steps is drawn, at most twice all steps divided by the number of kills. The
+run is killed at a random moment after the last of these steps, or before the first one. Moments drawn in seconds alone would mostly
+lie in the start of a run, which takes longer than a step. If a run ends before it is killed, its weights are compared and it begins
+again, until all kills are done. Writes benchmarks/results/killed.json with the kinds that were run. The exit code is 1 if any
+weight differs, or if every run was killed before its first step.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KINDS: dict[str, tuple[Literal["transfer", "finetune"], bool]] = {
     "finetune in memory": ("finetune", False),
     "transfer streamed": ("transfer", True),
 }
-"""By what is reported: the stage, and whether it is streamed."""
+"""The stage, and whether it is streamed, by the name in the result."""
 
 
 class Course(NamedTuple):
@@ -56,7 +56,7 @@ class Course(NamedTuple):
 
 
 def run(model: Path, out: Path, kind: str, *, resume: bool, step: Callable[[], None]) -> None:
-    """step: is called after each."""
+    """Begin or resume a run. step: called after each step."""
     which, stream = KINDS[kind]
     options = TrainingOptions(
         [f"stories,samples={SAMPLES}"], resume=resume, stream=stream, checkpoint_seconds=0.0, watch=lambda _: step()
@@ -66,7 +66,7 @@ def run(model: Path, out: Path, kind: str, *, resume: bool, step: Callable[[], N
 
 
 def run_whole(model: Path, out: Path, kind: str) -> Course:
-    """Run from the start to the end, and return the course."""
+    """Run without kills, and return the course."""
     steps, began = [], time.monotonic()
     run(model, out, kind, resume=False, step=lambda: steps.append(time.monotonic() - began))
     first, last = steps[0], steps[-1]
@@ -74,8 +74,7 @@ def run_whole(model: Path, out: Path, kind: str) -> Course:
 
 
 def fork(model: Path, out: Path, kind: str) -> tuple[int, int]:
-    """Return the process id of a copy of this process that begins or continues the run, and the pipe in which it writes a byte per
-    step."""
+    """Fork this process. Return the id of the child, which begins or resumes the run, and a pipe with a byte for each step."""
     resume = out.with_name(f"{out.name}.run").exists()
     reader, writer = os.pipe()
     process = os.fork()
@@ -94,19 +93,19 @@ def fork(model: Path, out: Path, kind: str) -> tuple[int, int]:
         os._exit(code)
 
 
-def weights(out: Path) -> dict[str, torch.Tensor]:
-    """Return all that a finished run has learned: the tensors in its folder."""
+def read_weights(out: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors in the folder of a finished run."""
     return {
         f"{path.name}/{name}": tensor for path in sorted(out.rglob("*.safetensors")) for name, tensor in load_file(path).items()
     }
 
 
-def same(tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+def are_equal(tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
     return tensors.keys() == expected.keys() and all(torch.equal(tensor, expected[name]) for name, tensor in tensors.items())
 
 
-def steps_taken(folder: Path) -> int:
-    """Return the lines of the log with steps: the progress of a killed run."""
+def count_steps(folder: Path) -> int:
+    """Return the number of steps in the log of a killed run."""
     log = folder / "log.jsonl"
     return log.read_text(encoding="utf-8").count('"norm"') if log.is_file() else 0
 
@@ -123,19 +122,19 @@ def wait(reader: int, steps_left: int, course: Course, kills: int, choice: rando
 
 def run_with_kills(model: Path, folder: Path, kind: str, kills: int, choice: random.Random) -> dict[str, Any]:
     course = run_whole(model, folder / "whole", kind)
-    expected = weights(folder / "whole")
+    expected = read_weights(folder / "whole")
     out, moments, compared, different = folder / "out", [], 0, 0
     while True:
-        done = len(moments) == kills
-        steps_left = course.steps - steps_taken(folder / "out.run")
+        is_last = len(moments) == kills
+        steps_left = course.steps - count_steps(folder / "out.run")
         process, reader = fork(model, out, kind)
-        if not done:
+        if not is_last:
             wait(reader, steps_left, course, kills, choice)
             os.kill(process, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         os.close(reader)
         if code == -signal.SIGKILL:
-            moments.append(steps_taken(folder / "out.run"))
+            moments.append(count_steps(folder / "out.run"))
             if not out.exists():
                 continue
         elif code:
@@ -143,9 +142,9 @@ def run_with_kills(model: Path, folder: Path, kind: str, kills: int, choice: ran
         # It ended by itself, or was killed during its cleanup.
         shutil.rmtree(folder / "out.run", ignore_errors=True)
         compared += 1
-        different += not same(expected, weights(out))
+        different += not are_equal(expected, read_weights(out))
         shutil.rmtree(out)
-        if done:
+        if is_last:
             return {"kills": kills, "steps_logged_when_killed": moments, "ends_compared": compared, "different": different}
 
 

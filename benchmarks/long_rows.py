@@ -1,10 +1,10 @@
-"""Memory of a process that trains on rows of one length alone, and on rows twice as long that two processes share.
+"""Memory of a process that trains on rows of one length, and of two processes that share rows twice as long.
 
     python benchmarks/long_rows.py [--tokens 2048] [--specs lolcats lawcat gated-delta gdn-hybrid]
 
 The model is a random Llama of 8 layers of width 256 in float32, all of which learns, one row a step, on the CPU. Memory is the
-growth of a process's peak (VmHWM) in a step, after one step on a row of 64 tokens. Of two processes it is the larger one. Writes
-benchmarks/results/long_rows.json.
+growth of a process's peak (VmHWM) in a step, after one step on a row of 64 tokens. Of two processes the larger figure counts.
+Writes benchmarks/results/long_rows.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import composer
-from benchmarks.harness import about, write
+from benchmarks.harness import describe_machine, write
 from composer.benching.memory import bytes_of
 from composer.data.packing import Batch
 from composer.spec.recipe import Finetune
@@ -34,13 +34,13 @@ SPECS = ("lolcats", "lawcat", "gated-delta", "gdn-hybrid")
 VOCABULARY = 512
 
 
-def batch_of(tokens: int) -> Batch:
+def build_batch(tokens: int) -> Batch:
     ids = torch.randint(0, VOCABULARY, (1, tokens), generator=torch.Generator().manual_seed(0))
     return Batch(ids, ids.clone(), torch.arange(tokens)[None], torch.ones(1, tokens, dtype=torch.bool))
 
 
 def measure(spec: str, tokens: int, processes: int) -> None:
-    """Print the memory and the seconds of a step on a row of so many tokens, the largest of all processes."""
+    """Print the memory and the seconds of a step on a row of ``tokens`` tokens: the largest of all processes."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -55,7 +55,7 @@ def measure(spec: str, tokens: int, processes: int) -> None:
 
         def step(length: int) -> float:
             began = time.monotonic()
-            for part, divisor in shares(batch_of(length), 1, length):
+            for part, divisor in shares(build_batch(length), 1, length):
                 course.learn(part, divisor)
             return time.monotonic() - began
 
@@ -100,7 +100,7 @@ def main() -> None:
         cells = (f"{figures['bytes'] / 2**20:,.0f} MiB, {figures['seconds']:.1f} s" for figures in (single, double, shared))
         table.add_row(spec, *cells, f"{rows[spec]['ratio']:.2f}")
     Console(width=120).print(table)
-    write("long_rows", {"about": about("cpu"), "tokens": options.tokens, "specs": rows})
+    write("long_rows", {"about": describe_machine("cpu"), "tokens": options.tokens, "specs": rows})
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 OMP_NUM_THREADS=1 python benchmarks/operations.py
 
-Every call of an operation counts, those that others make included, as PyTorch's profiler sees them: of one token behind a prompt,
-through both layers and the output layer. Counts are the same on every machine, and change with PyTorch's version.
+PyTorch's profiler counts every call of an operation, also by another operation, while one token after a prompt passes through both
+layers and the output layer. Counts are the same on every machine, and change with PyTorch's version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
 
 import composer
-from benchmarks.harness import about, write
+from benchmarks.harness import describe_machine, write
 from composer.progress import silent_transformers
 
 TEACHER = Path(__file__).parents[1] / "examples" / "teacher"
@@ -27,7 +27,7 @@ PROMPT = 138
 """Tokens before the step, more than the windows of these specs hold."""
 
 
-def operations(model: Any) -> int:
+def count_operations(model: Any) -> int:
     """Count the operations of one step of decode after a prompt, after two other steps."""
     tokens = torch.arange(PROMPT)[None] % model.config.vocab_size
     with torch.inference_mode():
@@ -40,11 +40,11 @@ def operations(model: Any) -> int:
 
 
 def main() -> None:
-    """Prints the counts, and writes ``benchmarks/results/operations.json``."""
+    """Print the counts, and write ``benchmarks/results/operations.json``."""
     with silent_transformers():
-        counts = {"teacher": operations(AutoModelForCausalLM.from_pretrained(TEACHER).eval())}
-        counts |= {spec: operations(composer.build(spec, TEACHER, dtype="float32").eval()) for spec in SPECS}
-    write("operations", {"about": about("cpu"), "prompt": PROMPT, "operations": counts})
+        counts = {"teacher": count_operations(AutoModelForCausalLM.from_pretrained(TEACHER).eval())}
+        counts |= {spec: count_operations(composer.build(spec, TEACHER, dtype="float32").eval()) for spec in SPECS}
+    write("operations", {"about": describe_machine("cpu"), "prompt": PROMPT, "operations": counts})
     table = Table("model", "operations")
     for name, count in counts.items():
         table.add_row(name, f"{count:,}")

@@ -1,4 +1,4 @@
-"""Heads of shipped specs, and the maps in front of them, to be timed in turn: what ``own_kernels.py`` measures with."""
+"""The bench of ``own_kernels.py``: heads of shipped specs, and feature maps before them, timed in turn."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Budget, Figures, rounds, settle_of
+from benchmarks.harness import Budget, Figures, choose_settle, time_rounds
 from blocks.convolution import Convolution
 from blocks.feature_maps.hedgehog import Hedgehog
 from blocks.flow import Tokens
@@ -27,7 +27,7 @@ HEADS = {
     "lola": ((WIDE, "head.memory.1.size=128"), (*NARROW, "head.memory.1.size=8")),
     "streaming": ((), ("head.memory.1.size=8",)),
 }
-"""Specs, with what is set on them; the latter where all is small."""
+"""Specs, with their overrides for full and for quick runs."""
 Run = Callable[[], Any]
 
 
@@ -40,15 +40,15 @@ class Bench:
         self.kind = torch.float32 if device == "cpu" else torch.bfloat16
         self.budget, self.waiting = Budget(seconds), 1
 
-    def in_turn(self, runs: dict[str, Run]) -> dict[str, Figures | None]:
+    def time_in_turn(self, runs: dict[str, Run]) -> dict[str, Figures | None]:
         """Return the seconds of each run, timed in turn after one warm-up, within this measurement's share of the time left."""
         for run in runs.values():
             run()
-        settle_of(self.device)()
+        choose_settle(self.device)()
         share = max(self.budget.seconds_left, 0.0) / self.waiting
-        return rounds(runs, share, self.device, most=1 if self.quick else 100)
+        return time_rounds(runs, share, self.device, max_rounds=1 if self.quick else 100)
 
-    def head(self, name: str) -> tuple[Head, Shape]:
+    def build_head(self, name: str) -> tuple[Head, Shape]:
         """Return a spec's head with random weights. Quick runs have small windows."""
         large, small = HEADS[name]
         resolved = resolve(load_spec(name, small if self.quick else large), self.size)
@@ -59,24 +59,24 @@ class Bench:
                 module.fill(generator)  # pyright: ignore[reportCallIssue]
         return built.to(self.device, self.kind), shape
 
-    def inputs(self, shape: Shape, batch: int, length: int) -> list[Tensor]:
+    def draw_inputs(self, shape: Shape, batch: int, length: int) -> list[Tensor]:
         generator = torch.Generator().manual_seed(1)
         sizes = ((shape.hidden_size,), (shape.heads, shape.head_dim), *[(shape.key_heads, shape.head_dim)] * 2)
         return [torch.randn(batch, length, *size, generator=generator).to(self.device, self.kind) for size in sizes]
 
 
-def largest_difference(output: Tensor, reference: Tensor) -> float:
-    """Return the largest difference, as a share of the largest number."""
+def compute_difference(output: Tensor, reference: Tensor) -> float:
+    """Return the largest difference, relative to the largest absolute value of the reference."""
     return ((output.double() - reference.double()).abs().max() / reference.double().abs().max()).item()
 
 
-def maps(bench: Bench, length: int) -> dict[str, Any]:
-    """Hedgehog's features of queries, forward and backward."""
-    _, shape = bench.head("lolcats")
+def measure_map(bench: Bench, length: int) -> dict[str, Any]:
+    """Time Hedgehog's features of queries, forward and backward."""
+    _, shape = bench.build_head("lolcats")
     part = Hedgehog().with_dim(shape)
     weight = torch.randn(part.parameters(shape)["query_weight"].shape, generator=torch.Generator().manual_seed(2))
     weight = (weight / shape.head_dim**0.5).to(bench.device, bench.kind).requires_grad_()
-    query = bench.inputs(shape, 1, length)[1].requires_grad_()
+    query = bench.draw_inputs(shape, 1, length)[1].requires_grad_()
 
     def run_fused() -> Tensor:
         from blocks.fused.hedgehog import shares
@@ -90,18 +90,20 @@ def maps(bench: Bench, length: int) -> dict[str, Any]:
         features.square().sum().backward()
         return features.detach()
 
-    return {"apart": largest_difference(run_fused(), run_composed())} | bench.in_turn({"triton": run_fused, "torch": run_composed})
+    return {"apart": compute_difference(run_fused(), run_composed())} | bench.time_in_turn(
+        {"triton": run_fused, "torch": run_composed}
+    )
 
 
-def taps_and_map(bench: Bench, length: int) -> dict[str, Any]:
-    """LAWCAT's convolution and features of queries, forward and backward: in one launch, in two, and composed."""
-    _, shape = bench.head("lolcats")
+def measure_taps_and_map(bench: Bench, length: int) -> dict[str, Any]:
+    """Time LAWCAT's convolution and features of queries, forward and backward: in one launch, in two, and in PyTorch."""
+    _, shape = bench.build_head("lolcats")
     part, taps = Hedgehog().with_dim(shape), Convolution()
     generator = torch.Generator().manual_seed(2)
     sizes = (shape.heads, shape.head_dim, taps.kernel), (shape.heads, shape.head_dim, part.dim or shape.head_dim)
     filters, weight = (torch.randn(size, generator=generator) / shape.head_dim**0.5 for size in sizes)
     leaves = [
-        tensor.to(bench.device, bench.kind).requires_grad_() for tensor in (bench.inputs(shape, 1, length)[1], filters, weight)
+        tensor.to(bench.device, bench.kind).requires_grad_() for tensor in (bench.draw_inputs(shape, 1, length)[1], filters, weight)
     ]
     earlier = torch.zeros(1, taps.kernel - 1, shape.heads, shape.head_dim, device=bench.device, dtype=bench.kind)
     tokens = Tokens(torch.arange(length, device=bench.device)[None])
@@ -113,13 +115,13 @@ def taps_and_map(bench: Bench, length: int) -> dict[str, Any]:
     def run_fused() -> Tensor:
         from blocks.fused.convolved_hedgehog import convolved_shares
 
-        query, own, matrix = leaves
-        return differentiate(convolved_shares(query, earlier, own, None, matrix, None, skip=False, sides=2, floor=part.floor)[1])
+        query, kernel, matrix = leaves
+        return differentiate(convolved_shares(query, earlier, kernel, None, matrix, None, skip=False, sides=2, floor=part.floor)[1])
 
     def run_composed(filtering: Callable[..., Any], mapping: Callable[..., Tensor]) -> Tensor:
         return differentiate(mapping(filtering(leaves[0], leaves[1], tokens, earlier)[0], leaves[2]))
 
-    def apart_from_taps(inputs: Tensor, matrix: Tensor) -> Tensor:
+    def map_by_kernel(inputs: Tensor, matrix: Tensor) -> Tensor:
         from blocks.fused.hedgehog import shares
 
         return shares(inputs, matrix, None, skip=False, sides=2, floor=part.floor)
@@ -130,6 +132,6 @@ def taps_and_map(bench: Bench, length: int) -> dict[str, Any]:
     runs: dict[str, Run] = {
         "triton": run_fused,
         "torch": lambda: run_composed(filter_inputs, map_as_defined),
-        "fla": lambda: run_composed(filter_by_kernel, apart_from_taps),
+        "fla": lambda: run_composed(filter_by_kernel, map_by_kernel),
     }
-    return {"apart": largest_difference(run_fused(), runs["torch"]())} | bench.in_turn(runs)
+    return {"apart": compute_difference(run_fused(), runs["torch"]())} | bench.time_in_turn(runs)

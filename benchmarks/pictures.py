@@ -1,4 +1,4 @@
-"""How long a picture takes: every shipped spec, and random heads of up to three memories. Prints milliseconds, the fastest of five.
+"""Milliseconds of a picture, the fastest of five: of every shipped spec, and of random heads of up to three memories.
 
 PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/pictures.py
 """
@@ -26,15 +26,16 @@ def main() -> None:
     shipped = []
     for name in SHIPPED:
         spec = load_spec(name)
-        shipped.append(_milliseconds(resolve(spec, None if spec.trunk else TYPICAL)))
-    _say(f"{len(shipped)} shipped specs", shipped)
-    _say(f"{HEADS} random heads", [_milliseconds(resolved) for resolved in _random()])
+        shipped.append(_measure_milliseconds(resolve(spec, None if spec.trunk else TYPICAL)))
+    _print_times(f"{len(shipped)} shipped specs", shipped)
+    _print_times(f"{HEADS} random heads", [_measure_milliseconds(resolved) for resolved in _draw_heads()])
     memories = [{"kind": "window", "name": f"m{index}", "weight": "learned"} for index in range(31)]
     head = {"feature_map": "elu", "memory": [*memories, "state"]}
-    _say("32 memories, the most", [_milliseconds(resolve(load_spec({"compose": 1, "name": "deep", "head": head}), TYPICAL))])
+    deep = resolve(load_spec({"compose": 1, "name": "deep", "head": head}), TYPICAL)
+    _print_times("32 memories, the most", [_measure_milliseconds(deep)])
 
 
-def _milliseconds(resolved: Resolved) -> float:
+def _measure_milliseconds(resolved: Resolved) -> float:
     best = float("inf")
     for _ in range(REPEATS):
         build_graph.cache_clear()  # pyright: ignore[reportFunctionMemberAccess] - of lru_cache
@@ -44,13 +45,13 @@ def _milliseconds(resolved: Resolved) -> float:
     return 1000 * best
 
 
-def _random() -> Iterator[Resolved]:
+def _draw_heads() -> Iterator[Resolved]:
     specs: list[Resolved] = []
 
     @settings(max_examples=HEADS, derandomize=True, database=None, deadline=None, suppress_health_check=SLOW)
-    @given(drawn=random_heads())
-    def collect(drawn: tuple) -> None:
-        head, shape = drawn
+    @given(head_and_shape=random_heads())
+    def collect(head_and_shape: tuple) -> None:
+        head, shape = head_and_shape
         size = TYPICAL.model_copy(
             update={"layers": 1, **{name: getattr(shape, name) for name in ("hidden_size", "heads", "key_heads", "head_dim")}}
         )
@@ -61,7 +62,7 @@ def _random() -> Iterator[Resolved]:
     yield from specs
 
 
-def _say(label: str, times: list[float]) -> None:
+def _print_times(label: str, times: list[float]) -> None:
     print(f"{label}: median {statistics.median(times):.1f} ms, slowest {max(times):.1f} ms")
 
 

@@ -1,8 +1,8 @@
-"""Prefill of states against softmax attention over length, alone and as whole layers, and decode of LAWCAT far into a sequence.
+"""Prefill of states and of whole layers against softmax attention, by length, and decode of LAWCAT far into a sequence.
 
     python benchmarks/prefill_decode.py [--device cuda]
 
-One thread on a CPU. Each row's times are medians of runs taken in turn, so that a busy machine hurts both sides alike: read the
+One thread on a CPU. Each row's times are medians of runs taken in turn, so that a busy machine slows both sides alike: compare the
 ratios. Writes benchmarks/results/prefill_decode_<device>.json.
 """
 
@@ -35,8 +35,8 @@ HEADS, WIDTH = 8, 64
 NEAR, FAR = 512, 131_072
 
 
-def in_turn(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each, taken in turn after one warm-up."""
+def time_in_turn(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Return the median seconds of each run, timed in turn after one round to warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for round_ in range(repeats + 1):
         for name, run in runs.items():
@@ -50,7 +50,7 @@ def in_turn(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
 
 
 def prefill(length: int, device: str) -> dict[str, float]:
-    """B 1, H 8, D 64: a normalised state without a gate and with one a feature, and softmax attention."""
+    """Time a normalised state without decay and with decay by feature, and softmax attention, at B 1, H 8, D 64."""
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.rand(1, length, HEADS, WIDTH, generator=generator) for _ in range(2))
     value = torch.randn(1, length, HEADS, WIDTH + 1, generator=generator)
@@ -58,7 +58,7 @@ def prefill(length: int, device: str) -> dict[str, float]:
     empty = torch.zeros(1, HEADS, WIDTH, WIDTH + 1)
     query, key, value, decay, empty = (states.to(device) for states in (query, key, value, decay, empty))
     rows = [states.transpose(1, 2).contiguous() for states in (query, key, value[..., :WIDTH])]
-    return in_turn(
+    return time_in_turn(
         {
             "state": lambda: additive.chunked(query, key, value, None, None, empty),
             "gated state": lambda: additive.chunked(query, key, value, decay, None, empty),
@@ -68,8 +68,8 @@ def prefill(length: int, device: str) -> dict[str, float]:
     )
 
 
-def layers(length: int, device: str) -> dict[str, float]:
-    """Whole attention layers with their projections, 512 wide, 8 heads: Llama's, LAWCAT's and LoLCATs'."""
+def run_layers(length: int, device: str) -> dict[str, float]:
+    """Time attention layers of Llama, LAWCAT and LoLCATs with their projections, of width 512 and 8 heads."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64, hidden_size=512, intermediate_size=64, num_hidden_layers=1, num_attention_heads=8, num_key_value_heads=8
@@ -84,11 +84,11 @@ def layers(length: int, device: str) -> dict[str, float]:
     for spec in ("lawcat", "lolcats"):
         attention = cast("ComposedAttention", composer.build(spec, source).get_submodule("model.layers.0.self_attn"))
         runs[spec] = partial(attention.attention_output, hidden, ModelCall(Tokens(position), TORCH), {})
-    return in_turn(runs, repeats=2 if length > 8192 else 5)
+    return time_in_turn(runs, repeats=2 if length > 8192 else 5)
 
 
 def decode(device: str) -> dict[str, float]:
-    """A LAWCAT student of a small random Llama: one step at position 512 and one at 131,072, in turn."""
+    """Time a step of a LAWCAT student of a small random Llama at positions 512 and 131,072, in turn."""
     config = LlamaConfig(
         vocab_size=512,
         hidden_size=256,
@@ -109,7 +109,7 @@ def decode(device: str) -> dict[str, float]:
             model(ids, past_key_values=cache, logits_to_keep=1)
         caches[position] = cache
     token = torch.tensor([[5]], device=device)
-    steps = in_turn(
+    steps = time_in_turn(
         {str(position): lambda cache=cache: model(token, past_key_values=cache) for position, cache in caches.items()}, repeats=400
     )
     return {
@@ -136,7 +136,7 @@ def main() -> None:
     console.print(table)
     whole, layer_rows = Table("tokens", "softmax", "lawcat", "lolcats", "softmax / lawcat", "softmax / lolcats"), {}
     for length in LENGTHS[:-1]:
-        row = layer_rows[length] = layers(length, device)
+        row = layer_rows[length] = run_layers(length, device)
         times = [f"{row[name] * 1e3:.0f} ms" for name in ("softmax", "lawcat", "lolcats")]
         ratios = [f"{row['softmax'] / row[name]:.2f}" for name in ("lawcat", "lolcats")]
         whole.add_row(f"{length:,}", *times, *ratios)

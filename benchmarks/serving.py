@@ -1,4 +1,4 @@
-"""Throughput of a student under vLLM, beside its teacher under vLLM and its own ``generate``, in one run, and bytes a request.
+"""Throughput of a student under vLLM, against its teacher under vLLM and its own ``generate``, and bytes of a request.
 
     .venv-vllm/bin/python benchmarks/serving.py STUDENT TEACHER [--prompt 512] [--new 128] [--requests 32] [--mixed] [--repeats 3]
 
@@ -23,11 +23,11 @@ from typing import Any
 from composer.devices import device_name
 
 ONE_BY_ONE = 4
-"""Requests that ``generate`` writes one by one; the others would need as long each."""
+"""Number of requests that ``generate`` completes one by one. Each further request would take as long."""
 
 
-def by_vllm(model: str, prompts: list[list[int]], options: argparse.Namespace) -> dict[str, float]:
-    """Tokens a second under vLLM, and what a request holds in its cache at its end."""
+def measure_vllm(model: str, prompts: list[list[int]], options: argparse.Namespace) -> dict[str, float]:
+    """Return tokens a second under vLLM, and the bytes of a request in the cache at its end."""
     from vllm import LLM, SamplingParams  # pyright: ignore
 
     longest = max(map(len, prompts)) + options.new
@@ -39,11 +39,11 @@ def by_vllm(model: str, prompts: list[list[int]], options: argparse.Namespace) -
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
     seconds = [_time(lambda: engine.generate(inputs, greedy, use_tqdm=False)) for _ in range(options.repeats + 1)]
     config = engine.llm_engine.engine_core.engine_core.scheduler.kv_cache_config
-    held = sum(_bytes_of(group, options.prompt + options.new) for group in config.kv_cache_groups)
-    return {"tokens a second": len(prompts) * options.new / min(seconds[1:]), "bytes a request": held}
+    request_bytes = sum(_count_bytes(group, options.prompt + options.new) for group in config.kv_cache_groups)
+    return {"tokens a second": len(prompts) * options.new / min(seconds[1:]), "bytes a request": request_bytes}
 
 
-def _bytes_of(group: Any, length: int) -> int:
+def _count_bytes(group: Any, length: int) -> int:
     """Return the bytes of a request of so many tokens in the cache of these layers: blocks of attention, or one page of states."""
     from vllm.v1.kv_cache_interface import MambaSpec  # pyright: ignore
 
@@ -52,12 +52,12 @@ def _bytes_of(group: Any, length: int) -> int:
     return blocks * spec.page_size_bytes * len(group.layer_names)
 
 
-def by_generate(model: str, prompts: list[list[int]], options: argparse.Namespace, *, rows: int) -> dict[str, float]:
-    """Tokens a second by ``generate``, so many rows at once, and bytes of the cache of a row."""
+def measure_generate(model: str, prompts: list[list[int]], options: argparse.Namespace, *, rows: int) -> dict[str, float]:
+    """Return tokens a second of ``generate`` with ``rows`` rows at once, and the cache's bytes of a row."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    import composer  # noqa: F401  its models are among transformers' own then
+    import composer  # noqa: F401  registers the project's models with transformers
 
     loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, options.dtype)).eval()
     longest = max(map(len, prompts))
@@ -69,16 +69,16 @@ def by_generate(model: str, prompts: list[list[int]], options: argparse.Namespac
     fixed["return_dict_in_generate"] = True
     cache: Any = None
 
-    def once() -> None:
+    def generate_all() -> None:
         nonlocal cache
         for batch, attention_mask in batches:
             cache = loaded.generate(batch, attention_mask=attention_mask, **fixed).past_key_values
 
     with torch.no_grad():
-        seconds = [_time(once) for _ in range(options.repeats + 1)]
-    held = cache.bytes() if hasattr(cache, "bytes") else sum(2 * layer.keys.nbytes for layer in cache.layers)
+        seconds = [_time(generate_all) for _ in range(options.repeats + 1)]
+    cache_bytes = cache.bytes() if hasattr(cache, "bytes") else sum(2 * layer.keys.nbytes for layer in cache.layers)
     new = sum(len(batch) for batch, _ in batches) * options.new
-    return {"tokens a second": new / min(seconds[1:]), "bytes a request": held / len(batches[-1][0])}
+    return {"tokens a second": new / min(seconds[1:]), "bytes a request": cache_bytes / len(batches[-1][0])}
 
 
 def _time(run: Any) -> float:
@@ -125,21 +125,25 @@ def main() -> None:
     print(f"{options.requests} requests of {lengths} tokens, {options.dtype}, one thread, {device_name('cpu')}")
     for name in CASES:
         command = [sys.executable, __file__, *sys.argv[1:], "--only", name]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        line = next((line for line in done.stdout.splitlines() if line.startswith("FIGURES ")), None)
+        completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        line = next((line for line in completed.stdout.splitlines() if line.startswith("FIGURES ")), None)
         if line is None:
-            sys.exit(done.stderr[-2000:])
+            sys.exit(completed.stderr[-2000:])
         figures = json.loads(line.removeprefix("FIGURES "))
         print(f"{name:32}", *(f"{value:14,.0f} {unit}" for unit, value in figures.items()), flush=True)
 
 
 CASES: dict[str, Any] = {
-    "student under vLLM": lambda options, prompts: by_vllm(options.student, prompts, options),
-    "teacher under vLLM": lambda options, prompts: by_vllm(options.teacher, prompts, options),
-    "student, generate, one batch": lambda options, prompts: by_generate(options.student, prompts, options, rows=options.requests),
-    "student, generate, one by one": lambda options, prompts: by_generate(options.student, prompts, options, rows=1),
-    "teacher, generate, one batch": lambda options, prompts: by_generate(options.teacher, prompts, options, rows=options.requests),
-    "teacher, generate, one by one": lambda options, prompts: by_generate(options.teacher, prompts, options, rows=1),
+    "student under vLLM": lambda options, prompts: measure_vllm(options.student, prompts, options),
+    "teacher under vLLM": lambda options, prompts: measure_vllm(options.teacher, prompts, options),
+    "student, generate, one batch": lambda options, prompts: measure_generate(
+        options.student, prompts, options, rows=options.requests
+    ),
+    "student, generate, one by one": lambda options, prompts: measure_generate(options.student, prompts, options, rows=1),
+    "teacher, generate, one batch": lambda options, prompts: measure_generate(
+        options.teacher, prompts, options, rows=options.requests
+    ),
+    "teacher, generate, one by one": lambda options, prompts: measure_generate(options.teacher, prompts, options, rows=1),
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How much memory streamed attention transfer takes at the size of Llama-3.2-1B, against a bound that is computed beforehand.
+"""Memory of streamed attention transfer at the size of Llama-3.2-1B, against a bound that is computed beforehand.
 
     python benchmarks/streamed_memory.py
 
@@ -6,11 +6,10 @@ makes a random checkpoint with that model's exact config (bfloat16, 2.47 GB), bu
 attention with `--stream` for a few steps on rows of 128 tokens, in a separate process. The folder that takes about 3 GB, in
 $TMPDIR, is removed at the end. Exit code 1 above the bound.
 
-Measured: VmHWM, the most that was ever resident in the process, and the same less what was resident once everything was imported
-and one small product was taken (torch, transformers, tokenizers, TensorBoard and matplotlib alone are several hundred MB). The
-latter is what the bound is for. Weights are computed with in float32, whatever they are stored in. With C channels, M of the MLP,
-H query heads and K key heads of D, F features, a window of W, and P own parameters of a layer's heads, the bound is, in numbers of
-4 bytes,
+Measured are VmHWM, the largest resident memory of the process, and its growth over the resident memory after all imports and one
+small matrix product (torch, transformers, tokenizers, TensorBoard and matplotlib alone are several hundred MB). The bound is for
+the growth. Weights are converted to float32 for computation. With C channels, M of the MLP, H query heads and K key heads of D, F
+features, a window of W, and P own parameters of a layer's heads, the bound is, in numbers of 4 bytes,
 
     two layers        2 · (2 C·H·D + 2 C·K·D + 3 C·M + 2 C + P)
     activations       the larger of
@@ -20,7 +19,7 @@ H query heads and K key heads of D, F features, a window of W, and P own paramet
                       the softmax, the logits and weights of the window, queries, keys, values and outputs, each with its gradient
     own parameters    layers · P, since the result is written at the end, and 4 P: the best so far, a gradient, two moments
 
-The embeddings (1.05 GB in float32) are no part of it: their rows are read where they are asked for.
+The embeddings (1.05 GB in float32) are not part of the bound: only the rows of a batch are read.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ FEATURES, WINDOW = 128, 64
 
 
 def make_inputs(folder: Path) -> None:
-    """The checkpoint, a tokenizer of a few words, and lines of them."""
+    """Make the checkpoint, a tokenizer of a few words, and texts of these words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     source = folder / "source"
     make_checkpoint(source)
     words = ["<unk>", *(f"w{number}" for number in range(WORDS))]
-    # All over the vocabulary, so that embeddings are read from everywhere.
+    # Ids are spread over the vocabulary, so that rows of all embeddings files are read.
     step = CONFIG["vocab_size"] // len(words)
     tokenizer = Tokenizer(models.WordLevel({word: step * index for index, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
@@ -68,7 +67,7 @@ def make_inputs(folder: Path) -> None:
 
 def transfer(folder: Path) -> dict[str, Any]:
     """Run in this process, for the parent process."""
-    import matplotlib.pyplot  # noqa: F401 - imported by the run, which is not to pay for it
+    import matplotlib.pyplot  # noqa: F401 - the run imports it; its memory is not the run's
     import torch
     import torch.utils.tensorboard
     from transformers import AutoTokenizer
@@ -88,7 +87,7 @@ def transfer(folder: Path) -> dict[str, Any]:
     report = distill(
         read_student(folder / "model", [f"recipe.{setting}" for setting in overrides]),
         folder / "out",
-        TrainingOptions(data=[str(folder / "texts.jsonl")], stream=True, tell=lambda said: print(said, file=sys.stderr)),
+        TrainingOptions(data=[str(folder / "texts.jsonl")], stream=True, tell=lambda message: print(message, file=sys.stderr)),
         which="transfer",
     )
     return {
@@ -100,15 +99,15 @@ def transfer(folder: Path) -> dict[str, Any]:
     }
 
 
-def bound(walked: int) -> dict[str, int]:
-    """Bytes, as the text above has them."""
+def compute_bound(walked: int) -> dict[str, int]:
+    """Return the bytes of each term of the bound, by the equations above."""
     width, inner, head, layers = (CONFIG[name] for name in ("hidden_size", "intermediate_size", "head_dim", "num_hidden_layers"))
     heads, key_heads = CONFIG["num_attention_heads"], CONFIG["num_key_value_heads"]
-    own = heads * (2 * head * FEATURES // 2 + 1)
-    layer = 2 * width * heads * head + 2 * width * key_heads * head + 3 * width * inner + 2 * width + own
+    own_parameters = heads * (2 * head * FEATURES // 2 + 1)
+    layer = 2 * width * heads * head + 2 * width * key_heads * head + 3 * width * inner + 2 * width + own_parameters
     walk = walked * (4 * inner + 8 * width)
     step = BATCH * SEQUENCE * heads * 2 * (6 * FEATURES + 3 * WINDOW + 5 * head)
-    return {"two layers": 4 * 2 * layer, "activations": 4 * max(walk, step), "own parameters": 4 * (layers + 4) * own}
+    return {"two layers": 4 * 2 * layer, "activations": 4 * max(walk, step), "own parameters": 4 * (layers + 4) * own_parameters}
 
 
 def main() -> None:
@@ -126,11 +125,13 @@ def main() -> None:
         make_inputs(folder)
         build_folder("lolcats", folder / "source", folder / "model")
         command = [sys.executable, __file__, "--child", str(folder)]
-        done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True, check=True)
+        completed = subprocess.run(
+            command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True, check=True
+        )
     finally:
         shutil.rmtree(folder)
-    figures = json.loads(done.stdout.splitlines()[-1])
-    parts = bound(figures["walked_at_once"])
+    figures = json.loads(completed.stdout.splitlines()[-1])
+    parts = compute_bound(figures["walked_at_once"])
     peak, most = figures["peak"] - figures["resident_after_imports"], sum(parts.values())
     result = {"tokens_steps_and_rows": [SEQUENCE, STEPS, BATCH], **figures, "taken": peak, "bound": {**parts, "all": most}}
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")

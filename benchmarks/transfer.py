@@ -2,13 +2,13 @@
 
     python benchmarks/transfer.py [--rounds 9]
 
-The teacher has the architecture of examples/teacher at width 512: 2 layers, 8 heads of 64, random weights. One row of 1,024 tokens
-goes through it, the heads of `specs/lolcats.yaml` answer the same hidden states, and the loss of each layer is taken back to their
+The teacher has the architecture of examples/teacher at width 512: 2 layers, 8 heads of 64, random weights. It reads one row of
+1,024 tokens. The heads of `specs/lolcats.yaml` read the same hidden states, and the loss of each layer is differentiated by their
 parameters. *ours* is the course that `compose distill` runs. *quadratic* is plain PyTorch: the teacher's softmax with its weights
 as matrices, the student's T × T form of window and features on the queries, keys and values of the teacher, and the same loss.
-*teacher* is the part of ours that is the teacher's walk alone. Losses and gradients are compared first; a difference ends it. Then
-they take turns, and ratios are medians of each round's own with first and third quartile. CPU time of the thread is beside the time
-on the clock: on a busy machine it is the steadier of the two. Writes benchmarks/results/transfer_cpu.json; exit code 1 below 3×.
+*teacher* is the teacher's part of ours. Losses and gradients are compared first; the script stops if they differ. Then all run in
+turn. Ratios are computed within each round; their medians and quartiles are reported. The thread's CPU time is reported beside
+wall-clock time, because a busy machine disturbs it less. Writes benchmarks/results/transfer_cpu.json; exit code 1 below 3×.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "transfer_cpu.json"
 WIDTH, HEAD, LENGTH = 512, 64, 1024
 LEAST = 3.0
-"""Times that ours has to be as fast."""
+"""The smallest accepted ratio of quadratic's time to ours."""
 CLOCKS: dict[str, Callable[[], float]] = {"clock": time.perf_counter, "cpu": time.thread_time}
 
 
-def config() -> LlamaConfig:
-    """The shipped teacher's, at another width."""
+def build_config() -> LlamaConfig:
+    """Return the config of the shipped teacher at another width."""
     own = json.loads((ROOT / "examples" / "teacher" / "config.json").read_text(encoding="utf-8"))
     scale, heads = WIDTH // own["hidden_size"], WIDTH // HEAD
     groups = own["num_attention_heads"] // own["num_key_value_heads"]
@@ -65,7 +65,7 @@ def config() -> LlamaConfig:
 
 
 class QuadraticStep:
-    """The same step with T × T matrices: layer by layer, softmax for the teacher, the student's form beside it, loss, backward."""
+    """The same step with T × T matrices: softmax of the teacher, the student's form, loss and backward, layer by layer."""
 
     def __init__(self, source: LlamaForCausalLM, student: ComposedForCausalLM, factor: float) -> None:
         self.source, self.factor = source, factor
@@ -76,7 +76,7 @@ class QuadraticStep:
         self.students = [Quadratic(weights) for weights in own]
 
     def learn(self, ids: Tensor) -> list[Tensor]:
-        """Losses of the layers; their gradients are added to what is there."""
+        """Return the losses of the layers, and add their gradients to the parameters'."""
         losses, trunk, length = [], self.source.model, ids.shape[1]
         with torch.no_grad():
             hidden = trunk.embed_tokens(ids)
@@ -98,7 +98,7 @@ class QuadraticStep:
             loss = self.factor * (output - target).square().mean(-1).mean()
             loss.backward()
             losses.append(loss.detach())
-            if index + 1 == len(trunk.layers):  # the output of the last one is not needed
+            if index + 1 == len(trunk.layers):  # the output of the last layer is not needed
                 break
             with torch.no_grad():
                 hidden = hidden + attention.o_proj(target)
@@ -114,13 +114,13 @@ def _rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return states * cosine[:, None] + torch.cat((-second, first), dim=-1) * sine[:, None]
 
 
-def ready() -> tuple[TransferCourse, QuadraticStep, ComposedForCausalLM, Batch]:
-    """Both sides on the same weights, and a row of random tokens."""
+def build_contestants() -> tuple[TransferCourse, QuadraticStep, ComposedForCausalLM, Batch]:
+    """Return ours and quadratic on the same weights, the teacher, and a row of random tokens."""
     torch.manual_seed(0)
-    source = LlamaForCausalLM(config()).requires_grad_(False).eval()
+    source = LlamaForCausalLM(build_config()).requires_grad_(False).eval()
     student, teacher = (cast("ComposedForCausalLM", composer.build(spec, source)).eval() for spec in ("lolcats", "softmax"))
     for name, parameter in student.named_parameters():
-        if name.endswith("_weight"):  # maps as they are while they learn: no longer the identity
+        if name.endswith("_weight"):  # feature maps as in the middle of training, not the initial identity
             parameter.data += 0.1 * torch.randn_like(parameter)
     recipe = load_spec("lolcats").recipe
     assert recipe is not None
@@ -132,8 +132,8 @@ def ready() -> tuple[TransferCourse, QuadraticStep, ComposedForCausalLM, Batch]:
     return course, quadratic, teacher, rows.batch([0])
 
 
-def differences(course: TransferCourse, quadratic: QuadraticStep, batch: Batch) -> dict[str, float]:
-    """Of losses and gradients, each relative to the largest number of its kind."""
+def compute_differences(course: TransferCourse, quadratic: QuadraticStep, batch: Batch) -> dict[str, float]:
+    """Return the differences of losses and gradients, each relative to the largest value of its kind."""
     ours, theirs = course.learn(batch, course.count(batch)), quadratic.learn(batch.ids)
     largest = {
         "loss": max(float(abs(parameter - expected) / expected) for parameter, expected in zip(ours.values(), theirs, strict=True))
@@ -149,8 +149,8 @@ def differences(course: TransferCourse, quadratic: QuadraticStep, batch: Batch) 
     return largest
 
 
-def in_turn(course: TransferCourse, quadratic: QuadraticStep, teacher: ComposedForCausalLM, batch: Batch, rounds: int) -> Any:
-    """Seconds of each in each round on each clock, after one round to warm up."""
+def time_in_turn(course: TransferCourse, quadratic: QuadraticStep, teacher: ComposedForCausalLM, batch: Batch, rounds: int) -> Any:
+    """Return the seconds of each run in each round, by clock and name, after one round to warm up."""
     contestants: dict[str, Callable[[], object]] = {
         "ours": lambda: course.learn(batch, course.count(batch)),
         "quadratic": lambda: quadratic.learn(batch.ids),
@@ -170,8 +170,8 @@ def in_turn(course: TransferCourse, quadratic: QuadraticStep, teacher: ComposedF
     return seconds
 
 
-def summary(samples: list[float]) -> list[float]:
-    """Median, first and third quartile."""
+def summarise(samples: list[float]) -> list[float]:
+    """Return the median, and the first and the third quartile."""
     first, median, third = statistics.quantiles(samples, n=4, method="inclusive")
     return [median, first, third]
 
@@ -184,31 +184,34 @@ def main() -> None:
     if options.rounds < 2:
         parser.error("--rounds: quartiles need at least 2")
     torch.set_num_threads(1)
-    course, quadratic, teacher, batch = ready()
-    largest = differences(course, quadratic, batch)
+    course, quadratic, teacher, batch = build_contestants()
+    largest = compute_differences(course, quadratic, batch)
     if max(largest.values()) > 1e-3:
         sys.exit(f"They do not compute the same: {largest}")
-    seconds = in_turn(course, quadratic, teacher, batch, options.rounds)
+    seconds = time_in_turn(course, quadratic, teacher, batch, options.rounds)
     cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     ratios = {
-        clock: summary(
-            [quadratic_seconds / own_seconds for quadratic_seconds, own_seconds in zip(of["quadratic"], of["ours"], strict=True)]
+        clock: summarise(
+            [
+                quadratic_seconds / own_seconds
+                for quadratic_seconds, own_seconds in zip(by_name["quadratic"], by_name["ours"], strict=True)
+            ]
         )
-        for clock, of in seconds.items()
+        for clock, by_name in seconds.items()
     }
     result = {
         "machine": {"cpu": cpu and cpu[1], "torch": torch.__version__, "threads": 1, "dtype": "float32"},
         "tokens_and_rounds": [LENGTH, options.rounds],
         "relative_differences": largest,
-        "seconds": {clock: {name: summary(samples) for name, samples in of.items()} for clock, of in seconds.items()},
+        "seconds": {clock: {name: summarise(samples) for name, samples in by_name.items()} for clock, by_name in seconds.items()},
         "quadratic / ours": ratios,
     }
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     console, table = Console(), Table("", "tokens/s", "tokens in a CPU second", "ms", "CPU ms")
     for name in seconds["clock"]:
-        clock, used = (result["seconds"][of][name] for of in CLOCKS)
-        cells = [f"{LENGTH / clock[0]:,.0f}", f"{LENGTH / used[0]:,.0f}"]
-        table.add_row(name, *cells, *(f"{1e3 * a:,.0f} ({1e3 * b:,.0f} to {1e3 * c:,.0f})" for a, b, c in (clock, used)))
+        wall, cpu_time = (result["seconds"][clock][name] for clock in CLOCKS)
+        cells = [f"{LENGTH / wall[0]:,.0f}", f"{LENGTH / cpu_time[0]:,.0f}"]
+        table.add_row(name, *cells, *(f"{1e3 * a:,.0f} ({1e3 * b:,.0f} to {1e3 * c:,.0f})" for a, b, c in (wall, cpu_time)))
     console.print(table, f"largest relative difference: {max(largest.values()):.1e}")
     for clock, (median, first, third) in ratios.items():
         console.print(f"quadratic / ours, {clock}: {median:.2f} ({first:.2f} to {third:.2f})")

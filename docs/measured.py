@@ -78,9 +78,9 @@ def heads(result: Result) -> str:
 
 def models(result: Result) -> str:
     """Return the table of ``benchmarks/whole_models.py``."""
-    from benchmarks.whole_models import columns
+    from benchmarks.whole_models import format_columns
 
-    return table(*columns(result["rows"]))
+    return table(*format_columns(result["rows"]))
 
 
 def errors(rows: Iterable[tuple[str, Result]]) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.calibrated import FULL, SPECS, recipe
+from benchmarks.calibrated import FULL, SPECS, build_overrides
 from composer.spec import load_spec
 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(("init", "steps"), [("parts", FULL), ("calibrated", 50)])
 def test_the_first_stage_is_as_asked(spec: str, init: str, steps: int) -> None:
-    made = load_spec(spec, recipe(init, steps)).recipe
+    made = load_spec(spec, build_overrides(init, steps)).recipe
     assert made is not None
     assert made.transfer is not None
     assert (made.transfer.init, made.transfer.steps, made.transfer.batch, made.finetune) == (init, steps, 16, None)

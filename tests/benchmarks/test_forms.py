@@ -9,14 +9,14 @@ import torch
 
 import tests.interpreter  # noqa: F401
 from benchmarks import forms
-from benchmarks.forms import HEADS, LONG, Size, errors, goals, measure
+from benchmarks.forms import HEADS, LONG, Size, check_goals, measure, measure_errors
 from benchmarks.harness import NO_TIME
 
 SMALL = Size("cpu", 1, 16, torch.float32, 24, 40, 1)
 
 
 def test_forms_lie_close_to_float64() -> None:
-    deviations = errors(SMALL)
+    deviations = measure_errors(SMALL)
     assert [row["form"] for row in deviations] == list(HEADS)
     for row in deviations:
         assert 0 < row["error"] < 1e-5
@@ -47,7 +47,7 @@ def row(name: str, tokens: int, form: float, hand: float) -> dict[str, Any]:
 
 
 def verdicts(rows: list[dict[str, Any]], exact: list[dict[str, Any]]) -> list[str]:
-    return [goal.verdict for goal in goals(rows, exact)]
+    return [goal.verdict for goal in check_goals(rows, exact)]
 
 
 def test_goals() -> None:

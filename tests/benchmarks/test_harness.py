@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import Budget, Goal, about, rounds, worst, write
+from benchmarks.harness import Budget, Goal, describe_machine, find_worst, time_rounds, write
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 
@@ -55,15 +55,15 @@ def test_a_budget_counts_down() -> None:
 def test_goals(measured: float | None, way: str, verdict: str) -> None:
     goal = Goal("speed", measured, way, 1.05)  # pyright: ignore[reportArgumentType]
     assert goal.verdict == verdict
-    assert goal.document()["verdict"] == verdict
+    assert goal.to_json()["verdict"] == verdict
 
 
 def test_the_worst_of_several_decides() -> None:
-    assert worst([1.0, 3.0, 2.0], "at most") == 3.0
-    assert worst([1.0, 3.0, 2.0], "at least") == 1.0
-    assert worst([1.0, None], "at least") is None
-    assert worst([], "at most") is None
-    assert math.isnan(worst([1.0, math.nan, 0.5], "at most") or 0.0)
+    assert find_worst([1.0, 3.0, 2.0], "at most") == 3.0
+    assert find_worst([1.0, 3.0, 2.0], "at least") == 1.0
+    assert find_worst([1.0, None], "at least") is None
+    assert find_worst([], "at most") is None
+    assert math.isnan(find_worst([1.0, math.nan, 0.5], "at most") or 0.0)
 
 
 def test_rounds_are_taken_in_turn_and_whoever_has_no_room_leaves() -> None:
@@ -74,7 +74,7 @@ def test_rounds_are_taken_in_turn_and_whoever_has_no_room_leaves() -> None:
         if called.count("narrow") == 2:
             raise MemoryError
 
-    rounds_of = rounds({"wide": lambda: called.append("wide"), "narrow": narrow}, 100.0, "cpu", most=4)
+    rounds_of = time_rounds({"wide": lambda: called.append("wide"), "narrow": narrow}, 100.0, "cpu", max_rounds=4)
     assert called == ["wide", "narrow", "wide", "narrow", "wide", "wide"]
     assert rounds_of["narrow"] is None
     assert rounds_of["wide"] is not None
@@ -83,7 +83,7 @@ def test_rounds_are_taken_in_turn_and_whoever_has_no_room_leaves() -> None:
 
 
 def test_there_is_one_round_where_no_time_is_left() -> None:
-    rounds_of = rounds({"one": lambda: None}, 0.0, "cpu")
+    rounds_of = time_rounds({"one": lambda: None}, 0.0, "cpu")
     assert rounds_of["one"] is not None
     assert rounds_of["one"]["rounds"] == 1
 
@@ -92,11 +92,11 @@ def test_rounds_end_where_nobody_has_room() -> None:
     def fails() -> None:
         raise MemoryError
 
-    assert rounds({"one": fails}, 100.0, "cpu") == {"one": None}
+    assert time_rounds({"one": fails}, 100.0, "cpu") == {"one": None}
 
 
 def test_a_result_names_machine_and_versions(tmp_path: Path) -> None:
-    path = write("made-up", {"about": about("cpu", dtype="float32"), "rows": []}, tmp_path)
+    path = write("made-up", {"about": describe_machine("cpu", dtype="float32"), "rows": []}, tmp_path)
     facts = json.loads(path.read_text())["about"]
     assert facts["device"]
     assert facts["dtype"] == "float32"

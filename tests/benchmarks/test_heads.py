@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.heads import CONTESTANTS, SPECS, WAYS, decode, in_turn
+from benchmarks.heads import CONTESTANTS, SPECS, WAYS, decode, time_in_turn
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_all_take_turns(way: str) -> None:
-    seconds = in_turn(tuple(CONTESTANTS), 128, 1, way)
+    seconds = time_in_turn(tuple(CONTESTANTS), 128, 1, way)
     assert all(len(taken) == 1 and taken[0] > 0 for taken in seconds.values())
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import tests.interpreter  # noqa: F401
 from benchmarks.harness import NO_ROOM, NO_TIME, Budget
-from benchmarks.own_kernels import HEADS, LONG, Bench, errors, goals, measure_all, tasks
+from benchmarks.own_kernels import HEADS, LONG, Bench, check_goals, list_tasks, measure_all, measure_errors
 
 
 @pytest.fixture
@@ -18,13 +18,13 @@ def bench() -> Bench:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_lie_close_to_float64(bench: Bench, name: str) -> None:
-    deviations = errors(bench, name)
+    deviations = measure_errors(bench, name)
     assert 0 < deviations["error"] < 1e-5
     assert deviations["finite"]
 
 
 def test_all_take_turns(bench: Bench) -> None:
-    planned = tasks((24,), (1,))
+    planned = list_tasks((24,), (1,))
     assert len(planned) == 9
     rows = measure_all(
         bench,
@@ -61,7 +61,7 @@ def test_goals() -> None:
         "lolcats with backward 8192": {"triton": {"least": 1.0}, "torch": {"least": 1.4}, "fla": None},
         "lola forward 8192": {"failure": NO_TIME},
     }
-    assert [goal.verdict for goal in goals(rows, exact)] == ["met", "not met", "not measured", "met", "met"]
+    assert [goal.verdict for goal in check_goals(rows, exact)] == ["met", "not met", "not measured", "met", "met"]
     wrong = {"lola": {"error": 0.03, "finite": False, "long": LONG}}
-    assert [goal.verdict for goal in goals(rows, wrong)][3:] == ["not met", "not met"]
-    assert goals(rows, {"lola": {"error": 0.0, "finite": True, "long": 70}})[4].verdict == "not measured"
+    assert [goal.verdict for goal in check_goals(rows, wrong)][3:] == ["not met", "not met"]
+    assert check_goals(rows, {"lola": {"error": 0.0, "finite": True, "long": 70}})[4].verdict == "not measured"

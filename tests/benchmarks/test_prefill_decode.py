@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from benchmarks import prefill_decode
-from benchmarks.prefill_decode import decode, in_turn, layers, prefill
+from benchmarks.prefill_decode import decode, prefill, run_layers, time_in_turn
 
 
 @torch.no_grad()
 def test_all_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill_decode, "in_turn", lambda runs, repeats: in_turn(runs, 1))
+    monkeypatch.setattr(prefill_decode, "time_in_turn", lambda runs, repeats: time_in_turn(runs, 1))
     monkeypatch.setattr(prefill_decode, "NEAR", 8)
     monkeypatch.setattr(prefill_decode, "FAR", 24)
-    measured = {**prefill(32, "cpu"), **layers(32, "cpu")}
+    measured = {**prefill(32, "cpu"), **run_layers(32, "cpu")}
     assert measured.keys() == {"state", "gated state", "softmax", "lawcat", "lolcats"}
     assert min(measured.values()) > 0
     step = decode("cpu")

@@ -13,7 +13,7 @@ from benchmarks import contestants as contestants_module
 from benchmarks import whole_models
 from benchmarks.contestants import BEFORE, SIZES, STUDENTS, TEACHER, Contestant, make
 from benchmarks.harness import NO_ROOM, NO_TIME
-from benchmarks.whole_models import Bench, Workload, cell, columns, goals, main
+from benchmarks.whole_models import Bench, Workload, check_goals, format_cell, format_columns, main
 from composer.model.cache import SEEN
 from tests.composer.model.recording import on_a_cpu
 
@@ -33,7 +33,7 @@ def test_the_sizes_are_those_of_the_known_models() -> None:
         layer = attention + 3 * size.hidden_size * size.intermediate_size + 2 * size.hidden_size
         embeddings = size.vocab_size * size.hidden_size * (1 if size.tie_word_embeddings else 2)
         assert round((size.num_hidden_layers * layer + embeddings + size.hidden_size) / 1e9, 2) == billions
-        assert size.config()._attn_implementation == "sdpa"
+        assert size.build_config()._attn_implementation == "sdpa"
 
 
 def test_students_share_the_teachers_weights(contestants: list[Contestant]) -> None:
@@ -48,7 +48,7 @@ def test_a_cache_far_into_a_text_is_what_the_text_would_leave(contestants: list[
     """
     with torch.no_grad():
         for contestant in contestants[1:]:
-            actual, generator = contestant.at(BEFORE + 7, 2), torch.Generator().manual_seed(BEFORE)
+            actual, generator = contestant.fill_cache(BEFORE + 7, 2), torch.Generator().manual_seed(BEFORE)
             last = torch.randint(256, (2, BEFORE), generator=generator)
             text = torch.cat((torch.zeros(2, 7, dtype=torch.int64), last), dim=1)
             wanted = contestant.model(text, use_cache=True).past_key_values
@@ -59,7 +59,7 @@ def test_a_cache_far_into_a_text_is_what_the_text_would_leave(contestants: list[
                 for name in (SEEN, "head.window.position"):
                     if name in held:
                         torch.testing.assert_close(held[name], whole[name])
-        cache = contestants[0].at(BEFORE + 7, 2)
+        cache = contestants[0].fill_cache(BEFORE + 7, 2)
         assert cache.get_seq_length() == BEFORE + 7
         assert cache.layers[1].keys.shape == (2, 2, BEFORE + 7, 16)
 
@@ -99,11 +99,11 @@ def test_what_finds_no_room_is_a_cell(contestants: list[Contestant], monkeypatch
         return Contestant.prefill(failing, ids)
 
     monkeypatch.setattr(failing, "prefill", full)
-    rows = list(Bench(contestants[:3], "cpu", 60.0).table([Workload("prefill", 16, 1), Workload("prefill", 8, 1)]))
+    rows = list(Bench(contestants[:3], "cpu", 60.0).run_table([Workload("prefill", 16, 1), Workload("prefill", 8, 1)]))
     assert [row["failure"] for row in rows] == [None, None, NO_ROOM, None, None, None]
     assert rows[2]["of_teacher"] is None
-    assert cell(rows[2]) == "out of memory"
-    header, lines = columns(rows)
+    assert format_cell(rows[2]) == "out of memory"
+    header, lines = format_columns(rows)
     assert header[2:] == [TEACHER, "lolcats", "lawcat"]
     assert [line[1] for line in lines] == ["1 × 16", "1 × 8"]
 
@@ -114,11 +114,11 @@ def test_other_errors_are_not_taken_for_a_lack_of_room(contestants: list[Contest
 
     monkeypatch.setattr(contestants[1], "prefill", broken)
     with pytest.raises(RuntimeError, match="illegal"):
-        list(Bench(contestants[:2], "cpu", 60.0).table([Workload("prefill", 8, 1)]))
+        list(Bench(contestants[:2], "cpu", 60.0).run_table([Workload("prefill", 8, 1)]))
 
 
 def test_what_finds_no_time_says_so(contestants: list[Contestant]) -> None:
-    rows = list(Bench(contestants[:2], "cpu", -1.0).table([Workload("decode", 600, 1)]))
+    rows = list(Bench(contestants[:2], "cpu", -1.0).run_table([Workload("decode", 600, 1)]))
     assert [row["failure"] for row in rows] == [NO_TIME, NO_TIME]
 
 
@@ -126,9 +126,9 @@ def test_a_prompt_that_would_take_too_long_is_not_begun(contestants: list[Contes
     """The expected time is extrapolated from the last prompt: quadratic in the length for a teacher, linear for a student."""
     bench = Bench(contestants[:2], "cpu", 60.0)
     bench.expected = {(TEACHER, "prefill"): (8, 2.0), ("lolcats", "prefill"): (8, 2.0)}
-    assert bench.expects(contestants[0], Workload("prefill", 32, 1)) == 32.0
-    assert bench.expects(contestants[1], Workload("prefill", 32, 1)) == 8.0
-    rows = list(bench.table([Workload("prefill", 32, 1)]))
+    assert bench.expect_seconds(contestants[0], Workload("prefill", 32, 1)) == 32.0
+    assert bench.expect_seconds(contestants[1], Workload("prefill", 32, 1)) == 8.0
+    rows = list(bench.run_table([Workload("prefill", 32, 1)]))
     assert [row["failure"] for row in rows] == [NO_TIME, None]
     assert rows[1]["of_teacher"] is None
 
@@ -150,7 +150,7 @@ def row(
 
 
 def verdicts(rows: list[dict[str, Any]], word: str) -> list[str]:
-    return [goal.verdict for goal in goals(rows) if word in goal.says]
+    return [goal.verdict for goal in check_goals(rows) if word in goal.says]
 
 
 def test_goals_are_read_off_the_rows() -> None:
@@ -197,5 +197,5 @@ def test_warming_up_runs_each_kind_once(contestants: list[Contestant]) -> None:
 
 def test_students_decode_by_what_is_recorded(contestants: list[Contestant], monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_cpu(monkeypatch, contestants_module)
-    rows = list(Bench(contestants, "cpu", 600.0, most=2).table([Workload("decode", 600, 2)]))
+    rows = list(Bench(contestants, "cpu", 600.0, max_rounds=2).run_table([Workload("decode", 600, 2)]))
     assert [row["replayed"] for row in rows] == [False, *[True] * len(STUDENTS)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import about, write
+from benchmarks.harness import describe_machine, write
 from docs.measured import BEGIN, END, MEASUREMENTS, measurements
 
 GOAL = {"goal": "fast", "found": 1.5, "way": "at least", "bound": 2, "verdict": "not met"}
@@ -29,7 +29,7 @@ def test_what_was_not_run_is_said(tmp_path: Path) -> None:
 
 
 def test_tables_follow_from_the_files(tmp_path: Path) -> None:
-    facts = about("cpu", dtype="bfloat16")
+    facts = describe_machine("cpu", dtype="bfloat16")
     model = {"model": "teacher", "kind": "prefill", "tokens": 1024, "batch": 1, "failure": None}
     rows = [
         model | {"seconds": {"least": 0.25}, "of_teacher": 1.0, "peak_bytes": 2_000_000},
