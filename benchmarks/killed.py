@@ -8,7 +8,7 @@ and writes a byte to a pipe. A random number of further steps is drawn, at most 
 run is killed at a random moment after the last of these steps, or before the first one. Moments drawn in seconds alone would mostly
 lie in the start of a run, which takes longer than a step. If a run ends before it is killed, its weights are compared and it begins
 again, until all kills are done. Writes benchmarks/results/killed.json with the kinds that were run. The exit code is 1 if any
-weight differs, or if every run was killed before its first step.
+weight differs, or if all kills of a kind came before its first step.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ features, a window of W, and P own parameters of a layer's heads, the bound is, 
                       the softmax, the logits and weights of the window, queries, keys, values and outputs, each with its gradient
     own parameters    layers · P, since the result is written at the end, and 4 P: the best so far, a gradient, two moments
 
-The embeddings (1.05 GB in float32) are not part of the bound: only the rows of a batch are read.
+The embeddings (1.05 GB in float32) are not part of the bound: only the rows of a batch's tokens are read.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def make_inputs(folder: Path) -> None:
     source = folder / "source"
     make_checkpoint(source)
     words = ["<unk>", *(f"w{number}" for number in range(WORDS))]
-    # Ids are spread over the vocabulary, so that rows of all embeddings files are read.
+    # Ids are spread over the vocabulary, so that rows are read from the whole embedding.
     step = CONFIG["vocab_size"] // len(words)
     tokenizer = Tokenizer(models.WordLevel({word: step * index for index, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]

@@ -135,7 +135,7 @@ def build_contestants() -> tuple[TransferCourse, QuadraticStep, ComposedForCausa
 def compute_differences(course: TransferCourse, quadratic: QuadraticStep, batch: Batch) -> dict[str, float]:
     """Return the differences of losses and gradients, each relative to the largest value of its kind."""
     ours, theirs = course.learn(batch, course.count(batch)), quadratic.learn(batch.ids)
-    largest = {
+    gaps = {
         "loss": max(float(abs(parameter - expected) / expected) for parameter, expected in zip(ours.values(), theirs, strict=True))
     }
     by_name = {name: parameter for unit in course.units for name, parameter in unit.parameters.items()}
@@ -145,8 +145,8 @@ def compute_differences(course: TransferCourse, quadratic: QuadraticStep, batch:
             parameter = by_name[f"model.layers.{index}.self_attn.composed.head.{name}"]
             assert parameter.grad is not None
             assert expected.grad is not None
-            largest[f"layer {index} {name}"] = float((parameter.grad - expected.grad).abs().max() / expected.grad.abs().max())
-    return largest
+            gaps[f"layer {index} {name}"] = float((parameter.grad - expected.grad).abs().max() / expected.grad.abs().max())
+    return gaps
 
 
 def time_in_turn(course: TransferCourse, quadratic: QuadraticStep, teacher: ComposedForCausalLM, batch: Batch, rounds: int) -> Any:
@@ -185,9 +185,9 @@ def main() -> None:
         parser.error("--rounds: quartiles need at least 2")
     torch.set_num_threads(1)
     course, quadratic, teacher, batch = build_contestants()
-    largest = compute_differences(course, quadratic, batch)
-    if max(largest.values()) > 1e-3:
-        sys.exit(f"They do not compute the same: {largest}")
+    gaps = compute_differences(course, quadratic, batch)
+    if max(gaps.values()) > 1e-3:
+        sys.exit(f"They do not compute the same: {gaps}")
     seconds = time_in_turn(course, quadratic, teacher, batch, options.rounds)
     cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     ratios = {
@@ -202,7 +202,7 @@ def main() -> None:
     result = {
         "machine": {"cpu": cpu and cpu[1], "torch": torch.__version__, "threads": 1, "dtype": "float32"},
         "tokens_and_rounds": [LENGTH, options.rounds],
-        "relative_differences": largest,
+        "relative_differences": gaps,
         "seconds": {clock: {name: summarise(samples) for name, samples in by_name.items()} for clock, by_name in seconds.items()},
         "quadratic / ours": ratios,
     }
@@ -212,7 +212,7 @@ def main() -> None:
         wall, cpu_time = (result["seconds"][clock][name] for clock in CLOCKS)
         cells = [f"{LENGTH / wall[0]:,.0f}", f"{LENGTH / cpu_time[0]:,.0f}"]
         table.add_row(name, *cells, *(f"{1e3 * a:,.0f} ({1e3 * b:,.0f} to {1e3 * c:,.0f})" for a, b, c in (wall, cpu_time)))
-    console.print(table, f"largest relative difference: {max(largest.values()):.1e}")
+    console.print(table, f"largest relative difference: {max(gaps.values()):.1e}")
     for clock, (median, first, third) in ratios.items():
         console.print(f"quadratic / ours, {clock}: {median:.2f} ({first:.2f} to {third:.2f})")
     if ratios["cpu"][0] < LEAST:
