@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from build_1b import LARGEST_SHARD, build_once
+from benchmarks.build_1b import LARGEST_SHARD, build_once
 
 RESULTS = Path(__file__).resolve().parent / "results" / "build_hosts.json"
 QWEN3: dict[str, Any] = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960}

@@ -23,19 +23,18 @@ from __future__ import annotations
 
 import argparse
 import gc
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from harness import Goal, describe_machine, find_worst, show_goals, write
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import composer
+from benchmarks.harness import Goal, describe_machine, find_worst, show_goals, summarise, write
 from composer.data.document import Document
 from composer.data.packing import Batch, PackedRows, pack
 from composer.devices import keep_freed_memory
@@ -159,12 +158,6 @@ def time_in_turn(runs: Runs, rounds: int) -> Seconds:
                 if round_:
                     seconds[clock][name].append(read() - began[clock])
     return seconds
-
-
-def summarise(samples: list[float]) -> list[float]:
-    """Return the median, and the first and the third quartile."""
-    first, median, third = statistics.quantiles(samples, n=4, method="inclusive")
-    return [median, first, third]
 
 
 def compute_ratios(seconds: Mapping[str, list[float]], specs: Iterable[str]) -> dict[str, list[float]]:

@@ -24,7 +24,18 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness import NO_TIME, RESULTS, Budget, Goal, describe_machine, find_worst, show_goals, time_rounds, write
+from benchmarks.harness import (
+    NO_TIME,
+    RESULTS,
+    Budget,
+    Goal,
+    compute_difference,
+    describe_machine,
+    find_worst,
+    show_goals,
+    time_rounds,
+    write,
+)
 from blocks.recurrences import additive, delta
 
 CLOSE = 2e-2
@@ -113,11 +124,6 @@ def build_attention(inputs: Inputs) -> Run:
     """Return a run of PyTorch's causal attention on the same queries, keys and values."""
     states = [inputs[name].transpose(1, 2) for name in ("query", "key", "value")]
     return lambda: torch.nn.functional.scaled_dot_product_attention(states[0], states[1], states[2], is_causal=True)
-
-
-def compute_difference(output: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the largest difference, relative to the largest absolute value of the reference."""
-    return ((output.double() - reference.double()).abs().max() / reference.double().abs().max()).item()
 
 
 def add_backward(run: Run, leaves: Sequence[torch.Tensor]) -> Callable[[], object]:

@@ -95,6 +95,17 @@ def find_worst(figures: Iterable[float | None], way: Literal["at most", "at leas
     return max(numbers) if way == "at most" else min(numbers)
 
 
+def summarise(samples: list[float]) -> list[float]:
+    """Return the median, and the first and the third quartile."""
+    first, median, third = statistics.quantiles(samples, n=4, method="inclusive")
+    return [median, first, third]
+
+
+def compute_difference(output: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return the largest difference, relative to the largest absolute value of the reference."""
+    return ((output.double() - reference.double()).abs().max() / reference.double().abs().max()).item()
+
+
 def show_goals(goals: Iterable[Goal], console: Console) -> None:
     """Print each goal, the measured figure, and whether it is met."""
     table = Table("goal", "found", "goal", "")
@@ -131,9 +142,11 @@ __all__ = [
     "Goal",
     "Run",
     "choose_settle",
+    "compute_difference",
     "describe_machine",
     "find_worst",
     "show_goals",
+    "summarise",
     "time_rounds",
     "write",
 ]

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import composer
+from benchmarks.harness import summarise
 from blocks.flow import Tokens
 from composer.benching.memory import resident
 from composer.graph.program import HeadInputs
@@ -40,6 +41,8 @@ from composer.model.heads import ComposedHeads
 
 RESULTS = Path(__file__).parent / "results"
 HEADS, WIDTH, WINDOW = 8, 64, 64
+STEPS = 200
+"""Steps of decode. Their inputs are the first tokens of the text."""
 SPECS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lolcats": ("lolcats", ()),
     "lolcats-terraced": ("lolcats", ("head.memory.0.shape=terraced",)),
@@ -154,7 +157,7 @@ def time_in_turn(names: tuple[str, ...], length: int, rounds: int, way: str) -> 
     return seconds
 
 
-def decode(names: list[str], length: int, steps: int = 200) -> dict[str, float]:
+def decode(names: list[str], length: int, steps: int = STEPS) -> dict[str, float]:
     """Return the median seconds of one token after ``length`` others, timed in turn. States are overwritten, as in a model."""
     tensors, heads_by_name = draw_inputs(length), {name: build_heads(name) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -184,12 +187,6 @@ def measure_peak_apart(name: str, length: int, way: str) -> int:
     """Return ``measure_peak`` of a new process."""
     command = [sys.executable, __file__, "--length", str(length), "--peak", name, way]
     return int(subprocess.run(command, env=os.environ | AT_ONCE, check=True, capture_output=True, text=True).stdout)
-
-
-def summarise(samples: list[float]) -> list[float]:
-    """Return the median, and the first and the third quartile."""
-    first, median, third = statistics.quantiles(samples, n=4, method="inclusive")
-    return [median, first, third]
 
 
 def measure(length: int, rounds: int) -> dict[str, Any]:
@@ -246,6 +243,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error("--rounds: quartiles need at least 2")
+    if options.length < STEPS:
+        parser.error(f"--length: the steps of decode need at least {STEPS} tokens")
     torch.set_num_threads(1)
     if options.peak:
         print(measure_peak(*options.peak, length=options.length))

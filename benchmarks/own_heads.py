@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Budget, Figures, choose_settle, time_rounds
+from benchmarks.harness import Budget, Figures, choose_settle, compute_difference, time_rounds
 from blocks.convolution import Convolution
 from blocks.feature_maps.hedgehog import Hedgehog
 from blocks.flow import Tokens
@@ -63,11 +63,6 @@ class Bench:
         generator = torch.Generator().manual_seed(1)
         sizes = ((shape.hidden_size,), (shape.heads, shape.head_dim), *[(shape.key_heads, shape.head_dim)] * 2)
         return [torch.randn(batch, length, *size, generator=generator).to(self.device, self.kind) for size in sizes]
-
-
-def compute_difference(output: Tensor, reference: Tensor) -> float:
-    """Return the largest difference, relative to the largest absolute value of the reference."""
-    return ((output.double() - reference.double()).abs().max() / reference.double().abs().max()).item()
 
 
 def measure_map(bench: Bench, length: int) -> dict[str, Any]:

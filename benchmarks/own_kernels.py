@@ -27,8 +27,19 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.harness import NO_ROOM, NO_TIME, RESULTS, Budget, Goal, describe_machine, find_worst, show_goals, write
-from benchmarks.own_heads import HEADS, Bench, Run, compute_difference, measure_map, measure_taps_and_map
+from benchmarks.harness import (
+    NO_ROOM,
+    NO_TIME,
+    RESULTS,
+    Budget,
+    Goal,
+    compute_difference,
+    describe_machine,
+    find_worst,
+    show_goals,
+    write,
+)
+from benchmarks.own_heads import HEADS, Bench, Run, measure_map, measure_taps_and_map
 from blocks.flow import Tokens
 from composer.benching.trial import NoRoom, room
 from composer.graph.program import FallsBack, HeadInputs

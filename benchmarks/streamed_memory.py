@@ -36,7 +36,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from build_1b import CONFIG, make_checkpoint
+
+from benchmarks.build_1b import CONFIG, make_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))

@@ -17,7 +17,6 @@ import argparse
 import json
 import math
 import re
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -25,13 +24,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from heads import Quadratic
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import composer
+from benchmarks.harness import summarise
+from benchmarks.heads import Quadratic
 from composer.data.document import Document
 from composer.data.packing import Batch, pack
 from composer.model.modeling import ComposedForCausalLM
@@ -168,12 +168,6 @@ def time_in_turn(course: TransferCourse, quadratic: QuadraticStep, teacher: Comp
             for parameter in parameters:
                 parameter.grad = None
     return seconds
-
-
-def summarise(samples: list[float]) -> list[float]:
-    """Return the median, and the first and the third quartile."""
-    first, median, third = statistics.quantiles(samples, n=4, method="inclusive")
-    return [median, first, third]
 
 
 def main() -> None:
