@@ -17,10 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Bool, Float, Int, Shaped
-
 if TYPE_CHECKING:
     import torch
+    from jaxtyping import Bool, Float, Int, Shaped
     from torch import Tensor
 else:
 
@@ -35,8 +34,20 @@ else:
             return attribute
 
     torch = _Torch()
-    # Annotations are checked only if torch is imported before the blocks, as the tests do.
-    Tensor = sys.modules["torch"].Tensor if "torch" in sys.modules else Any
+    # Shapes are checked only if jaxtyping is imported before the blocks, as the tests do. Otherwise annotations are only read.
+    if "jaxtyping" in sys.modules:
+        from jaxtyping import Bool, Float, Int, Shaped
+        from torch import Tensor
+    else:
+
+        class Shaped:
+            """Stands for jaxtyping's class of the same name, which takes a third of a second to import."""
+
+            def __class_getitem__(cls, _: Any) -> Any:
+                return Any
+
+        Bool = Float = Int = Shaped
+        Tensor = Any
 
 __all__ = ["Bool", "Float", "Int", "Number", "Shape", "Shaped", "Tensor", "torch"]
 

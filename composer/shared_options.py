@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from blocks.external_parts import register_parts
 from composer.arguments import DtypeLike, Reference, named_dtype, several
-from composer.data.loading import SHARE
+from composer.data.references import SHARE
 from composer.errors import BuildError, ComposerError, name_of
 from composer.graph.lowering import AUTO
 from composer.numbers import LEAST_SEED, MOST_SEED, Numbers, TokenCount, read_numbers, read_tokens

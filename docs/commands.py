@@ -7,7 +7,7 @@ from dataclasses import MISSING
 from typing import Literal, get_args, get_origin
 
 from composer.cli.derived import Command, Screen
-from composer.cli.main import COMMANDS
+from composer.cli.main import COMMANDS, load_command
 from composer.options import SAME, Option, options_of
 
 TITLE = """# Commands
@@ -18,7 +18,7 @@ Every command with its options. `compose COMMAND --help` prints the same, and `h
 
 
 def page() -> str:
-    return "\n".join([TITLE, *(section(command) for command in sorted(COMMANDS, key=lambda command: command.name))])
+    return "\n".join([TITLE, *(section(load_command(name)) for name in sorted(COMMANDS))])
 
 
 def section(command: Command) -> str:

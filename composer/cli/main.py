@@ -3,52 +3,113 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import composer
-from composer.cli.ablate import ablate
-from composer.cli.bench import bench
-from composer.cli.build import build
-from composer.cli.chat import chat
-from composer.cli.check import check
-from composer.cli.diff import diff
-from composer.cli.distill import distill, merge, train
-from composer.cli.draw import draw
-from composer.cli.eval import evaluate
-from composer.cli.explain import explain
-from composer.cli.export import export
-from composer.cli.generate import generate
 from composer.cli.hints import add_hint
-from composer.cli.inspect import inspect
-from composer.cli.lock import lock
-from composer.cli.logits import logits
-from composer.cli.new import new, schema
-from composer.cli.parts import parts
-from composer.cli.push import push
-from composer.cli.read import read
-from composer.cli.sample import sample
 from composer.cli.screen import INTERRUPTED, MISTAKE, notices_shown, print_json, print_mistake, replace_what_cannot_be_shown, say
-from composer.cli.select import select
-from composer.cli.serve import serve
-from composer.cli.show import show
-from composer.cli.tasks import tasks
-from composer.cli.verify import verify
-from composer.cli.view import view
 from composer.errors import ComposerError, Mistake, OutputError, Stopped, system_message
 from composer.escape import escape_message
 from converters.errors import ConverterError
 
+if TYPE_CHECKING:
+    from composer.cli.derived import Command
+
+COMMANDS = {
+    "build": "Build a model: the source's weights, the spec's heads.",
+    "lock": "Write everything that decides the bytes of a build to a file.",
+    "distill": "Train a built model to imitate its teacher.",
+    "train": "Train a model that was built from nothing.",
+    "merge": "Merge a model's adapters into its weights.",
+    "export": "Write a model that loads without this package.",
+    "push": "Write a model or a spec to a repository of the Hub.",
+    "eval": "Score models on tasks at several lengths.",
+    "bench": "Time the prefill and the decode of models, side by side.",
+    "ablate": "Build, train and score every variant of a sweep.",
+    "select": "Find the layers that should keep their own attention.",
+    "new": "Write a commented spec to start from.",
+    "check": "Check specs: every mistake, with its file, line and column.",
+    "show": "Print a spec as YAML, or the names of the shipped specs.",
+    "diff": "Show what differs between two specs in meaning, not in text.",
+    "draw": "Draw a spec, or a built model, as SVG.",
+    "parts": "List the parts that a head is made of, and their equations.",
+    "tasks": "List the tasks to train and to score on, each with its options.",
+    "schema": "Print the JSON schema of specs, for editors.",
+    "explain": "Explain what a spec costs on a source, before it is built.",
+    "inspect": "Inspect a model: what heads attend to, and what states recall.",
+    "read": "Read a text once, and write the model's state after it.",
+    "generate": "Continue a prompt with a model, or answer it with --chat.",
+    "logits": "Write a teacher's logits, for students to learn from.",
+    "chat": "Talk with a model in its chat template: each line is a message.",
+    "sample": "Write texts with a model, to train its student on.",
+    "serve": "Serve a model to programs that speak OpenAI's HTTP interface.",
+    "verify": "Check a built or exported model against its record.",
+    "view": "Edit a spec on a web page.",
+}
+"""The names of all commands, in the order of the help, each with the first line of its own help."""
+MODULES = {"train": "distill", "merge": "distill", "schema": "new"}
+"""The modules of `composer.cli` that have a command of another name."""
 JSON = "composer as JSON"
 """The key in a context's ``meta`` for whether the output is JSON."""
 
 
+@cache
+def load_command(name: str) -> Command:
+    """Import a command, with what its options need."""
+    from composer.cli.derived import Command
+
+    module = import_module(f"composer.cli.{MODULES.get(name, name)}")
+    return next(entry for entry in vars(module).values() if isinstance(entry, Command) and entry.name == name)
+
+
+class _ImportedLater(Mapping[str, Any]):
+    """The commands by their names, each imported at its first use."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        single.command(name)(load_command(name).callback)
+        return typer.main.get_command(single)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
 class Commands(TyperGroup):
-    """A user's mistake ends in its message alone, on stderr (with --json as JSON on stdout, too), and in exit code 2; a signal in
-    128 and its number."""
+    """All commands. Only the one that runs is imported.
+
+    A user's mistake ends in its message alone, on stderr (with --json as JSON on stdout, too), and in exit code 2; a signal in 128
+    and its number.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _ImportedLater()  # type: ignore[assignment]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        commands, self.commands = self.commands, {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            self.commands = commands
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[JSON] = "--json" in args
@@ -114,41 +175,6 @@ def about(
     ] = False,
 ) -> None:
     pass
-
-
-COMMANDS = (
-    build,
-    lock,
-    distill,
-    train,
-    merge,
-    export,
-    push,
-    evaluate,
-    bench,
-    ablate,
-    select,
-    new,
-    check,
-    show,
-    diff,
-    draw,
-    parts,
-    tasks,
-    schema,
-    explain,
-    inspect,
-    read,
-    generate,
-    logits,
-    chat,
-    sample,
-    serve,
-    verify,
-    view,
-)
-for command in COMMANDS:
-    app.command(command.name)(command.callback)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from composer.data.formats import TextDraft, drafts, encode
 from composer.data.order import OF_DOCUMENTS, permutation
 from composer.data.packing import PackedRows, Packing, pack
 from composer.data.reading import files_of, read_records
-from composer.data.references import DataReference, FileData, TaskData, parse_reference
+from composer.data.references import SHARE, DataReference, FileData, TaskData, parse_reference
 from composer.data.report import DataReport, ReferenceReport
 from composer.data.samples import sample_documents
 from composer.errors import DataError
@@ -26,8 +26,6 @@ from composer.tasks.unknown_tokens import without_embedding
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SHARE = 0.05
-"""The share of documents that is held out for evaluation."""
 LARGEST_SHARE = 0.5
 OnDocument = Callable[[str, int], None]
 """Called with a reference, and how many of its documents have been read."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from composer.tasks.base import Task
 
 HUB = "hub:"
+SHARE = 0.05
+"""The share of documents that is held out for evaluation."""
 RowFormat = Literal["messages", "alpaca", "completion", "text"]
 Named = Annotated[str, StringConstraints(min_length=1)]
 Validated = TypeVar("Validated", bound=BaseModel)

@@ -13,8 +13,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import networkx
-
 LABEL_SIZE = 11
 STRIP = 24.0
 """Height of the straight pieces above boxes, with their labels."""
@@ -253,6 +251,8 @@ class _Layout:
 def _layers(names: Mapping[str, Size], links: Sequence[Link], top: frozenset[str]) -> dict[str, int]:
     """Return the layer of each box: below all that feed it and, except for ``top``, as near as possible to the first box that it
     feeds."""
+    import networkx
+
     graph: networkx.DiGraph = networkx.DiGraph()
     graph.add_nodes_from(names)
     graph.add_edges_from((link.start, link.end) for link in links)

@@ -6,13 +6,12 @@ anything, and ``composer.graph.lowering`` compiles the rest into a program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
-
-import networkx
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from blocks.legend import Shape
 from blocks.memories.base import Memory
@@ -23,6 +22,9 @@ from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import ALL
 
+if TYPE_CHECKING:
+    import networkx
+
 INPUTS = ("hidden", "query", "key", "value")
 SINKS = "host_sinks"
 """The name of the further input of heads in a model with attention sinks."""
@@ -30,6 +32,7 @@ OUTPUT = "output"
 READ_NODE = "read"
 """The name of the node that weighs the memories' outputs."""
 Made = TypeVar("Made")
+NodeName = TypeVar("NodeName", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class HeadGraph:
     @cached_property
     def network(self) -> networkx.MultiDiGraph:
         """The graph as a networkx graph. The attribute ``of`` of each node and edge is its object here."""
+        import networkx  # slow to import, and not needed to check a head
+
         network = networkx.MultiDiGraph()
         network.add_nodes_from((name, {"of": node}) for name, node in self.nodes.items())
         network.add_edges_from((edge.start, edge.end, {"of": edge}) for edge in self.edges)
@@ -95,8 +100,8 @@ class HeadGraph:
     @cached_property
     def order(self) -> tuple[Node, ...]:
         """Return all nodes in topological order; among candidates for the next place, the one that was added first."""
-        place = {name: index for index, name in enumerate(self.nodes)}
-        names = networkx.lexicographical_topological_sort(networkx.DiGraph(self.network), key=place.__getitem__)
+        names = sort_by_flow(self.nodes, ((edge.start, edge.end) for edge in self.edges))
+        assert names is not None, "each part is added after its inputs"
         return tuple(self.nodes[name] for name in names)
 
     @property
@@ -133,13 +138,46 @@ class HeadGraph:
 
     def before_projections(self) -> frozenset[str]:
         """Return the parts that queries and keys are projected from."""
-        ancestors = networkx.ancestors(self.network, "query") | networkx.ancestors(self.network, "key")
-        return frozenset(ancestors - set(INPUTS))
+        return frozenset(ancestors({"query", "key"}, self.edges) - set(INPUTS))
 
     @property
     def slots(self) -> dict[str, Slot]:
         """Every tensor that the head hands from call to call: ``<node>.<tensor>``."""
         return {f"{node.name}.{name}": slot for node in self.parts for name, slot in node.operation.slots.items()}
+
+
+def sort_by_flow(names: Iterable[NodeName], links: Iterable[tuple[NodeName, NodeName]]) -> list[NodeName] | None:
+    """Return the names so that each link leads forward; among candidates for the next place, the first of ``names``. None if links
+    form a circle."""
+    place = {name: index for index, name in enumerate(names)}
+    sorter = TopologicalSorter[NodeName](dict.fromkeys(place, ()))
+    for start, end in links:
+        sorter.add(end, start)
+    try:
+        sorter.prepare()
+    except CycleError:
+        return None
+    ready, order = set[NodeName](), list[NodeName]()
+    while sorter.is_active():
+        ready.update(sorter.get_ready())
+        first = min(ready, key=place.__getitem__)
+        ready.remove(first)
+        order.append(first)
+        sorter.done(first)
+    return order
+
+
+def ancestors(names: Iterable[str], edges: Iterable[Edge]) -> set[str]:
+    """Return the nodes from which edges lead to the named ones, which are included only if edges lead to them, too."""
+    before: dict[str, set[str]] = {}
+    for edge in edges:
+        before.setdefault(edge.end, set()).add(edge.start)
+    passed, ahead = set[str](), list(names)
+    while ahead:
+        new = before.get(ahead.pop(), set()) - passed
+        passed |= new
+        ahead += new
+    return passed
 
 
 def once(function: Callable[[HeadSpec, Shape], Made]) -> Callable[[HeadSpec, Shape], Made]:

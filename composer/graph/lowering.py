@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import networkx
-
 from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.operation import EVERY, FLA, REFERENCE, TORCH, TRITON, Form, Setting
@@ -20,7 +18,7 @@ from blocks.part import Closed
 from blocks.pattern import Pattern
 from composer.errors import BuildError, GraphError
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import OUTPUT, HeadGraph, Node, evicts_together, once, pairs_of, takers_of
+from composer.graph.graph import OUTPUT, HeadGraph, Node, evicts_together, once, pairs_of, sort_by_flow, takers_of
 from composer.graph.matching import matches
 from composer.graph.program import Program, Step, cover, tell
 from composer.graph.wiring import build_graph
@@ -307,11 +305,6 @@ def _why(form: Form, forms: tuple[Form, ...], backend: str, setting: Setting, re
 def _order(graph: HeadGraph, units: Mapping[str, tuple[str, ...]]) -> list[tuple[str, ...]] | None:
     """Return the units, each after those that it reads from; None where they read from each other in a circle."""
     place = {name: index for index, name in enumerate(graph.nodes)}
-    flow: networkx.DiGraph[tuple[str, ...]] = networkx.DiGraph()
-    flow.add_nodes_from(units.values())
     pairs = ((units[edge.start], units[edge.end]) for edge in graph.edges if edge.start in units and edge.end in units)
-    flow.add_edges_from((start, end) for start, end in pairs if start != end)
-    try:
-        return list(networkx.lexicographical_topological_sort(flow, key=lambda unit: min(place[name] for name in unit)))
-    except networkx.NetworkXUnfeasible:
-        return None
+    first_to_last = sorted(units.values(), key=lambda unit: min(place[name] for name in unit))
+    return sort_by_flow(first_to_last, ((start, end) for start, end in pairs if start != end))

@@ -6,9 +6,6 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-import networkx
-from networkx.algorithms.isomorphism import MultiDiGraphMatcher
-
 from blocks.catalogue import PATTERNS
 from blocks.operation import Kind
 from blocks.pattern import Pattern
@@ -29,6 +26,9 @@ def _places(graph: HeadGraph, pattern: Pattern) -> tuple[Mapping[str, str], ...]
 
 
 def _search(graph: HeadGraph, pattern: Pattern) -> Iterator[Mapping[str, str]]:
+    import networkx
+    from networkx.algorithms.isomorphism import MultiDiGraphMatcher
+
     wanted = networkx.MultiDiGraph()
     wanted.add_nodes_from((name, {"is": is_match}) for name, is_match in pattern.nodes.items())
     wanted.add_edges_from((start, end, {"kind": kind}) for start, end, kind in pattern.edges)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-import networkx
-
 from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.operation import EVICTED, Kind
 from blocks.part import FieldPath, Part, Problem
 from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import OUTPUT, READ_NODE, Edge, HeadGraph, Node
+from composer.graph.graph import OUTPUT, READ_NODE, Edge, HeadGraph, Node, ancestors
 from composer.graph.rules_of_spec import lines, names, numbers
 from composer.graph.wiring import build_graph
 
@@ -136,11 +134,13 @@ def _check_reached(graph: HeadGraph) -> Iterator[Problem]:
 def _ahead_of_output(graph: HeadGraph) -> set[str]:
     """Return the output, and all nodes that it depends on. A memory whose output does not depend on its pairs only passes them
     on."""
-    network = networkx.DiGraph(graph.network)
-    for node, memory in graph.memories:
-        if not memory.answers_from_pairs and not _pairs(graph.out_of(node.name)):
-            network.remove_edges_from([(edge.start, edge.end) for edge in graph.into(node.name, "pairs")])
-    return networkx.ancestors(network, OUTPUT) | {OUTPUT}
+    unused = {
+        (edge.start, edge.end)
+        for node, memory in graph.memories
+        if not memory.answers_from_pairs and not _pairs(graph.out_of(node.name))
+        for edge in graph.into(node.name, "pairs")
+    }
+    return ancestors({OUTPUT}, (edge for edge in graph.edges if (edge.start, edge.end) not in unused)) | {OUTPUT}
 
 
 def _projections(graph: HeadGraph) -> Iterator[Problem]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import networkx
 from pydantic import ValidationError
 
 from blocks.gates.base import Gate
@@ -14,7 +13,7 @@ from blocks.memories.base import Memory
 from blocks.operation import Kind
 from blocks.part import Part
 from composer.errors import BuildError
-from composer.graph.graph import READ_NODE, HeadGraph, Node
+from composer.graph.graph import READ_NODE, Edge, HeadGraph, Node, ancestors
 from composer.graph.wiring import build_graph
 from composer.spec.external_parts import find_unregistered_kind, needed_part_message
 from composer.spec.parameters import prefix
@@ -101,11 +100,11 @@ def _modules(graph: HeadGraph) -> Iterator[tuple[str, Part, str, str]]:
 def _steps_before(graph: HeadGraph, node: Node) -> str:
     """Return the parts that mix, convolve and rotate the states before this node reads them. Memories are not included."""
 
-    def leads(start: str, end: str, key: int) -> bool:
-        kind, held = graph.network.edges[start, end, key]["of"].kind, isinstance(graph.nodes[end].part, Memory)
-        return kind in (READ - {Kind.PAIRS} if end == node.name and held else {Kind.PAIRS} if held else READ)
+    def leads(edge: Edge) -> bool:
+        is_memory = isinstance(graph.nodes[edge.end].part, Memory)
+        return edge.kind in (READ - {Kind.PAIRS} if edge.end == node.name and is_memory else {Kind.PAIRS} if is_memory else READ)
 
-    before = networkx.ancestors(networkx.subgraph_view(graph.network, filter_edge=leads), node.name)
+    before = ancestors({node.name}, filter(leads, graph.edges))
     parts = [
         other.part
         for other in graph.parts

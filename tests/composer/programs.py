@@ -23,7 +23,7 @@ from tests.composer.training.processes import ending, forked
 ROOT = Path(__file__).parents[2]
 LIBRARIES = """
 import torch, torch._dynamo, torch.distributed.checkpoint, torch.distributed.fsdp, torch.distributed.tensor, torch.utils.data
-import PIL.Image, accelerate, jaxtyping, jinja2.sandbox, networkx, numpy, psutil, pydantic.fields, regex, scipy.optimize, yaml
+import PIL.Image, accelerate, jinja2.sandbox, networkx, numpy, psutil, pydantic.fields, regex, scipy.optimize, yaml
 import huggingface_hub.repocard, safetensors.torch, tokenizers
 from huggingface_hub import HfApi
 import blocks.catalogue

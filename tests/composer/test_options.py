@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from composer.cli.derived import Command, Screen, command
-from composer.cli.main import COMMANDS
+from composer.cli.main import COMMANDS, load_command
 from composer.errors import ComposerError, DataError, SpecError
 from composer.options import argument, convert_options, function_of, in_python, option, options_class, options_of
 from composer.shared_options import OUT, OnGraph, Overriding, Seeded, to_numbers, to_optional_path, to_texts, to_tokens
@@ -206,7 +206,7 @@ def test_the_help_of_the_command_has_the_descriptions() -> None:
     assert "--quiet" not in text
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", [load_command(name) for name in COMMANDS], ids=lambda command: command.name)
 def test_each_command_is_derived_from_its_class(command: Any) -> None:
     """Descriptions are sentences, and a command has only the options of its class and of the shared ``Screen``."""
     assert isinstance(command, Command)

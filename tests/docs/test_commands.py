@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from composer.cli.main import COMMANDS
+from composer.cli.main import COMMANDS, load_command
 from composer.options import options_of
 from docs.commands import page
 
@@ -19,7 +19,7 @@ def test_the_page_is_up_to_date() -> None:
     assert not stale, "docs/commands.md is not what the options classes declare: write it anew with `make docs`"
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", [load_command(name) for name in COMMANDS], ids=lambda command: command.name)
 def test_a_command_has_its_options_and_defaults(command: object) -> None:
     name, options = command.name, options_of(command.options)  # pyright: ignore[reportAttributeAccessIssue]
     section = PAGE.partition(f"## compose {name}\n")[2].partition("\n## ")[0]

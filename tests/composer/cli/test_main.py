@@ -12,13 +12,12 @@ import pytest
 import typer
 
 import composer
-from composer.cli.main import INTERRUPTED, MISTAKE, app
+from composer.cli.main import COMMANDS, INTERRUPTED, MISTAKE, app, load_command
 from composer.commands import check as check_module
 from composer.errors import BuildError
 from tests.composer.cli.conftest import Compose
-from tests.composer.programs import composed
+from tests.composer.programs import ROOT, composed
 
-COMMANDS = sorted(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]
 MISTAKES = [
     ["nonsense"],
     ["build", "lawcat"],
@@ -86,7 +85,7 @@ def test_an_unknown_option_without_a_hint(compose: Compose) -> None:
 
 
 def test_the_commands() -> None:
-    assert COMMANDS == [
+    assert sorted(COMMANDS) == [
         "ablate",
         "bench",
         "build",
@@ -138,6 +137,35 @@ def test_help_of_all_names_every_command_on_one_line(compose: Compose) -> None:
     for command in COMMANDS:
         assert re.search(rf"^  {command} +[A-Z].*\.$", output, flags=re.MULTILINE)
     assert "..." not in output.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_all_has_the_first_line_of_each_command(command: str) -> None:
+    """Help is printed without importing a command."""
+    loaded = load_command(command)
+    assert (loaded.name, COMMANDS[command]) == (command, (loaded.options.__doc__ or "").partition("\n")[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (["--help"], {"pydantic", "yaml", "networkx", "composer.options", "composer.commands", "blocks"}),
+        (["check", "lolcats"], {"networkx", "huggingface_hub", "composer.model", "composer.training"}),
+        (
+            ["explain", "lolcats", "--from", str(ROOT / "examples" / "teacher")],
+            {"composer.training", "composer.evaluation"},
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_command_imports_what_it_needs(arguments: list[str], absent: set[str]) -> None:
+    program = (
+        "import atexit, sys; from composer.cli.entry import main\n"
+        f"atexit.register(lambda: print(*sys.modules)); sys.argv = ['compose', *{arguments}]; main()"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    imported = set(run.stdout.splitlines()[-1].split())
+    assert {"torch", "transformers", "numpy", "jaxtyping", "datasets", "matplotlib", *absent} & imported == set()
 
 
 def test_version(compose: Compose) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import composer
-from composer.cli.derived import Command
-from composer.cli.main import COMMANDS
+from composer.cli.main import COMMANDS, load_command
 from composer.errors import BenchError, ComposerError, EvaluationError
 from composer.numbers import LEAST_SEED, numbers_of, read_tokens
 from composer.options import options_of
@@ -175,8 +174,7 @@ def test_these_are_all_options_that_are_numbers() -> None:
             for option in options_of(command.options).values()
             if not option.is_hidden and (option.kind in (int, float) or option.metavar in ("N", "N,…", "TOKENS"))
         }
-        for command in COMMANDS
-        if isinstance(command, Command)
+        for command in map(load_command, COMMANDS)
     }
     assert {name: options - ANY for name, options in numeric.items() if options - ANY} == {
         name: set(options) for name, (_, options) in NUMBERS.items() if name in numeric
