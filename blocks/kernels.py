@@ -17,7 +17,7 @@ from typing import Any
 from blocks.legend import Tensor, torch
 from blocks.operation import Setting
 
-EXTRA = "pip install 'attention-composer[gpu]'"
+EXTRA = "pip install '.[gpu]' in Composer's checkout"
 DTYPES = ("float32", "bfloat16", "float16")
 STEEPEST = -25.0
 """The logarithm of the steepest decay that kernels get, e⁻²⁵. What a steeper one would leave of a state, less than 10⁻¹¹, is

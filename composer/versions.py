@@ -1,10 +1,15 @@
-"""Versions of installed packages, for records of builds and runs."""
+"""Versions of installed packages, for records of builds and runs, and the command that installs what is missing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra. This package is on no index yet, so it is installed from its checkout."""
+    return f"pip install '.[{extra}]' in Composer's checkout"
 
 
 def versions_of(packages: Sequence[str]) -> dict[str, str]:

@@ -361,6 +361,8 @@ FORBIDDEN = {
     "a registry's host": r"\bpypi\.org|pythonhosted\.org|registry\.npmjs",
     "an unfinished thought": r"\b(TO" + r"DO|FIX" + r"ME)\b",
     "the number of an issue": r"\bissue #?\d",
+    "this package as if an index had it, instead of pip install '.[view]'": r"attention-composer\[|pip install.{0,2}attention-"
+    + "composer",
 }
 
 

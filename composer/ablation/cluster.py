@@ -16,6 +16,7 @@ from composer.ablation.plan import AblationStep
 from composer.ablation.runner import StartWorkers, Workers
 from composer.ablation.steps import FAILURE, MARK, Figures, run_step
 from composer.errors import AblationError
+from composer.versions import install_command
 
 LOCAL, AUTO = "local", "auto"
 PATIENCE = 10.0
@@ -32,7 +33,7 @@ def ray_workers(address: str, *, gpus: float = 0) -> StartWorkers:
     try:
         import ray
     except ImportError as error:
-        raise AblationError("Ray is not installed: pip install 'attention-composer[ray]', or leave --ray out.") from error
+        raise AblationError(f"Ray is not installed: {install_command('ray')}, or leave --ray out.") from error
 
     @contextmanager
     def start() -> Iterator[Workers]:

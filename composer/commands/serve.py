@@ -14,10 +14,10 @@ from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
 from composer.shared_options import InDtype, OfModel, OnDevice
 from composer.trust import translate_transformers_errors
+from composer.versions import install_command
 from composer.weights.sources import open_model
 from converters.bounded import reason
 
-EXTRA = "pip install 'attention-composer[serve]'"
 LAST_PORT = 65_535
 SEPARATORS = "@:"
 """Characters with which transformers' server begins a revision, or a file in a repository."""
@@ -48,7 +48,7 @@ class ServeOptions(InDtype, OnDevice, OfModel):
     """Serve a model to programs that speak OpenAI's HTTP interface.
 
     The server is transformers' own: /v1/chat/completions and /v1/completions, streaming or not, one text at a time. It has no
-    password, and answers on this machine only unless --host is set. It needs pip install 'attention-composer[serve]'.
+    password, and answers on this machine only unless --host is set. It needs pip install '.[serve]'.
     """
 
     example: ClassVar[str] = 'composer.serve("lawcat-mine-distilled").wait()'
@@ -69,7 +69,7 @@ def run_serve(options: ServeOptions) -> Server:
         from transformers.utils.import_utils import is_serve_available
 
         if not is_serve_available():
-            raise ComposerError(f"transformers' server is not installed: {EXTRA}")
+            raise ComposerError(f"transformers' server is not installed: {install_command('serve')}")
         problem = (
             f"{folder} has a tokenizer or processor that transformers cannot read; copy the source's there, or remove "
             "*processor_config.json to serve text alone"

@@ -10,7 +10,7 @@ from composer.errors import ComposerError, translate_errors
 from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import ON_HUB, PROGRESS, WithParts, to_text
-from composer.vllm import version_problem
+from composer.vllm import problem_of_vllm
 from composer.weights.sources import local_folder
 from composer.weights.verify import VerifyReport
 from converters.composed import EXPORT
@@ -37,7 +37,7 @@ class VerifyOptions(WithParts):
 @translate_errors
 def run_verify(options: VerifyOptions) -> VerifyReport:
     folder = local_folder(options.model, whole=True)
-    if options.served and (problem := version_problem()):
+    if options.served and (problem := problem_of_vllm()):
         raise ComposerError(problem)
     report = _against_record(folder, options)
     if not options.served:

@@ -53,7 +53,7 @@ class ViewOptions(OfSource, OfShownSpec):
 
     On the left is the YAML. On the right, as you type, are mistakes with their lines, the picture, the program and its cost. The
     sizes are the source's, if one is named, otherwise Llama-3.2-1B's, and can be changed on the page. The page is served on this
-    machine alone, and needs Gradio: pip install 'attention-composer[view]'.
+    machine alone, and needs Gradio: pip install '.[view]'.
     """
 
     example: ClassVar[str] = 'composer.view("lolcats", "teacher").wait()'

@@ -20,6 +20,7 @@ from composer.evaluation.report import HarnessFacts, HarnessFigure, HarnessResul
 from composer.files import failing_as, sha256, write_whole
 from composer.notices import warn_user
 from composer.spec.places import brief, nearest
+from composer.versions import install_command
 from composer.weights.config import check_positions
 from converters.bounded import MOST_LOG, check_file, read_text
 
@@ -208,7 +209,7 @@ def _quiet() -> Iterator[None]:
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "lm_eval":
             raise
-        raise EvaluationError("lm-eval is not installed: pip install 'attention-composer[lm-eval]'.") from error
+        raise EvaluationError(f"lm-eval is not installed: {install_command('lm-eval')}.") from error
     except Exception as error:  # its own errors, and those of whatever its tasks read
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise EvaluationError(f"lm-eval failed: {type(error).__name__}: {message}") from error

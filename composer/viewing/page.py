@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from composer.errors import ComposerError
 from composer.spec.shipped import shipped_specs
-from composer.versions import version_of
+from composer.versions import install_command, version_of
 from composer.viewing.answers import answer
 from composer.viewing.guard import TOKEN, Guard
 from composer.viewing.reading import TYPED, EditorContext
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 OLDEST = 6
 """Major version of Gradio."""
-INSTALL = "pip install 'attention-composer[view]'"
+INSTALL = install_command("view")
 START = "lolcats"
 LABELS = dict(zip(TYPED, ("layers", "width", "heads", "key heads", "head size"), strict=True))
 STYLE = """

@@ -13,7 +13,7 @@ import torch
 
 from composer.errors import ComposerError
 from composer.model.modeling import ComposedForCausalLM
-from composer.vllm import FORMAT, version_problem
+from composer.vllm import FORMAT, problem_of_vllm
 from composer.vllm.folder import check_servable, configuration_of_folder, load_for_serving
 from composer.weights.verify import Check
 
@@ -43,7 +43,7 @@ def check_served(folder: Path, texts: Sequence[list[int]] = (), **options: Any) 
 
     Raises ComposerError if vLLM is not installed or does not fit, and ValueError for a model that it cannot serve.
     """
-    if problem := version_problem():
+    if problem := problem_of_vllm():
         raise ComposerError(problem)
     check_servable(configuration_of_folder(folder))
     model = load_for_serving(folder, torch.float32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 STUB_TEXT = '''"""Loads this model with the package attention-composer, which has its classes."""
 
 NEEDS = (
-    "This model needs the package attention-composer: run `pip install attention-composer` and `import composer` before you "
+    "This model needs the package attention-composer: run `pip install .` in its checkout and `import composer` before you "
     "load it, or have `compose export` write it as a folder that needs PyTorch and transformers alone."
 )
 try:

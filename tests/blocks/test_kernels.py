@@ -45,11 +45,11 @@ def test_the_ranges_are_those_that_are_installed(package: Package) -> None:
 
 
 def test_what_is_not_there_or_too_old_is_told_with_what_to_do() -> None:
-    assert NOWHERE.missing() == "no-such-package-anywhere is not installed: pip install 'attention-composer[gpu]'"
+    assert NOWHERE.missing() == "no-such-package-anywhere is not installed: pip install '.[gpu]' in Composer's checkout"
     old = OLD.missing()
     assert old is not None
     assert old.startswith("numpy ")
-    assert old.endswith("is installed, and >=9999 is needed: pip install 'attention-composer[gpu]'")
+    assert old.endswith("is installed, and >=9999 is needed: pip install '.[gpu]' in Composer's checkout")
 
 
 def test_a_kernel_says_why_it_cannot(no_failures: None) -> None:

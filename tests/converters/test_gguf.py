@@ -162,7 +162,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 def test_without_the_package_the_command_that_installs_it(tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf.constants", None)
     message = refusal(tmp_path / "model.gguf", whole)
-    assert message.endswith("needs the package gguf: pip install 'attention-composer[gguf]'")
+    assert message.endswith("needs the package gguf: pip install '.[gguf]' in Composer's checkout")
 
 
 def test_reading_a_header_imports_no_torch(tmp_path: Path, whole: bytes) -> None:

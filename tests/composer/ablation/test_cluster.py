@@ -19,7 +19,7 @@ from tests.composer.ablation.variants import chains_of, stored, write_spec
 
 def test_the_same_as_in_one_process(ablation_request: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relative paths of the caller are found by the workers, and a failure has the same message."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'attention-composer[ray]'")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     assert ablation_request.source is not None
     monkeypatch.chdir(Path(ablation_request.source).parent)
     request = replace(ablation_request, source=Path(ablation_request.source).name)
@@ -49,14 +49,14 @@ def test_the_same_as_in_one_process(ablation_request: Request, tmp_path: Path, m
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "somewhere"])
 def test_no_such_cluster(address: str) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'attention-composer[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     with pytest.raises(AblationError, match=f"There is no Ray cluster at {address} .*: expected HOST:PORT"), ray_workers(address)():
         pass
 
 
 def test_ray_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(AblationError, match=r"pip install 'attention-composer\[ray\]', or leave --ray out"):
+    with pytest.raises(AblationError, match=r"pip install '\.\[ray\]' in Composer's checkout, or leave --ray out"):
         ray_workers("auto")
 
 

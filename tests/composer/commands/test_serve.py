@@ -111,5 +111,5 @@ def test_mistakes_are_told_before_anything_is_loaded(folder: Path, monkeypatch: 
         composer.serve(folder.rename(folder.with_name("a@b")), port=0)
     folder.with_name("a@b").rename(folder)
     monkeypatch.setattr(import_utils, "is_serve_available", lambda: False)
-    with pytest.raises(ComposerError, match=r"pip install 'attention-composer\[serve\]'"):
+    with pytest.raises(ComposerError, match=r"pip install '\.\[serve\]'"):
         composer.serve(folder, port=0)

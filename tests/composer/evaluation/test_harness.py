@@ -173,4 +173,4 @@ def test_what_is_refused(questions: tuple[Path, list[dict[str, Any]]], tmp_path:
     for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    assert "lm-eval is not installed: pip install 'attention-composer[lm-eval]'" in message(lm_eval=("mine",))
+    assert "lm-eval is not installed: pip install '.[lm-eval]'" in message(lm_eval=("mine",))

