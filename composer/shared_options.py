@@ -231,7 +231,7 @@ class OnDevice:
 @options_class
 class WithBackend:
     backend: str = option(
-        "Implementation of the heads: auto uses each part's fastest form, reference its definition. torch runs on every device.",
+        "Implementation of the heads: auto uses the first form that fits, reference the definition. torch runs on every device.",
         default=AUTO,
     )
 

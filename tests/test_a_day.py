@@ -78,7 +78,7 @@ def html_of(shown: dict[str, dict[str, Any]], line: str) -> str:
 
 def test_reports_show_themselves(shown: dict[str, dict[str, Any]]) -> None:
     assert "head.memory" in html_of(shown, "composer.diff(")
-    assert "Why not faster:" in html_of(shown, "costs")
+    assert "Why this form:" in html_of(shown, "costs")
     assert "def head(" in html_of(shown, "composer.code(")
     assert "fresh.safetensors" in html_of(shown, "built")
     assert "Once upon a time" in html_of(shown, 'composer.generate("distilled"')

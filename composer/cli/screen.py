@@ -82,7 +82,7 @@ class _EscapedRecord(logging.LogRecord):
 
 @contextmanager
 def notices_shown() -> Iterator[None]:
-    """For the block, notices, the Hub's log and warnings of slower forms are printed to stderr, as plain lines.
+    """For the block, notices, the Hub's log and warnings of other forms are printed to stderr, as plain lines.
 
     Log records and warnings of other libraries are escaped, too.
     """

@@ -17,7 +17,7 @@ from composer.weights.target import target_of
 class ExplainOptions(InDtype, OnDevice, WithBackend, CountedAt, TextDecoderAlone, Overriding, OfSource, OfSpec):
     """Explain what a spec costs on a source, before it is built.
 
-    For each group of heads: parts, forms and why faster forms do not apply, fresh parameters, bytes of state for a row of a batch,
+    For each group of heads: parts, forms and the reasons for them, fresh parameters, bytes of state for a row of a batch,
     operations, and the compression against the source's KV cache. Only the source's config.json is read. A spec with its own trunk
     needs no source, and is compared with softmax attention in that trunk.
     """

@@ -28,7 +28,7 @@ def load(
 ) -> Composed:
     """Return a built model, in evaluation mode. Unlike ``from_pretrained`` it refuses a folder that lacks a parameter.
 
-    - backend: which forms run its heads: auto (each part's fastest), reference, torch, fla, triton, or another that a part has.
+    - backend: which forms run its heads: auto (the first that fits), reference, torch, fla, triton, or another that a part has.
     - parts: Python modules or files (.py) with your own parts. Those of installed packages need no option.
     """
     use_parts(parts)

@@ -1,4 +1,4 @@
-"""Lower a head's graph to its program: choose the form of each operation, and record why it is not a faster one.
+"""Lower a head's graph to its program: choose the form of each operation, and record why it is this one.
 
 Patterns over several operations are matched first, then single operations. An operation without a fitting form on the chosen
 backend falls back to another backend, and records why. Lowering changes speed, never results.
@@ -20,17 +20,23 @@ from composer.errors import BuildError, GraphError
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import OUTPUT, HeadGraph, Node, evicts_together, once, pairs_of, sort_by_flow, takers_of
 from composer.graph.matching import matches
+from composer.graph.measured import find_measured
 from composer.graph.program import Program, Step, cover, tell
 from composer.graph.wiring import build_graph
 from converters.trunk import dtype_name
 
 AUTO = "auto"
 BACKENDS = (AUTO, REFERENCE, TORCH, FLA, TRITON)
-"""The built-in backends. auto chooses the fastest form that fits."""
+"""The built-in backends. auto chooses the first form that fits, in the order of ``PREFERRED``."""
 PREFERRED = {"cuda": (TRITON, FLA, TORCH, REFERENCE)}
-"""The backends that auto tries, in this order, by device."""
+"""The backends that auto tries, in this order, by device. It skips a form that was measured to be slower than the head without it
+(``composer.graph.measured``)."""
 ANYWHERE = (TORCH, REFERENCE)
 """The backends that auto tries, in this order, on other devices, and to which any backend falls back."""
+
+
+FIRST = "the first form of this backend that fits"
+"""Why a form runs if no other reason decides."""
 
 
 def check_backend(backend: str, graphs: Iterable[HeadGraph]) -> str:
@@ -47,16 +53,16 @@ def check_backend(backend: str, graphs: Iterable[HeadGraph]) -> str:
 
 class Lowered(Closed):
     """The form that one part of a head was lowered to. decode: the form for a call with one token, where it is another one, with
-    its backend, and why no faster form fits there."""
+    its backend, and why it is this one."""
 
     part: str
     kind: str
     backend: str
     form: str
     decode: str | None = None
-    why_not_faster: str
+    why_this_form: str
     decode_backend: str | None = None
-    decode_why_not_faster: str | None = None
+    decode_why_this_form: str | None = None
 
 
 class Compiled:
@@ -192,9 +198,9 @@ def _lower_node(node: Node, step: Step, decode: Step, backend: str) -> Lowered:
         backend=backend_of(step.form),
         form=step.form.description,
         decode=None if same else decode.form.description,
-        why_not_faster=step.why,
+        why_this_form=step.why,
         decode_backend=None if same else backend_of(decode.form),
-        decode_why_not_faster=None if same else decode.why,
+        decode_why_this_form=None if same else decode.why,
     )
 
 
@@ -247,7 +253,7 @@ def _parts(graph: HeadGraph, match: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Choice:
-    """A form that fits. why: the reasons against faster forms. missing: packages of faster forms that are not installed."""
+    """A form that fits. why: the reasons against earlier forms. missing: packages of earlier forms that are not installed."""
 
     form: Form
     why: str
@@ -274,11 +280,14 @@ def _choices(
             if absent is not None:
                 missing[absent] = reasons[absent] = None
                 continue
-            problem = form.obstacle(setting)
+            problem, measured = form.obstacle(setting), find_measured(form, setting) if backend == AUTO else None
+            if problem is None and measured is not None and measured.speed < 1:
+                problem = str(measured)
             if problem is not None:
                 reasons[f"{form.description}: {problem}"] = None
                 continue
-            choices.append(Choice(form, _why(form, forms, backend, setting, tuple(reasons)), tuple(missing)))
+            known = (*reasons, *([str(measured)] if measured else ()))
+            choices.append(Choice(form, _why(form, forms, backend, setting, known), tuple(missing)))
             if not form.refuses:
                 return choices, tuple(reasons)
         if place == 0 and backend != AUTO and not several and not any(form.backend in (wanted_backend, EVERY) for form in forms):
@@ -296,7 +305,7 @@ def _why(form: Form, forms: tuple[Form, ...], backend: str, setting: Setting, re
     if form.backend == EVERY:
         return "one form computes it everywhere"
     if form.backend not in ANYWHERE or setting.device == "cpu":
-        return "this is already the fastest built-in form"
+        return FIRST
     if any(other.backend not in (*ANYWHERE, EVERY) for other in forms):
         return f"the backend is {backend}"
     return "no fla or triton form of this part is built in yet; PyTorch's own kernels run it on any device"

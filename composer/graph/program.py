@@ -21,14 +21,14 @@ from composer.notices import warn_caller
 
 
 class FallsBack(RuntimeWarning):
-    """An operation runs on a slower form than the chosen one, with the same result."""
+    """An operation runs on another form than the chosen one, with the same result."""
 
 
 _warned: set[str] = set()
 
 
 def tell(why: str, instead: str = "") -> None:
-    """Warn, once a process for each reason, that a slower form runs. instead: the form that runs, in a sentence."""
+    """Warn, once a process for each reason, that another form runs. instead: the form that runs, in a sentence."""
     if why not in _warned:
         _warned.add(why)
         warn_caller(f"{why}. {instead}" if instead else why, FallsBack)
@@ -146,8 +146,8 @@ class CoveredOperation:
 
 @dataclass(frozen=True)
 class Step:
-    """One form, and the operations that it computes. names: the form's names of them; why: why it is not a faster form; missing:
-    packages of faster forms that are not installed; instead: the steps that run if the form refuses."""
+    """One form, and the operations that it computes. names: the form's names of them; why: why it is this form; missing:
+    packages of earlier forms that are not installed; instead: the steps that run if the form refuses."""
 
     covers: tuple[CoveredOperation, ...]
     names: tuple[str, ...]

@@ -27,17 +27,17 @@ def _of_group(group: GroupCost) -> tuple[Table, ...]:
     reasons: dict[str, list[str]] = {}
     for part in group.parts:
         parts.append((part.part, part.kind, part.form))
-        reasons.setdefault(part.why_not_faster, []).append(part.part)
+        reasons.setdefault(part.why_this_form, []).append(part.part)
         if part.decode is not None and group.decode_flops_per_token is not None:
             parts.append(("", "in decode", part.decode))
-            why = part.decode_why_not_faster or part.why_not_faster
-            if why != part.why_not_faster:
+            why = part.decode_why_this_form or part.why_this_form
+            if why != part.why_this_form:
                 reasons.setdefault(why, []).append(f"{part.part} in decode")
     lines = tuple(("·", f"{', '.join(names)}: {reason}") for reason, names in reasons.items())
     growth = ", grows with the text" if group.state_grows else ", the same at any length"
     return (
         Table(f"{group.head}: {heads} in {layers_in_words(group.layers)}", ("part", "kind", "form"), tuple(parts)),
-        Table("Why not faster:", ("", ""), lines, under=True),
+        Table("Why this form:", ("", ""), lines, under=True),
         Table("In each of these layers:", ("", ""), _figures(group, growth), under=True),
     )
 

@@ -154,7 +154,7 @@ def test_what_is_missing_is_explained_and_told_once(no_failures: None, monkeypat
     try:
         (state,) = [lowered_part for lowered_part in list_forms(graph_of(LINEAR), "own", Setting()) if lowered_part.part == "state"]
         assert state.backend == "torch"
-        assert state.why_not_faster.startswith("no-such-package-anywhere is not installed: pip install")
+        assert state.why_this_form.startswith("no-such-package-anywhere is not installed: pip install")
         with pytest.warns(FallsBack, match="no-such-package-anywhere is not installed") as warned:
             _in_pieces(inputs(SIZE.shape(4), 2, 12), (0, 5, 11, 12))
         assert len(warned) == 1

@@ -80,7 +80,7 @@ def test_kernels_that_take_a_window_without_gaps_leave_it_alone() -> None:
         )
         assert (alone.backend, alone.form[: len(kernel)]) == (backend, kernel)
         assert not below.form.startswith(kernel)
-        assert backend == "triton" or "keeps some pairs for good, and its window has no gaps" in below.why_not_faster
+        assert backend == "triton" or "keeps some pairs for good, and its window has no gaps" in below.why_this_form
 
 
 def test_a_kernel_with_gaps_in_its_window_takes_it() -> None:

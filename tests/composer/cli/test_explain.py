@@ -36,8 +36,8 @@ def test_text(compose: Compose, teacher: Path) -> None:
         assert f"fresh parameters {group.fresh_parameters:,}" in words
         for part in group.parts:
             assert f"{part.part} {part.kind} {part.form}" in words
-            assert part.why_not_faster in words
-            assert (part.decode_why_not_faster or "") in words
+            assert part.why_this_form in words
+            assert (part.decode_why_this_form or "") in words
     assert max(map(len, result.stdout.splitlines()[1:])) <= 80
 
 

@@ -56,7 +56,7 @@ def test_specs(teacher: Path) -> None:
     assert "head.memory" in shown
     assert looked_at(composer.diff("lolcats", "lolcats")).endswith("\n\nthe same meaning on every source")
     shown = looked_at(composer.explain("lolcats", teacher))
-    assert "Why not faster:" in shown
+    assert "Why this form:" in shown
     assert "The whole model" in shown
 
 

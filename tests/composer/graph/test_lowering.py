@@ -14,7 +14,7 @@ from blocks.flow import Tokens
 from blocks.operation import EVERY, Setting
 from composer.errors import BuildError
 from composer.graph.listing import listing
-from composer.graph.lowering import AUTO, BACKENDS, check_backend, list_forms, lower
+from composer.graph.lowering import AUTO, BACKENDS, FIRST, check_backend, list_forms, lower
 from composer.graph.program import FallsBack, HeadInputs
 from composer.graph.wiring import build_graph
 from composer.model.head import Head
@@ -45,10 +45,10 @@ def test_every_part_of_every_spec_has_a_form_and_a_reason(name: str) -> None:
             for lowered_part in explained:
                 assert lowered_part.kind == graph.nodes[lowered_part.part].kind
                 assert lowered_part.backend in {backend, "torch"}
-                why = lowered_part.why_not_faster
+                why = lowered_part.why_this_form
                 assert backend in {lowered_part.backend, AUTO} or f"it has no {backend} form" in why or ": " in why
                 assert lowered_part.form
-                assert lowered_part.why_not_faster
+                assert lowered_part.why_this_form
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_full_attention_says_which_of_its_two_forms_runs(head: dict, form: str, 
     (full,) = [lowered_part for lowered_part in list_forms(graph, "torch", CPU) if lowered_part.part == "full"]
     assert full.form == form
     if form != "scaled_dot_product_attention":
-        assert full.why_not_faster.startswith("scaled_dot_product_attention: PyTorch's attention ")
+        assert full.why_this_form.startswith("scaled_dot_product_attention: PyTorch's attention ")
     (reference,) = [lowered_part for lowered_part in list_forms(graph, "reference", CPU) if lowered_part.part == "full"]
     assert reference.form == "all pairs, masked"
 
@@ -81,8 +81,8 @@ def test_full_attention_says_which_of_its_two_forms_runs(head: dict, form: str, 
 
 
 def test_no_gpu_is_promised_where_none_would_help() -> None:
-    by_part = {lowered_part.part: lowered_part.why_not_faster for lowered_part in list_forms(graph_of(LINEAR), "torch", CPU)}
-    assert by_part["state"] == "this is already the fastest built-in form"
+    by_part = {lowered_part.part: lowered_part.why_this_form for lowered_part in list_forms(graph_of(LINEAR), "torch", CPU)}
+    assert by_part["state"] == FIRST
 
 
 @pytest.mark.parametrize("memory", ["state", "full", {"kind": "latents", "size": 8}])
@@ -98,35 +98,35 @@ def test_both_ways_nothing_is_decoded(memory: Any) -> None:
 def test_on_a_gpu_kernels_come_first_and_what_has_none_says_so() -> None:
     def explained(head: dict[str, Any], backend: str) -> dict[str, tuple[str, str]]:
         return {
-            lowered_part.part: (lowered_part.backend, lowered_part.why_not_faster)
+            lowered_part.part: (lowered_part.backend, lowered_part.why_this_form)
             for lowered_part in list_forms(graph_of(head), backend, GPU)
         }
 
-    assert explained(LINEAR, AUTO)["state"] == ("fla", "this is already the fastest built-in form")
+    assert explained(LINEAR, AUTO)["state"] == ("fla", FIRST)
     assert explained(LINEAR, "torch")["state"] == ("torch", "the backend is torch")
     assert explained(LINEAR, AUTO)["state_features"] == (AUTO, "one form computes it everywhere")
     why = explained({"memory": ["full"]}, AUTO)["full"][1]
     assert why.endswith("PyTorch selects FlashAttention's kernel or cuDNN's itself")
     assert explained({"memory": [{"kind": "full", "gate": "head"}]}, AUTO)["full"][0] == "fla"
-    assert explained(LOLCATS, AUTO)["window"] == ("triton", "this is already the fastest built-in form")
+    assert explained(LOLCATS, AUTO)["window"] == ("triton", FIRST)
     assert explained(LOLA, AUTO)["window"][0] == "triton"
     backend, why = explained(LOLA, "fla")["window"]
     assert backend == "torch"
     assert "parallel_attn: its attention returns no mass, and the read needs it" in why
     assert all(
-        "the backend is reference" in lowered_part.why_not_faster for lowered_part in list_forms(graph_of(LINEAR), "reference", GPU)
+        "the backend is reference" in lowered_part.why_this_form for lowered_part in list_forms(graph_of(LINEAR), "reference", GPU)
     )
 
 
 def test_what_decodes_has_a_backend_and_a_reason_of_its_own() -> None:
     (state,) = [lowered_part for lowered_part in list_forms(graph_of(LINEAR), AUTO, GPU) if lowered_part.part == "state"]
     assert (state.backend, state.decode, state.decode_backend) == ("fla", "one step of the recurrence", "torch")
-    assert state.decode_why_not_faster is not None
-    assert state.decode_why_not_faster.startswith("fused_recurrent_simple_gla: its kernel would copy a state for each of the query")
+    assert state.decode_why_this_form is not None
+    assert state.decode_why_this_form.startswith("fused_recurrent_simple_gla: its kernel would copy a state for each of the query")
     (full,) = [
         lowered_part for lowered_part in list_forms(graph_of({"memory": ["full"]}), AUTO, GPU) if lowered_part.part == "full"
     ]
-    assert (full.decode, full.decode_backend, full.decode_why_not_faster) == (None, None, None)
+    assert (full.decode, full.decode_backend, full.decode_why_this_form) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_form_of_ones_own_is_used_for_its_part_alone(head: dict, form: str, mo
             own = part in {"state", "sparse"}
             assert lowered_part.backend == (NAME if own or everywhere else "torch")
             assert (SAYS in lowered_part.form) is own
-            assert own or everywhere or lowered_part.why_not_faster.startswith(f"it has no {NAME} form")
+            assert own or everywhere or lowered_part.why_this_form.startswith(f"it has no {NAME} form")
         assert explained["state"].form == form
         lines = [line for line in listing(lower(graph, NAME)) if SAYS in line]
         assert len(lines) == 1
@@ -176,7 +176,7 @@ def test_a_form_that_does_not_fit_is_left_out_with_its_reason(monkeypatch: pytes
     with own_backend(monkeypatch, lambda setting: None if setting.one_token else "it takes one token") as calls:
         state_of = {lowered_part.part: lowered_part for lowered_part in list_forms(graph_of(LINEAR), NAME, CPU)}["state"]
         assert (state_of.backend, state_of.decode) == ("torch", SAYS)
-        assert state_of.why_not_faster == f"{SAYS}: it takes one token"
+        assert state_of.why_this_form == f"{SAYS}: it takes one token"
         module = head_of(LINEAR)
         _, state = run(module, data.cut(slice(0, 5)), backend=NAME)
         assert not calls

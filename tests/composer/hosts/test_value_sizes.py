@@ -80,7 +80,7 @@ def test_kernels_for_one_size_refuse(spec: str, backend: str, sources: dict[int,
     reasons = {}
     for size in (8, 16):
         (group,) = composer.explain(spec, sources[size], device="cuda", dtype="bfloat16", backend=backend).groups
-        reasons[size] = " ".join(part.why_not_faster for part in group.parts)
+        reasons[size] = " ".join(part.why_this_form for part in group.parts)
     assert "it requires values and keys of the same size" in reasons[8]
     assert "it requires values and keys of the same size" not in reasons[16]
 

@@ -1,0 +1,62 @@
+"""Forms whose speed was measured on GPUs. ``measured.json`` has a row for each form, device and size. ``make docs`` writes it from
+benchmarks/results. Without a row, the order of the backends decides.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from pathlib import Path
+
+from blocks.operation import Form, Setting
+from blocks.part import Closed
+
+TABLE = Path(__file__).with_name("measured.json")
+
+
+class Measured(Closed):
+    """The measured speed of a form.
+
+    - form: its description.
+    - device: the GPU's name.
+    - head_dim, tokens: the size of the heads, and the tokens of the call, or before it in decode.
+    - one_token, gradients: as in ``Setting``.
+    - speed: the seconds of the head without this form, over its seconds with it.
+    """
+
+    form: str
+    device: str
+    head_dim: int
+    tokens: int
+    one_token: bool
+    gradients: bool
+    speed: float
+
+    def __str__(self) -> str:
+        return f"measured on {self.device} at {self.tokens:,} tokens: {self.speed:.2f} times the speed of the head without it"
+
+
+@cache
+def read_table(path: Path = TABLE) -> tuple[Measured, ...]:
+    """Return all rows. The table is empty until something has been measured."""
+    return tuple(Measured(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"])
+
+
+def find_measured(form: Form, setting: Setting) -> Measured | None:
+    """Return the row for a form in a setting: of this machine's GPU, or else of another one, at the nearest size of the heads."""
+    call = setting.one_token, setting.gradients
+    rows = [row for row in read_table() if row.form == form.description and (row.one_token, row.gradients) == call]
+    if setting.device != "cuda" or not rows:
+        return None
+    name, head_dim = _name_device(), setting.shape.head_dim if setting.shape else 0
+    return min(rows, key=lambda row: (row.device != name, abs(row.head_dim - head_dim)))
+
+
+def _name_device() -> str | None:
+    """Return the name of this machine's GPU. A process that has not imported torch, such as ``compose explain``, uses none."""
+    torch = sys.modules.get("torch")
+    return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
+
+
+__all__ = ["TABLE", "Measured", "find_measured", "read_table"]
