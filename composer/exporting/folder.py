@@ -24,6 +24,7 @@ from composer.errors import ExportError
 from composer.escape import escape_markdown, markdown_block, markdown_code
 from composer.exporting.modeling import Exported, write_file
 from composer.exporting.native import Native, native_of, write_weights
+from composer.exporting.plain import compare, sample_of
 from composer.files import sha256
 from composer.model.classes import Composed
 from composer.model.modeling import ComposedForCausalLM
@@ -77,7 +78,8 @@ def export_folder(
     native: write the folder of the class of transformers that computes the model, without a Python file. step: write a method for
     one token, too. copy: copy weight files, which are hard links otherwise. force: replace an export in ``out``.
 
-    Raises ExportError, BuildError and SourceError; nothing is written then.
+    The export is loaded in a process without this package, and its logits are compared with the model's. Raises ExportError,
+    BuildError and SourceError; nothing is written then.
     """
     named, out = out, check_output(out, open_source(folder), force=force, check_replaceable=_check_export)
     with without_adapter(folder) as merged:
@@ -93,6 +95,14 @@ def export_folder(
                 for name, shard in source.shards.items():
                     link_or_copy(shard.file, partial / name, copy=copy or own_files)
             _documents(partial, merged, folder, named, model, exported, record, step)
+            sample = sample_of(model)
+            del model  # the export's weights take its place in memory
+            (comparison,) = compare([(partial, isinstance(exported, Exported), sample)])
+            if comparison.problem is not None:
+                raise ExportError(
+                    f"the export of {folder} was loaded without this package, and {comparison.problem}. Nothing was written. Use the "
+                    "folder of the composed model, and report its spec and its family"
+                )
     return exported
 
 

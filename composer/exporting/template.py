@@ -49,18 +49,28 @@ MODEL = Template('''$table
 class ${Name}Attention($host_attention):
     """$host_attention with $what in place of its softmax: `attend` runs $pronoun."""
 
-    def __init__(self, config: ${Name}Config, layer_idx: int) -> None:
-        super().__init__($attention_arguments)
+    def add_heads(self, config: ${Name}Config, layer_idx: int) -> None:
+        """Called once, on the attention that the host has built. Its projections remain as they are."""
+        self.layer_idx = layer_idx
+        self.config = copy(self.config)  # of this layer alone: settings of the model never replace `attend`
+        self.config._attn_implementation = "$model_type"
         self.composed = nn.ModuleDict($heads)
 $mixing_hooks
-    def forward(self, hidden_states: Tensor, *arguments: Any, states: ${Name}Cache | None, **options: Any) -> Any:
-        """The forward of $host_attention. Heads rotate queries and keys themselves, so the host rotates by an angle of 0."""
+    def forward(self, hidden_states: Tensor, *arguments: Any, attention_mask: Tensor, **options: Any) -> Any:
+        """The forward of $host_attention. Heads rotate queries and keys themselves, so the host rotates by an angle of 0.
+
+        attention_mask: B 2 1 T, each token's position among the real tokens of its row, and 1 for real tokens.
+        """
+        position, valid = attention_mask[:, :, 0].unbind(1)
+        cache = next((option for option in options.values() if isinstance(option, ${Name}Cache)), None)
+        options = {name: None if option is cache else option for name, option in options.items()}
         rotation = options.pop("position_embeddings", None)
         if rotation is not None:
             options["position_embeddings"] = torch.ones_like(rotation[0]), torch.zeros_like(rotation[1])
-        layer = LayerState() if states is None else states.layers[self.layer_idx]
-        options |= {"hidden": hidden_states, "rotation": rotation, "layer": layer, "attention_mask": None}
-$mixing        $answer super().forward(hidden_states, *arguments, **options)
+        layer = LayerState() if cache is None else cache.layers[self.layer_idx]
+        options |= {"hidden": hidden_states, "position": position, "valid": valid.bool(), "rotation": rotation, "layer": layer}
+        options["attention_mask"] = None
+$single$mixing        $answer super().forward(hidden_states, *arguments, **options)
 $mixed
 
 def attend(
@@ -83,7 +93,6 @@ $single_argument$sinks_argument    **_: Any,
 $scaled$attend
 
 AttentionInterface.register("$model_type", attend)
-AttentionMaskInterface.register("$model_type", lambda *_, **__: None)
 
 
 class LayerState(CacheLayerMixin):
@@ -128,7 +137,7 @@ class ${Name}Cache(Cache):
 
     def __init__(self, config: ${Name}Config) -> None:
         super().__init__(layers=[LayerState() for _ in range(config.num_hidden_layers)])
-
+$is_single
 
 class ${Name}PreTrainedModel:
     """What both models below set in the classes of transformers."""
@@ -156,7 +165,8 @@ class ${Name}Model(${Name}PreTrainedModel, $host_model):
     def __init__(self, config: ${Name}Config) -> None:
         super().__init__(config)
         for index, layer in enumerate(self.$layers):
-            layer.$attention = ${Name}Attention(config, index)
+            layer.$attention.__class__ = ${Name}Attention  # the host has built it, with the arguments of its own constructor
+            layer.$attention.add_heads(config, index)
         self.post_init()
 
     def forward(
@@ -194,15 +204,14 @@ class ${Name}Model(${Name}PreTrainedModel, $host_model):
         if cache is not None:
             seen = cache.layers[0].tensors.get("seen", seen)
         position = seen[:, None] + torch.arange(length, device=device)
-        outputs = super().forward(
+$set_single        outputs = super().forward(
             input_ids=input_ids,
             inputs_embeds=inputs_embeds,
             position_ids=position,
+            attention_mask=torch.stack((position, valid.to(position.dtype)), dim=1)[:, :, None],  # 4 axes: layers get it as it is
             use_cache=False,  # the host keeps no keys and values: layers keep their states
-            states=cache,
-            position=position,
-            valid=valid,
-$single            **options,
+            **{CACHE: cache},
+            **options,
         )
         if cache is not None:
             cache.layers[0].tensors["seen"] = seen + valid.sum(1)
@@ -230,6 +239,8 @@ class ${Name}ForCausalLM(${Name}PreTrainedModel, $host_causal):
         self.post_init()
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any, **__: Any) -> bool:
+        if (name := generation_config.cache_implementation) is not None:
+            raise ValueError(f"cache_implementation={name!r}: this model has a ${Name}Cache; remove this argument")
         if model_kwargs.get(CACHE) is None and generation_config.use_cache:
             model_kwargs[CACHE] = ${Name}Cache(self.config)
         return False
@@ -269,6 +280,13 @@ RUN_OR_STEP = """    if $is_single:
         output, state = head.step(*inputs, position, state, rotation)
     else:
         output, state = head(*inputs, position, valid, state, rotation)
+"""
+SINGLE = """        options["is_single"] = cache is not None and cache.is_single
+"""
+IS_SINGLE = """        self.is_single = False  # whether each row of the call has exactly one token, a real one
+"""
+SET_SINGLE = """        if cache is not None:
+            cache.is_single = length == 1 and bool(valid.all())
 """
 SINGLE_ARGUMENT = """    is_single: bool,  # whether each row has exactly one token, a real one
 """

@@ -6,23 +6,16 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import torch
-from transformers import AutoModelForCausalLM
 
 from composer.errors import ComposerError, ExportError
 from composer.exporting.folder import ExportRecord, configuration, differences, read_export, text_of, without_adapter
+from composer.exporting.plain import compare, sample_of
 from composer.files import sha256
 from composer.weights.load import load_model
 from composer.weights.record import CONFIG
-from composer.weights.verify import Check, Verdict, VerifyReport, make_check
+from composer.weights.verify import Check, VerifyReport, make_check
 from converters.bounded import MOST_CONFIG, read_bytes
 from converters.composed import EXPORT
-
-TOKENS = 96
-TOLERANCE = 1e-4
-"""The largest difference of logits, as a share of the largest logit: both compute in float32, in part by other forms."""
 
 
 def verify_export(folder: Path) -> VerifyReport:
@@ -57,7 +50,7 @@ def _against_model(folder: Path, record: ExportRecord) -> Iterator[Check]:
     classes = json.loads(read_bytes(folder / CONFIG, MOST_CONFIG)).get("auto_map")
     try:
         with without_adapter(source) as merged:
-            model = load_model(merged, "float32", "cpu")
+            model = load_model(merged, None, "cpu")
             exported = None if classes is None else text_of(model, step=record.step)
     except ComposerError as error:
         yield make_check("logits", CONFIG, "unknown", str(error))
@@ -71,21 +64,10 @@ def _against_model(folder: Path, record: ExportRecord) -> Iterator[Check]:
             yield make_check("code", CONFIG, "failed", "its auto_map names other classes than this version of the package writes")
             return
         yield make_check("code", name, "passed")
-    exported_model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, trust_remote_code=exported is not None, dtype=torch.float32, local_files_only=True
-    )
-    tokens = torch.randint(0, model.config.vocab_size, (2, TOKENS), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        logits = model(tokens).logits
-        try:
-            exported_logits = exported_model.eval()(tokens).logits
-        except RuntimeError as error:  # a class of transformers whose kernels this machine cannot run
-            yield make_check("logits", CONFIG, "unknown", f"transformers cannot compute it here: {first_line(error)}")
-            return
-    share = float((exported_logits - logits).abs().max() / logits.abs().max())
-    outcome: Verdict = "passed" if share <= TOLERANCE else "failed"
-    yield make_check("logits", CONFIG, outcome, f"largest difference {share:.1e} of the largest logit")
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    sample = sample_of(model)
+    del model  # the export's weights take its place in memory
+    (comparison,) = compare([(folder, exported is not None, sample)])
+    if comparison.problem is None:
+        yield make_check("logits", CONFIG, "passed", f"largest difference {comparison.share:.1e} of the largest logit")
+    else:
+        yield make_check("logits", CONFIG, "failed", comparison.problem)
