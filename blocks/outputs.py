@@ -84,9 +84,11 @@ class OutputGate(Output):
     """act."""
     rank: PositiveInt | Literal["full"] = "full"
     """full: one matrix; a number: two, through that many columns."""
+    bias: bool = True
+    """Whether there is a b. Without it, a swish gate starts at random and nearly closed, and a sigmoid gate at 1/2."""
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        return gate_parameters(shape, self.activation, self.rank)
+        return gate_parameters(shape, self.activation, self.rank, bias=self.bias)
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return gate_flops(shape, self.rank)
@@ -110,9 +112,11 @@ class GatedNorm(Norm):
     """act."""
     rank: PositiveInt | Literal["full"] = "full"
     """full: one matrix; a number: two, through that many columns."""
+    bias: bool = True
+    """Whether there is a b. Without it, a swish gate starts at random and nearly closed, and a sigmoid gate at 1/2."""
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        return super().parameters(shape) | gate_parameters(shape, self.activation, self.rank)
+        return super().parameters(shape) | gate_parameters(shape, self.activation, self.rank, bias=self.bias)
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return super().flops(shape, tokens) + gate_flops(shape, self.rank)
@@ -128,16 +132,17 @@ class GatedNorm(Norm):
         return normed * gate if normed.requires_grad or gate.requires_grad else normed.mul_(gate)
 
 
-def gate_parameters(shape: Shape, activation: str, rank: int | Literal["full"]) -> dict[str, Fresh]:
-    """Those of a gate of the hidden state, one a coordinate, that starts open."""
+def gate_parameters(shape: Shape, activation: str, rank: int | Literal["full"], *, bias: bool) -> dict[str, Fresh]:
+    """Return those of a gate of the hidden state, one a coordinate. With a bias it starts open."""
     width, columns = shape.hidden_size, shape.heads * shape.value_dim
     open_ = ONE_OF_SWISH if activation == "swish" else NEARLY_ONE_OF_SIGMOID
-    nothing = initialise.constant(0.0)
-    fresh = {"gate_bias": Fresh((columns,), initialise.constant(open_))}
+    # A swish gate without a bias would be 0 with these weights, and with it the gradient of all heads.
+    start = initialise.constant(0.0) if bias or activation == "sigmoid" else initialise.fan_in(width if rank == "full" else rank)
+    fresh = {"gate_bias": Fresh((columns,), initialise.constant(open_))} if bias else {}
     if rank == "full":
-        return fresh | {"gate": Fresh((columns, width), nothing)}
+        return fresh | {"gate": Fresh((columns, width), start)}
     down = Fresh((rank, width), initialise.fan_in(width))
-    return fresh | {"gate_down": down, "gate_up": Fresh((columns, rank), nothing)}
+    return fresh | {"gate_down": down, "gate_up": Fresh((columns, rank), start)}
 
 
 def gate_flops(shape: Shape, rank: int | Literal["full"]) -> int:
@@ -148,11 +153,11 @@ def gate_flops(shape: Shape, rank: int | Literal["full"]) -> int:
 
 def opening(parameters: Parameters, hidden: Float[Tensor, "B T C"], activation: str) -> Float[Tensor, "B T columns"]:
     """Return the factor of each coordinate of the output."""
-    bias = parameters["gate_bias"]
-    hidden = as_dtype(hidden, bias.dtype)
+    weight = parameters["gate_up" if "gate_down" in parameters else "gate"]
+    hidden = as_dtype(hidden, weight.dtype)
     if "gate_down" in parameters:
         hidden = torch.nn.functional.linear(hidden, parameters["gate_down"])
-    logits = torch.nn.functional.linear(hidden, parameters["gate_up" if "gate_down" in parameters else "gate"], bias)
+    logits = torch.nn.functional.linear(hidden, weight, parameters.get("gate_bias"))
     if logits.requires_grad:
         return torch.nn.functional.silu(logits) if activation == "swish" else logits.sigmoid()
     return torch.nn.functional.silu(logits, inplace=True) if activation == "swish" else logits.sigmoid_()

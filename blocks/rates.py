@@ -47,24 +47,23 @@ class Learned(Rate):
     kind: Literal["learned"] = "learned"
     largest: Annotated[Literal[1, 2], Whole] = 1
     """With 2, the state can also reverse the sign of the value of a key. With 1, it can only replace the value."""
-    bias: float = 0.0
-    """b at the start."""
+    bias: float | Literal[False] = 0.0
+    """b at the start; false: no b."""
     per: Per = "query_head"
 
     def heads(self, shape: Shape) -> int:
         return shape.heads if self.per == "query_head" else shape.key_heads
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        return {
-            "weight": Fresh((self.heads(shape), shape.hidden_size), initialise.fan_in(shape.hidden_size)),
-            "bias": Fresh((self.heads(shape),), initialise.constant(self.bias)),
-        }
+        heads = self.heads(shape)
+        fresh = {"weight": Fresh((heads, shape.hidden_size), initialise.fan_in(shape.hidden_size))}
+        return fresh if self.bias is False else fresh | {"bias": Fresh((heads,), initialise.constant(self.bias))}
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return 2 * shape.hidden_size * self.heads(shape)
 
     def rate(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T n"]:
-        rate = affine(hidden, parameters["weight"], parameters["bias"], accumulating(hidden.dtype)).sigmoid()
+        rate = affine(hidden, parameters["weight"], parameters.get("bias"), accumulating(hidden.dtype)).sigmoid()
         return rate if self.largest == 1 else self.largest * rate
 
 

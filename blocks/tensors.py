@@ -49,11 +49,11 @@ def as_dtype(states: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def affine(
-    states: Float[Tensor, "*rest C"], weight: Float[Tensor, "n C"], bias: Float[Tensor, " n"], dtype: torch.dtype
+    states: Float[Tensor, "*rest C"], weight: Float[Tensor, "n C"], bias: Float[Tensor, " n"] | None, dtype: torch.dtype
 ) -> Float[Tensor, "*rest n"]:
     """Return x Wᵀ + b in ``dtype``. The product is computed in the weight's dtype; the bias may be wider."""
     states = as_dtype(states, weight.dtype)
-    if bias.dtype == weight.dtype:
+    if bias is None or bias.dtype == weight.dtype:
         return as_dtype(torch.nn.functional.linear(states, weight, bias), dtype)
     return torch.nn.functional.linear(states, weight).to(dtype).add_(bias.to(dtype))
 

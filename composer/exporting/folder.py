@@ -100,8 +100,8 @@ def export_folder(
             (comparison,) = compare([(partial, isinstance(exported, Exported), sample)])
             if comparison.problem is not None:
                 raise ExportError(
-                    f"the export of {folder} was loaded without this package, and {comparison.problem}. Nothing was written. Use the "
-                    "folder of the composed model, and report its spec and its family"
+                    f"the export of {folder} was loaded without this package, and {comparison.problem}. Nothing was written. Use "
+                    "the folder of the composed model, and report its spec and its family"
                 )
     return exported
 

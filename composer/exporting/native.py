@@ -1,7 +1,7 @@
 """Models that a class of transformers computes: the same formulas, so the same logits up to rounding.
 
-Three kinds of models have such a class. Softmax attention in every layer is the host's own class. Windows, with or without layers
-of softmax, on Llama's blocks are Ministral. Layers of Gated DeltaNet beside softmax layers with norms of queries and keys are
+Three kinds of models have such a class. Softmax attention in every layer is the host's own class. Windows on Llama's blocks are
+Mistral, and beside layers of softmax Ministral. Layers of Gated DeltaNet beside softmax layers with norms of queries and keys are
 Qwen3-Next. A model is written only where every formula and every size is the class's own; otherwise all differences are listed.
 """
 
@@ -74,7 +74,7 @@ def native_of(model: Any) -> Native:
     if Delta in kinds:
         return _qwen3_next(model, heads)
     if Window in kinds and kinds <= {Full, Window}:
-        return _ministral(model, heads)
+        return _windows(model, heads)
     kind = _host_type(model)
     if differences := list(_different_heads(heads, lambda head: softmax_head(head.model_rotates))):
         raise _refusal(_class_of(kind).__name__, differences)
@@ -116,7 +116,8 @@ def softmax_head(model_rotates: bool, **fields: Any) -> HeadSpec:
     return HeadSpec(position=NoPosition(), memory=(Full(name="full", position=position),), **fields)
 
 
-def _ministral(model: Any, heads: list[LayerHead]) -> Native:
+def _windows(model: Any, heads: list[LayerHead]) -> Native:
+    """Return Mistral, or Ministral, whose config has a type for each layer; fewer engines know that class."""
     sizes = sorted({memory.size for head in heads for memory in head.spec.memory if isinstance(memory, Window)})
 
     def expected_spec(head: LayerHead) -> HeadSpec:
@@ -130,10 +131,12 @@ def _ministral(model: Any, heads: list[LayerHead]) -> Native:
     by_layer = {head.layer: type(head.spec.memory[0]) for head in heads}
     if any(type(head.spec.memory[0]) is not by_layer[head.layer] for head in heads):
         differences.append("a layer has heads with a window and heads without one; expected one kind of head in each layer")
+    is_mixed = Full in by_layer.values()
+    kind = "ministral" if is_mixed else "mistral"
     if differences:
-        raise _refusal("MinistralForCausalLM", differences)
+        raise _refusal(_class_of(kind).__name__, differences)
     types = ["sliding_attention" if by_layer[layer] is Window else "full_attention" for layer in sorted(by_layer)]
-    return _with_own_weights(model, "ministral", {"layer_types": types, "sliding_window": sizes[0]})
+    return _with_own_weights(model, kind, {"sliding_window": sizes[0]} | ({"layer_types": types} if is_mixed else {}))
 
 
 def _qwen3_next(model: Any, heads: list[LayerHead]) -> Native:
@@ -206,7 +209,7 @@ def trunk_differences(model: Any) -> Iterator[str]:
 
 
 def llama_differences(model: Any) -> Iterator[str]:
-    """Yield how the blocks around the heads differ from Llama's without biases, which Ministral and Qwen3-Next share."""
+    """Yield how the blocks around the heads differ from Llama's without biases, which Mistral, Ministral and Qwen3-Next share."""
     if _host_type(model) != "llama":
         yield f"the blocks around the heads are those of {_host_type(model)}; expected those of llama"
         return

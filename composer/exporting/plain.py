@@ -29,8 +29,8 @@ SHORTEST, LONGEST = 96, 256
 LARGE = 2**31
 """Bytes of weights in float32 above which a model is compared in its own dtype, so that it is not in memory twice."""
 TOLERANCES: Mapping[torch.dtype, float] = {torch.bfloat16: 0.1, torch.float16: 0.02}
-"""The largest difference of logits, as a share of the largest logit. Model and export compute the same in part by other forms, which
-round differently."""
+"""The largest difference of logits, as a share of the largest logit. Model and export compute the same in part by other forms,
+which round differently."""
 TOLERANCE = 1e-4
 """The same in float32 and wider dtypes."""
 
@@ -47,8 +47,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Comparison:
-    """share: the largest difference of logits, of the largest logit; None where an export has no logits, for the reason ``problem``.
-    problem: None if the export equals its model."""
+    """share: the largest difference of logits, of the largest logit; None where an export has no logits.
+
+    problem: why the export does not equal its model; None if it does.
+    """
 
     share: float | None
     problem: str | None

@@ -1,8 +1,8 @@
 """The program of the process in which exports are loaded without this package: see ``composer/exporting/plain.py``.
 
-It imports torch and transformers alone. This project's packages and others that an export does not need cannot be imported here, even
-if they are installed. Its arguments are two files. The first has the requests: folders, each with its options and the tokens of a
-text. The program writes an answer to each into the second: the logits, or the problem as text.
+It imports torch and transformers alone. This project's packages and others that an export does not need cannot be imported here,
+even if they are installed. Its arguments are two files. The first has the requests: folders, each with its options and the tokens
+of a text. The program writes an answer to each into the second: the logits, or the problem as text.
 """
 
 from __future__ import annotations

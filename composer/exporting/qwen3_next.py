@@ -65,7 +65,10 @@ def weight_differences(model: Any, heads: Sequence[LayerHead]) -> Iterator[str]:
     parameters = dict(model.named_parameters())
     biases = [name for path, head in _delta_layers(model, heads) for name in _zero_biases(path, head)]
     if learned := [name for name in biases if name in parameters and bool((parameters[name] != 0).any())]:
-        yield f"{_list_first(learned)}: learned biases of the rate and of the output gate; the class has none, so they have to be 0"
+        yield (
+            f"{_list_first(learned)}: learned biases of the rate and of the output gate, which the class lacks; set `bias: false` "
+            "there before training"
+        )
     if inexact := [name for name in parameters if _is_norm(name) and not _survives_shift(parameters[name])]:
         yield f"{_list_first(inexact)}: the class stores w - 1 for a norm's weight w, which {model.dtype} rounds for these weights"
     narrowed = [name for name, tensor in parameters.items() if not torch.equal(tensor.to(model.dtype).to(tensor.dtype), tensor)]

@@ -70,7 +70,7 @@ def test_softmax_in_every_layer_is_the_host_s_own_class(family: str, tmp_path: P
 @pytest.mark.parametrize(
     ("name", "overrides", "architecture"),
     [
-        ("window", [], "MinistralForCausalLM"),
+        ("window", [], "MistralForCausalLM"),
         ("window", ["heads.full={memory: [full]}", "layers=[{at: -1, use: full}]"], "MinistralForCausalLM"),
         ("gdn-hybrid", [EPSILON, NORMED, KEPT], "Qwen3NextForCausalLM"),
         ("gdn-hybrid", [EPSILON, GATED, KEPT, "head.conv.kernel=3"], "Qwen3NextForCausalLM"),
@@ -157,6 +157,27 @@ def test_the_folder_loads_without_trust_in_code(built: tuple[Path, Path], tmp_pa
         verified = composer.verify(out)
         assert verified.ok
         assert {check.what for check in verified.checks} == {"contents", "logits"}
+
+
+def test_a_trained_student_is_a_qwen3_next(tmp_path: Path) -> None:
+    """Its spec fits the class from the start, so that nothing is removed from trained weights."""
+    (tmp_path / "texts.txt").write_text("the little dog sat in the sun and it was happy. " * 40, encoding="utf-8")
+    epsilons = ["head.output.epsilon=1e-6", "heads.kept.qk_norm.epsilon=1e-6"]
+    composer.build_folder("gdn-hybrid-qwen3-next", TEACHER, tmp_path / "built", overrides=epsilons)
+    steps = [
+        f"recipe.{stage}.{item}" for stage in ("transfer", "finetune") for item in ("tokens=null", "steps=2", "batch=2", "lr=1e-2")
+    ]
+    composer.distill(tmp_path / "built", str(tmp_path / "texts.txt"), out=tmp_path / "trained",
+                     overrides=["recipe.sequence=32", *steps], progress=False)  # fmt: skip
+    composer.export(tmp_path / "trained", tmp_path / "native", native=True)
+    start, model = composer.load(tmp_path / "built"), composer.load(tmp_path / "trained")
+    own = AutoModelForCausalLM.from_pretrained(tmp_path / "native")
+    assert type(own).__name__ == "Qwen3NextForCausalLM"
+    tokens, mask = texts(507, LENGTH)
+    with torch.no_grad():
+        expected = padded(model, tokens, mask)
+        torch.testing.assert_close(padded(own, tokens, mask), expected, rtol=0, atol=3e-5 * float(expected.abs().max()))
+        assert float((padded(start, tokens, mask) - expected).abs().max()) > 0.01 * float(expected.abs().max()), "it has learned"
 
 
 def test_a_native_folder_is_a_source_like_any_other(built: tuple[Path, Path], tmp_path: Path) -> None:
