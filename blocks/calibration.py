@@ -1,4 +1,4 @@
-"""Measurements of a teacher's attention on a few rows of text, from which parts compute their first values."""
+"""Measurements of a teacher on a few rows of text, from which parts compute their first values."""
 
 from __future__ import annotations
 
@@ -69,6 +69,27 @@ class Attended:
             less = (logits + middle).sigmoid().masked_fill(~choice, 0.0).sum((0, 1)) < target
             low, high = torch.where(less, middle, low), torch.where(less, high, middle)
         return ((low + high) / 2).masked_fill(~choice.any(1).any(0), 0.0)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Mean squares over tokens of each coordinate of a head's output. student: with its current parameters."""
+
+    student: Float[Tensor, "H V"]
+    teacher: Float[Tensor, "H V"]
+
+    def factor(self, *, of_all_heads: bool = False) -> Float[Tensor, "H V"] | Float[Tensor, "1 V"]:
+        """Return the factor at which each coordinate has the teacher's root mean square; 1 for coordinates that are always 0.
+        of_all_heads: one factor for the same coordinate of all heads."""
+        student, teacher = self.student, self.teacher
+        if of_all_heads:
+            student, teacher = student.mean(0, keepdim=True), teacher.mean(0, keepdim=True)
+        return (teacher / student).sqrt().masked_fill((student == 0) | (teacher == 0), 1.0)
+
+    @property
+    def roots(self) -> tuple[float, float]:
+        """Root mean squares over all heads and coordinates: the student's, and the teacher's."""
+        return float(self.student.mean().sqrt()), float(self.teacher.mean().sqrt())
 
 
 def divergence(attended: Attended, scores: Float[Tensor, "B Q H T"], rest: Float[Tensor, "B Q H"] | None) -> Tensor:

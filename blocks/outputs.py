@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from blocks import initialise
+from blocks.calibration import HALVINGS, Sizes
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.norms import rms_norm
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
@@ -59,6 +60,11 @@ class Norm(Output):
         columns = shape.value_dim if self.over == "head" else shape.heads * shape.value_dim
         return {"weight": Fresh((columns,), initialise.constant(1.0))}
 
+    def rescale(self, parameters: Parameters, sizes: Sizes, shape: Shape) -> dict[str, Tensor]:
+        """The weights by coordinate, in closed form. A gate after the norm keeps its start: the measured sizes include it."""
+        factor = sizes.factor(of_all_heads=self.over == "head").flatten()
+        return {"weight": parameters["weight"] * factor.to(parameters["weight"].dtype)}
+
     def flops(self, shape: Shape, tokens: int) -> int:
         return 4 * shape.heads * shape.value_dim
 
@@ -89,6 +95,12 @@ class OutputGate(Output):
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         return gate_parameters(shape, self.activation, self.rank, bias=self.bias)
+
+    def rescale(self, parameters: Parameters, sizes: Sizes, shape: Shape) -> dict[str, Tensor]:
+        """b by coordinate: the gate starts as open as the output needs, and a sigmoid at most as open as by default."""
+        bias = parameters["gate_bias"]
+        openness = activate(bias.double(), self.activation) * sizes.factor().flatten()
+        return {"gate_bias": bias_of(openness, self.activation).to(bias.dtype)}
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return gate_flops(shape, self.rank)
@@ -159,8 +171,26 @@ def opening(parameters: Parameters, hidden: Float[Tensor, "B T C"], activation: 
         hidden = torch.nn.functional.linear(hidden, parameters["gate_down"])
     logits = torch.nn.functional.linear(hidden, weight, parameters.get("gate_bias"))
     if logits.requires_grad:
-        return torch.nn.functional.silu(logits) if activation == "swish" else logits.sigmoid()
+        return activate(logits, activation)
     return torch.nn.functional.silu(logits, inplace=True) if activation == "swish" else logits.sigmoid_()
+
+
+def activate(logits: Tensor, activation: str) -> Tensor:
+    """Return the activation of a gate's logits."""
+    return torch.nn.functional.silu(logits) if activation == "swish" else logits.sigmoid()
+
+
+def bias_of(openness: Float[Tensor, " columns"], activation: str) -> Float[Tensor, " columns"]:
+    """Return the bias of a gate that starts so open, which is above 0. A sigmoid is at most as open as its default start."""
+    if activation == "sigmoid":
+        return torch.logit(openness, 1e-6).clamp(max=NEARLY_ONE_OF_SIGMOID)
+    # swish grows with a positive bias, and is less than 0.5 below it; its inverse has no closed form.
+    low, high = torch.zeros_like(openness), openness + 0.5
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        less = activate(middle, activation) < openness
+        low, high = torch.where(less, middle, low), torch.where(less, high, middle)
+    return (low + high) / 2
 
 
 OUTPUTS = Role("output", Output, Norm, OutputGate, GatedNorm)

@@ -19,7 +19,7 @@ from blocks.operation import Call, Operation, Slot
 if TYPE_CHECKING:
     import torch
 
-    from blocks.calibration import Attended
+    from blocks.calibration import Attended, Sizes
 
 FieldPath = tuple[str | int, ...]
 Problem = tuple[str, FieldPath]
@@ -126,6 +126,11 @@ class Part(Closed):
 
     def calibrate(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
         """First values for some of the parameters, computed from a teacher's attention; empty where all keep their own."""
+        return {}
+
+    def rescale(self, parameters: Parameters, sizes: Sizes, shape: Shape) -> dict[str, Tensor]:
+        """First values for some of the parameters, with which the head's output has the size of the teacher's; empty where the
+        part cannot scale it."""
         return {}
 
     def shows(self, parameters: Parameters, call: Call, inputs: Mapping[str, Any]) -> dict[str, Shown]:

@@ -93,7 +93,7 @@ class Mesa(Rated):
         return (sums + system) * shape.state_heads + 2 * shape.features * columns * shape.heads
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        """The sums, and the products of the steps of conjugate gradients: each of a row and the state, and of the chunk's pairs."""
+        """The sums, and the products of all steps of conjugate gradients: each of a row and the state, and of the chunk's pairs."""
         columns, chunk = shape.features + shape.value_dim, min(CHUNK, tokens)
         sums = 2 * shape.features * columns * shape.state_heads
         step = 2 * shape.features**2 + 4 * chunk * shape.features

@@ -84,9 +84,10 @@ class Transfer(Stage):
     """The outputs that are compared: of each head; after the output projection; or the last hidden states of the model, after
     the final norm. With the first two, each layer has the teacher's hidden states as input; with the last, all layers learn
     together."""
-    init: Literal["parts", "calibrated"] = Field(default="parts", exclude_if=lambda value: value == "parts")
-    """parts: fresh parameters start at the values of each part. calibrated: maps, gates and weights of memories that support it
-    start from the teacher's attention, measured on the first few rows."""
+    init: Literal["parts", "scaled", "calibrated"] = Field(default="scaled", exclude_if=lambda value: value == "scaled")
+    """parts: fresh parameters start at the values of each part. scaled: untrained norms and gates of outputs start at the size of
+    the teacher's outputs, measured on the first rows. calibrated: maps, gates and weights of memories that support it start from
+    the teacher's attention, too."""
     cross_entropy: NonNegativeFloat = 0.0
     """Weight of the cross-entropy between attention weights, T × T numbers a head: LoLCATs (workshop), eq. 7."""
 

@@ -1,4 +1,4 @@
-"""Calibration: before attention is transferred, parts compute their first values from the teacher's attention.
+"""The start of attention transfer: parts compute their first values from the teacher, and the sizes of outputs are compared.
 
 The teacher processes a few rows once. As soon as a layer of the teacher has run, the student's layer is calibrated and the
 measurements are dropped, so that memory holds the attention weights of one layer and some tokens only.
@@ -7,8 +7,9 @@ measurements are dropped, so that memory holds the attention weights of one laye
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,35 +30,54 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.model.stepwise import pieces
 from composer.spec.recipe import Transfer
 from composer.training.loop import length_of
+from composer.training.scale import LayerSizes, scale_layer
 from composer.training.transfer import Lesson, heads_output, teach
 from composer.weights.record import Start
 
 ROWS, TOKENS = 32, 8192
 """The most rows, and tokens, that calibration reads: the first of the stage."""
+FEWER_TOKENS = 2048
+"""The most tokens that are read where only the sizes of outputs are measured."""
 QUERIES = 32
 """Query tokens of each row whose attention is read, evenly spaced."""
 
 
+class Beginning(NamedTuple):
+    """The start of a transfer. start: None where every part keeps its own values. sizes: of the outputs of each layer's heads."""
+
+    start: Start | None
+    sizes: tuple[LayerSizes, ...]
+
+
 def rows_to_calibrate(stage: Transfer, rows: PackedRows, seed: int) -> list[int]:
     """Return the indices of the rows to calibrate on, the same in memory and streamed."""
-    most = min(ROWS, max(1, TOKENS // rows.sequence), len(rows), stage.batch * length_of(stage, rows))
+    tokens = TOKENS if stage.init == "calibrated" else FEWER_TOKENS
+    most = min(ROWS, max(1, tokens // rows.sequence), len(rows), stage.batch * length_of(stage, rows))
     return rows_of_step(0, most, len(rows), seed)
 
 
-def calibrate(
-    student: ComposedForCausalLM, teacher: ComposedForCausalLM, stage: Transfer, rows: PackedRows, seed: int
-) -> Start | None:
-    """Set the first values of the parts of all layers, in place. Both models are whole, on one device."""
+def begin_transfer(
+    student: ComposedForCausalLM,
+    teacher: ComposedForCausalLM,
+    stage: Transfer,
+    rows: PackedRows,
+    seed: int,
+    untrained: Collection[str],
+) -> Beginning:
+    """Set the first values of the parts of all layers, in place. Both models are whole, on one device.
+
+    untrained: the names of the parameters that may be scaled.
+    """
     batch = rows.batch(rows_to_calibrate(stage, rows, seed)).to(next(teacher.parameters()).device)
     learners = {attention.layer: (name, attention) for name, attention in attentions(student)}
-    starts = list[Start]()
+    layers = list[Beginning]()
 
     def visit(index: int, attention: ComposedAttention, lesson: Lesson) -> None:
         name, learner = learners[index]
-        starts.append(calibrate_layer(name, learner, attention, lesson, student.base.backend))
+        layers.append(begin_layer(name, learner, attention, lesson, stage, student.base.backend, untrained))
 
     teach(teacher, batch, visit)
-    return join_starts(starts)
+    return Beginning(join_starts([layer.start for layer in layers if layer.start]), sum((layer.sizes for layer in layers), ()))
 
 
 def join_starts(starts: Sequence[Start]) -> Start | None:
@@ -70,9 +90,36 @@ def join_starts(starts: Sequence[Start]) -> Start | None:
 
 
 @torch.no_grad()
-def calibrate_layer(name: str, student: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, backend: str) -> Start:
-    """Calibrate one layer on one batch. The name is the full one of its attention."""
-    began, length = time.monotonic(), lesson.hidden.shape[1]
+def begin_layer(
+    name: str,
+    student: ComposedAttention,
+    teacher: ComposedAttention,
+    lesson: Lesson,
+    stage: Transfer,
+    backend: str,
+    untrained: Collection[str],
+) -> Beginning:
+    """Set the first values of one layer on one batch. The name is the full one of its attention."""
+    began, calibrated, kept = time.monotonic(), list[str](), list[str]()
+    if stage.init == "calibrated":
+        calibrated, kept = _calibrate_layer(name, student, teacher, lesson, backend)
+    scaled, sizes = scale_layer(name, student, lesson, backend, () if stage.init == "parts" else untrained)
+    start = None
+    if scaled or stage.init == "calibrated":
+        start = Start(
+            calibrated=(*calibrated, *scaled),
+            kept=tuple(part for part in kept if part not in scaled),
+            seconds=time.monotonic() - began,
+        )
+    return Beginning(start, (sizes,))
+
+
+def _calibrate_layer(
+    name: str, student: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, backend: str
+) -> tuple[list[str], list[str]]:
+    """Calibrate one layer on the teacher's attention weights. Return the names of the parts that were calibrated, and of those
+    that were not."""
+    length = lesson.hidden.shape[1]
     queries = sorted({(2 * index + 1) * length // (2 * QUERIES) for index in range(QUERIES)})
     groups = _groups(teacher, lesson, backend)
     wanted = torch.cat(
@@ -89,7 +136,7 @@ def calibrate_layer(name: str, student: ComposedAttention, teacher: ComposedAtte
         for part, module in head.named_children():
             if next(module.parameters(), None) is not None:
                 (calibrated if part in done else kept).append(f"{name}.composed.{own}.{part}")
-    return Start(calibrated=tuple(calibrated), kept=tuple(kept), seconds=time.monotonic() - began)
+    return calibrated, kept
 
 
 def _groups(attention: ComposedAttention, lesson: Lesson, backend: str) -> list[tuple[str, Head, HeadInputs]]:

@@ -12,19 +12,22 @@ from composer.devices import check_device
 from composer.errors import ComposerError, TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Finetune, Stage, Train, Transfer
-from composer.training.calibration import calibrate
+from composer.training.calibration import begin_transfer
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, fold_adapters, loss_of
 from composer.training.loop import length_of, run_stage
 from composer.training.model_on_disk import StoredModel
 from composer.training.processes import count, is_first, loading_device, process_group, shard, sharing_rows, take_gpu, whole
 from composer.training.row_pieces import check_model, check_row_processes
+from composer.training.rows import warn_or_raise
 from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare, read_finished_run
+from composer.training.scale import warn_of_sizes
 from composer.training.stored_logits import TaughtRows, stored_loss
 from composer.training.streamed import STAGE, check_disk, transfer_streamed
 from composer.training.student import Student, Which, learns_from_teacher, stage_from_nothing, stages_of
 from composer.training.teacher import Teacher, open_teacher
 from composer.training.transfer import ModelTransferCourse, TransferCourse, computing_alone
 from composer.training.unit import Course
+from composer.weights.record import Start
 from composer.weights.rewrite import Adapter
 from composer.words import plural
 
@@ -101,8 +104,8 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
     with run.in_folder():
         if teacher is not None:
             transfer = stages.get(STAGE)
-            if isinstance(transfer, Transfer) and transfer.init == "calibrated":  # while both are whole
-                start = calibrate(student, teacher, transfer, run.rows, options.seed)
+            if isinstance(transfer, Transfer):  # while both are whole
+                start = _begin(run, transfer, student, teacher)
             shard(teacher, computing_alone(teacher), options.device)
             teacher_loss = held_out_loss(teacher)
         setting, outcomes, learned, left = run.setting(run.journal()), [], {}, dict(stages)
@@ -123,6 +126,13 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
             loss=held_out_loss(student),
             teacher_loss=teacher_loss,
         )
+
+
+def _begin(run: TrainingRun, stage: Transfer, student: ComposedForCausalLM, teacher: ComposedForCausalLM) -> Start | None:
+    """Set the first values of the heads, and warn if their outputs are far from the teacher's in size."""
+    beginning = begin_transfer(student, teacher, stage, run.rows, run.options.seed, run.untrained)
+    warn_or_raise(warn_of_sizes(beginning.sizes, stage), run.options)
+    return beginning.start
 
 
 def _anew(run: TrainingRun, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:

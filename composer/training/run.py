@@ -37,6 +37,7 @@ from composer.training.rows import (
     warn_or_raise,
     within_windows,
 )
+from composer.training.scale import warn_if_worse_than_uniform
 from composer.training.stored_logits import StoredLogits, TaughtRows
 from composer.training.student import Student, check_held_out, learns_from_teacher
 from composer.training.teacher import Teacher, tokens_of
@@ -79,6 +80,16 @@ class TrainingRun:
     folder: Path
     settings: RunSettings
 
+    @property
+    def untrained(self) -> frozenset[str]:
+        """The names of the student's parameters that no run has trained."""
+        return frozenset(self.student.record.untrained)
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that the student predicts."""
+        return self.student.record.trunk["vocabulary_size"]
+
     @contextmanager
     def in_folder(self) -> Iterator[None]:
         """Makes the run's folder, and locks it against other runs until the end of the block. Raises TrainingError."""
@@ -118,6 +129,7 @@ class TrainingRun:
         changed: parameters by their names in ``model``. None: all of them are heads' own, or the model is one of this project.
         """
         warn_or_raise(warn_if_nothing_learned(outcomes, self.stages, self.rows), self.options)
+        warn_or_raise(warn_if_worse_than_uniform(loss, self.vocabulary, "At the end"), self.options)
         changed = whole(changed, for_first=True)
         if adapter is not None:
             adapter = replace(adapter, tensors=whole(adapter.tensors, for_first=True))
@@ -300,8 +312,8 @@ def remarks(report: TrainingReport) -> tuple[str, ...]:
     ]
     for start in (outcome.start for outcome in report.stages):
         if start is not None:
-            calibrated, kept = _parts(start.calibrated), _parts(start.kept)
-            lines.append(f"Calibrated from the teacher's attention in {start.seconds:.0f} s: {calibrated}. Not calibrated: {kept}.")
+            kept = f" Not calibrated: {_parts(start.kept)}." if start.kept else ""
+            lines.append(f"Calibrated from the teacher in {start.seconds:.0f} s: {_parts(start.calibrated)}.{kept}")
     if report.loss is not None and report.teacher_loss is not None:
         lines.append(f"Held-out loss: {report.loss:.4g} nats per token (teacher: {report.teacher_loss:.4g}).")
     judged = any(outcome.before for outcome in report.stages)

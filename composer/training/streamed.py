@@ -29,11 +29,13 @@ from composer.files import failing_as, whole
 from composer.model.attention import ComposedAttention
 from composer.model.hosts import attentions
 from composer.spec.recipe import Transfer
-from composer.training.calibration import calibrate_layer, join_starts, rows_to_calibrate
+from composer.training.calibration import begin_layer, join_starts, rows_to_calibrate
 from composer.training.journal import Journal
 from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.model_on_disk import StoredModel
+from composer.training.rows import warn_or_raise
 from composer.training.run import TrainingRun
+from composer.training.scale import warn_of_sizes
 from composer.training.spill import HiddenBatch, Spill
 from composer.training.transfer import Lesson, StopForward, layer_unit, layers_alike, lesson_of, transfer_loss
 from composer.training.unit import Losses, Unit, add_gradients
@@ -72,11 +74,15 @@ class LayerCourse:
     def judge(self, batch: Batch, total: float) -> Losses:
         return {self.units[0].name: self._loss(batch, total)}
 
-    def calibrate(self, name: str, rows: PackedRows, seed: int) -> Start:
-        """Calibrate the parts of the layer on the teacher's attention. name: the full name of the layer's attention."""
-        batch = rows.batch(rows_to_calibrate(self._stage, rows, seed))
+    def begin(self, run: TrainingRun, name: str, rows: PackedRows) -> Start | None:
+        """Set the first values of the layer, and warn if its outputs are far from the teacher's in size. name: the full name of the
+        layer's attention."""
+        stage, batch = self._stage, rows.batch(rows_to_calibrate(self._stage, rows, run.options.seed))
         assert isinstance(batch, HiddenBatch)
-        return calibrate_layer(name, self._student, self._attention, self._lesson(batch), self._backend)
+        lesson = self._lesson(batch)
+        beginning = begin_layer(name, self._student, self._attention, lesson, stage, self._backend, run.untrained)
+        warn_or_raise(warn_of_sizes(beginning.sizes, stage), run.options)
+        return beginning.start
 
     def _loss(self, batch: Batch, total: float) -> Tensor:
         assert isinstance(batch, HiddenBatch)
@@ -182,7 +188,7 @@ def _train(
     if unit is not None:
         course = LayerCourse(unit, attention, teacher, layer, stage, run.options.backend)
         rows, *held_out = (spill.rows() for spill in spills)
-        start = course.calibrate(name, rows, run.options.seed) if stage.init == "calibrated" else None
+        start = course.begin(run, name, rows)
         outcome = run_stage(f"{STAGE} {index}", course, stage, rows, next(iter(held_out), None), run.setting(journal))
         outcome = outcome.model_copy(update={"start": start})
     parameters = {} if unit is None else unit.parameters

@@ -93,9 +93,10 @@ class Start(Closed):
     """How the fresh parameters of a stage started, by the names of their parts in the model."""
 
     calibrated: tuple[str, ...]
-    """Parts whose first values were computed from the teacher's attention."""
+    """Parts whose first values were computed from the teacher's attention and outputs."""
     kept: tuple[str, ...]
-    """Parts that kept their initialisation, as it does not follow from the teacher's attention."""
+    """Parts that kept their initialisation, as it does not follow from the teacher's attention. Empty where only outputs were
+    scaled."""
     seconds: float
 
 

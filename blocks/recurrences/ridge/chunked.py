@@ -6,10 +6,13 @@ the product of a row x_i and the matrix G_i + Λ of its token needs no separate 
     x_i (G_i + Λ) = exp(L_i) x_i G + Σ_j W_ij (x_i·k_j) k_j + x_i ∘ λ
     o_i = exp(L_i) x_i H + Σ_j W_ij (x_i·k_j) v_j    with x_i (G_i + Λ) = q_i
 
-Conjugate gradients need one such product per step. In exact arithmetic F steps solve the system; at most ``STEPS`` are computed,
-enough for eigenvalues of G + Λ that differ by factors of hundreds. The published kernels compute 30. The gradient is not computed
-through the steps. With y the solution for the gradient of x as right-hand side, q has the gradient y and G_i the gradient -x_iᵀ
-y_i. Both follow from q_i - x_i (G_i + Λ), which is 0, once its own gradient is replaced by y.
+Conjugate gradients need one such product per step. They end when the residuals of all rows are below rounding, if Python can
+read these numbers, and after at most ``STEPS``. In exact arithmetic F steps solve the system. The published kernels compute 30:
+with keys drawn at random, F = 64, β = 1/2 and Λ = 0.01, the largest error is then 9e-3 of the largest output, with 32 steps 7e-3,
+and with 64 1e-5, where an exact solution in float32 has 4e-6. With Λ = 1/4 all of these only round.
+
+The gradient is not computed through the steps. With y the solution for the gradient of x as right-hand side, q has the gradient y
+and G_i the gradient -x_iᵀ y_i. Both follow from q_i - x_i (G_i + Λ), which is 0, once its own gradient is replaced by y.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from itertools import repeat
 
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.recurrences.chunks import cut_documents, decay_between, into_chunks, of_documents
-from blocks.tensors import repeat_heads
+from blocks.tensors import may_read_numbers, repeat_heads
 
 CHUNK = 64
 SPAN = 512
 """Tokens whose chunks are computed together, so that memory does not grow with T."""
-STEPS = 32
+STEPS = 64
 
 
 def chunked(
@@ -123,10 +126,13 @@ def _conjugate_gradients(
     sides: Float[Tensor, "B N n q F"], survives: Tensor, matrix: Tensor, keys: Tensor, weights: Tensor, ridge: Tensor
 ) -> Float[Tensor, "B N n q F"]:
     """Return the systems of all rows, each by itself. Once a row is solved, its residual is 0 and its steps are 0."""
-    least = torch.finfo(sides.dtype).tiny
+    least, rounding = torch.finfo(sides.dtype).tiny, torch.finfo(sides.dtype).eps
     solution, residual, direction = torch.zeros_like(sides), sides, sides
     size = residual.square().sum(-1, keepdim=True)
+    solved = size * rounding**2
     for _ in range(min(STEPS, 2 * sides.shape[-1])):
+        if may_read_numbers(size) and bool((size <= solved).all()):
+            break
         product = _product(direction, survives, matrix, keys, weights, ridge)
         length = size / (direction * product).sum(-1, keepdim=True).clamp(min=least)
         solution, residual = solution + length * direction, residual - length * product

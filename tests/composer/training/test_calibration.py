@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from composer.spec.recipe import Transfer
-from composer.training.calibration import ROWS, calibrate, rows_to_calibrate
+from composer.training.calibration import ROWS, begin_transfer, rows_to_calibrate
 from composer.training.loop import StepProgress
 from composer.weights.record import read_record
 from tests.composer.training.runs import rows_of, run, small_llama, student_of, teacher_of
@@ -49,7 +49,7 @@ def test_a_calibrated_start_is_nearer_to_the_teacher_and_is_recorded(student: Pa
     assert record is not None
     assert record.training[0].start == stage.start
     assert record.training[0].recipe["init"] == "calibrated"
-    assert any("head.window, head.feature_map" in message and "Not calibrated: none" in message for message in learned.view().notes)
+    assert any("head.window, head.feature_map" in message and "Not calibrated" not in message for message in learned.view().notes)
 
 
 def test_a_recipe_that_does_not_ask_is_written_as_before(student: Path, texts: Path, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_parts_that_cannot_keep_their_start() -> None:
     source = small_llama().float()
     student, teacher = student_of(source, LAWCAT), teacher_of(source)
     before = {name: parameter.clone() for name, parameter in student.named_parameters()}
-    start = calibrate(student, teacher, STAGE, rows_of(24), 0)
+    start, _ = begin_transfer(student, teacher, STAGE, rows_of(24), 0, ())
     assert start is not None
     assert start.calibrated == names("feature_map", "state_gate")
     assert start.kept == names("conv")
@@ -115,7 +115,7 @@ def test_calibration_is_the_same_each_time(memory: list[Any]) -> None:
     started = []
     for _ in range(2):
         student = student_of(source, spec)
-        calibrate(student, teacher_of(source), STAGE, rows_of(24), 0)
+        begin_transfer(student, teacher_of(source), STAGE, rows_of(24), 0, ())
         started.append(dict(student.named_parameters()))
     assert all(torch.equal(value, started[1][name]) for name, value in started[0].items())
 
@@ -129,7 +129,7 @@ def test_padding_does_not_count() -> None:
     for fill in (0, 5):
         student = student_of(source, LAWCAT)
         rows.ids[~rows.valid] = fill
-        calibrate(student, teacher_of(source), STAGE, rows, 0)
+        begin_transfer(student, teacher_of(source), STAGE, rows, 0, ())
         started.append(dict(student.named_parameters()))
     for name, value in started[0].items():
         torch.testing.assert_close(value, started[1][name], rtol=1e-6, atol=1e-8)
