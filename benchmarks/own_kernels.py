@@ -42,7 +42,8 @@ from benchmarks.harness import (
 from benchmarks.own_heads import HEADS, Bench, Run, measure_map, measure_taps_and_map
 from blocks.flow import Tokens
 from composer.benching.trial import NoRoom, room
-from composer.graph.program import FallsBack, HeadInputs
+from composer.graph.program import HeadInputs
+from composer.notices import FallsBack
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 COMPOSED = frozenset({"lolcats", "lolcats-terraced"})

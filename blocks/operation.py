@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from blocks.flow import Rotation, Tokens
 from blocks.legend import Float, Shape, Tensor
@@ -190,6 +190,20 @@ class Operation:
     slots: Mapping[str, Slot] = field(default_factory=dict)
 
 
+class InHead(Protocol):
+    """An operation in a head. slots: the names of its tensors in the head's state, by its own names; shape: its sizes; needs_mass:
+    whether a read needs its lse."""
+
+    @property
+    def slots(self) -> Mapping[str, str]: ...
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def needs_mass(self) -> bool: ...
+
+
 @dataclass(slots=True)
 class Call:
     """The arguments of an operation beside its inputs. A head has a call, too, with the states of all its operations, from which
@@ -211,6 +225,11 @@ class Call:
     in_place: bool = False
     needs_mass: bool = True
     rotated: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+
+    def of(self, operation: InHead) -> Call:
+        """Return the call of an operation in the head whose call this is, with the operation's state and shape."""
+        state = {name: self.state[full] for name, full in operation.slots.items()} if operation.slots else {}
+        return Call(self.tokens, state, operation.shape, self.place, self.in_place, operation.needs_mass, self.rotated)
 
     def rotate(self, query: Float[Tensor, "B T H D"], by: Rotation) -> Float[Tensor, "B T H D"]:
         """Return the queries, rotated by ``by`` at the positions of the tokens. The result is cached, as several operations need

@@ -7,6 +7,7 @@ import logging
 import warnings
 
 LOG = logging.getLogger("composer")
+_WARNED: set[str] = set()
 _INSIDE = {"composer", "blocks", "converters", "transformers", "torch"}
 
 
@@ -26,3 +27,14 @@ def warn_caller(message: str, kind: type[Warning] = UserWarning) -> None:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, kind, stacklevel=level)
+
+
+class FallsBack(RuntimeWarning):
+    """An operation runs on another form than the chosen one, with the same result."""
+
+
+def warn_fallback(why: str, remedy: str = "") -> None:
+    """Warn, once a process for each reason, that another form runs. remedy: a sentence on the form that runs, or on what to do."""
+    if why not in _WARNED:
+        _WARNED.add(why)
+        warn_caller(f"{why}. {remedy}" if remedy else why, FallsBack)

@@ -105,8 +105,8 @@ def one_seed() -> None:
 @pytest.fixture(autouse=True)
 def first_warnings() -> None:
     """A fallback that another test was warned about is warned about again."""
-    if (program := sys.modules.get("composer.graph.program")) is not None:
-        program._warned.clear()
+    if (notices := sys.modules.get("composer.notices")) is not None:
+        notices._WARNED.clear()
 
 
 @cache

@@ -61,7 +61,7 @@ def outcome(copy: Path) -> dict[str, str]:
         "answer = lambda kind: CliRunner().invoke(app, ['parts', kind], catch_exceptions=False).stdout; "
         "said = {kind: answer(kind) for kind in ('value_norm',)}; "
         f"one = resolve_spec({spec}, Dimensions(**{sizes})); "
-        "said['code'] = '\\n'.join(code_of(one, 'a source').heads[0].prefill); "
+        "said['code'] = '\\n'.join(code_of(one, 'a source').heads[0].functions); "
         "said['bytes'] = str(explain_resolved(one).groups[0].state_bytes); "
         "open('said.json', 'w').write(json.dumps(said)); "
         f"import sys, pytest; sys.exit(pytest.main(['-vv', '-p', 'no:cacheprovider', *{LAWS}, '-k', 'value_norm']))"

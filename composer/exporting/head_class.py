@@ -20,8 +20,8 @@ from composer.exporting.recording import Recorded
 from composer.exporting.template import IN_PIECES, ONE_BY_ONE
 from composer.exporting.wrapping import WIDTH, wrap
 from composer.graph.composition import HeadSpec
-from composer.graph.listing import rotations
 from composer.graph.lowering import compile_head
+from composer.graph.source import rotations
 
 INPUTS = ("hidden", "query", "key", "value", "sinks", "position", "valid", "state", "rotation", "cosine", "sine", "dtype", "device")
 SHAPES = {
@@ -271,4 +271,4 @@ def _starts(parameters: Mapping[str, Fresh]) -> str:
 
 def _rotations(head: HeadSpec, shape: Shape) -> str:
     """Return how queries and keys are rotated, in words."""
-    return " ".join(line.lstrip("# ") for line in rotations(program_of(compile_head(head, shape), one_token=False)))
+    return " ".join(line.lstrip("# ") for line in rotations(program_of(compile_head(head, shape), one_token=False).steps))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,10 +16,10 @@ from blocks.part import Fresh
 from composer.exporting.kernels import with_kernel
 from composer.exporting.recording import NARROW, WIDE, ProgramRecording, Recorded
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import SINKS, Node
-from composer.graph.listing import names_of, rows_of
+from composer.graph.graph import INPUTS, SINKS, Node
 from composer.graph.lowering import Compiled, compile_head
-from composer.graph.program import Program, Step
+from composer.graph.program import CoveredOperation, Program, Step, Value
+from composer.graph.source import names_of, write_source
 from composer.model.heads import with_rotation
 
 SIZES = ((3, 7), (2, 9), (2, 600))
@@ -116,16 +115,16 @@ def record(
     def add_input(name: str, tensor: Tensor) -> Tensor:
         return recording.add_input(name, tensor)
 
-    values = {("hidden", "hidden"): add_input("hidden", empty(batch, length, shape.hidden_size))}
+    inputs = [add_input("hidden", empty(batch, length, shape.hidden_size))]
     sizes_of = {
         "query": (shape.heads, shape.head_dim),
         "key": (shape.key_heads, shape.head_dim),
         "value": (shape.key_heads, shape.value_dim),
     }
     for name, size in sizes_of.items():
-        values[name, name] = add_input(name, empty(batch, length, *size))
+        inputs.append(add_input(name, empty(batch, length, *size)))
     if shape.sinks:
-        values[SINKS, SINKS] = add_input("sinks", empty(shape.heads))
+        inputs.append(add_input("sinks", empty(shape.heads)))
     position = add_input("position", empty(batch, length, dtype=torch.int64))
     valid = None if one_token else add_input("valid", empty(batch, length, dtype=torch.bool))
     if rotation is not None:
@@ -147,19 +146,25 @@ def record(
             }
             modules[node.module] = _module(parameters)
     where = _Place(place)
-    call, carried = Call(Tokens(position, None, valid), state, shape, where), {}
+    call = Call(Tokens(position, None, valid), state, shape, where)
     steps = program.before if mixing else program.after
-    titles, nodes = _titles(program, steps)
-    labels = names_of(program)
+    if not (one_token or is_fixed or mixing):
+        program = replace(program, after=tuple(with_kernel(step, recording) for step in steps))
+    names = _names_of(program)
+    last = {step.covers[-1].node.name: index for index, step in enumerate(steps)}
+
+    def watch(covered: CoveredOperation, _: Call, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Name the outputs of an operation, and count the steps."""
+        for value, output in zip(covered.gives, outputs, strict=True):
+            recording.name(names[value], output, is_of_step=True)
+        recording.step = last.get(covered.node.name, recording.step - 1) + 1
+        return outputs
+
+    run = write_source(program, mixing=mixing, watched=True).compile(program.title)
     with recording:
-        for index, step in enumerate(steps):
-            recording.step = index
-            is_plain = one_token or is_fixed or mixing
-            (step if is_plain else with_kernel(step, recording)).run(modules, values, call, carried)
-            for item in step.covers:
-                for value in item.gives:
-                    recording.name(labels[value], values[value], is_of_step=True)
-        output = values[program.mixed if mixing else program.output]
+        recording.step = 0
+        output, carried = run(modules, call, *(inputs[:1] if mixing else inputs), watch)
+        recording.step = len(steps) - 1
         if output.dtype != NARROW:
             output = output.to(NARROW)
         recording.name("output", output)
@@ -167,6 +172,7 @@ def record(
             recording.name(_new_name(name), tensor)
     result = {"output": output, **carried}
     outputs = {name: call for name, tensor in result.items() if (call := recording.call_of(tensor)) is not None}
+    titles, nodes = tuple(_title(step, names) for step in steps), tuple(step.covers[0].node.name for step in steps)
     return Method(tuple(recording.calls), recording.names, outputs, titles, nodes, where.is_read)
 
 
@@ -190,10 +196,25 @@ def _module(parameters: Mapping[str, Tensor]) -> Any:
     return lambda function, *inputs, **options: function(parameters, *inputs, **options)
 
 
-def _titles(program: Program, steps: tuple[Step, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    names, titles = names_of(program), []
-    for step in steps:
-        rows = list(rows_of(step, names))
-        calls = " and ".join(re.sub(r"\s+", " ", code.split(" = ", 1)[1]) for code, _, _ in rows)
-        titles.append(calls if step.form.backend == EVERY else f"{calls}: {step.form.description}")
-    return tuple(titles), tuple(step.covers[0].node.name for step in steps)
+def _names_of(program: Program) -> dict[Value, str]:
+    inputs = {(name, name): name for name in (*INPUTS, SINKS)}
+    return inputs | names_of([covered for step in program.steps for covered in step.covers], program.output)
+
+
+def _title(step: Step, names: Mapping[Value, str]) -> str:
+    """Return the comment of a step: the parts with their inputs, and the form."""
+    calls = " and ".join(_call_of(covered, names) for covered in step.covers)
+    return calls if step.form.backend == EVERY else f"{calls}: {step.form.description}"
+
+
+def _call_of(covered: CoveredOperation, names: Mapping[Value, str]) -> str:
+    """Return an operation as a call with its inputs. An argument has its edge's label, unless the value has that name already."""
+    arguments = []
+    for port in sorted(covered.node.operation.reads, key=lambda port: port.many):
+        for edge in (edge for edge in covered.edges if edge.input == port.name):
+            name, argument = names[edge.start, edge.output], f"{edge.label}_{port.name}"
+            plain = not port.many or name in (edge.label, argument) or port.name == "partial"
+            arguments.append(name if plain else f"{argument}={name}")
+    node = covered.node
+    function = node.module if node.main or node.name == node.module else node.name
+    return f"{function}({', '.join(arguments)})"

@@ -21,8 +21,12 @@ from composer.graph.composition import HeadSpec
 from composer.graph.graph import OUTPUT, HeadGraph, Node, evicts_together, once, pairs_of, sort_by_flow, takers_of
 from composer.graph.matching import matches
 from composer.graph.measured import find_measured
-from composer.graph.program import Program, Step, cover, tell
+from composer.graph.pieces import takes_pieces
+from composer.graph.program import Program, Step, cover
+from composer.graph.source import print_functions
 from composer.graph.wiring import build_graph
+from composer.notices import warn_fallback
+from composer.words import plural
 from converters.trunk import dtype_name
 
 AUTO = "auto"
@@ -93,17 +97,19 @@ class Compiled:
             setting = Setting(device, type_name, one_token=one_token, documents=documents, padded=padded, gradients=gradients)
             self._by_call[key] = program = self.program(backend, setting)
             for text in dict.fromkeys(text for step in program.steps for text in step.missing):
-                tell(text, "What would run on it runs on PyTorch's own kernels")
+                warn_fallback(text, "What would run on it runs on PyTorch's own kernels")
             if not one_token and _backend_is_unused(program, backend):
                 memories = " → ".join(memory.called for memory in self.head.memory)
                 here = f"with several tokens at once ({device}, {type_name}{', with gradients' if gradients else ''})"
                 why = f"backend {backend} is set, but no part of a head (`{memories}`) runs on it {here}"
-                tell(why, f"Run `compose explain --backend {backend}` for the reasons")
+                warn_fallback(why, f"Run `compose explain --backend {backend}` for the reasons")
         return self._by_call[key]
 
-    def both(self, backend: str, setting: Setting) -> tuple[Program, Program]:
-        """Return the program for this setting, and the program for its steps of decode."""
-        return self.program(backend, setting), self.program(backend, replace(setting, one_token=True))
+    def print_functions(self, backend: str, setting: Setting, name: str) -> list[str]:
+        """Return the source of the functions that run in this setting. name: of the first one."""
+        decode = None if self.shape.both_ways else self.program(backend, replace(setting, one_token=True))
+        in_pieces = takes_pieces(self.graph, backend, setting.device)
+        return print_functions(self.program(backend, setting), decode, name, in_pieces=in_pieces)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
         """Copy a compiled head: if a model rotates its queries itself, the copy of the model does."""
@@ -171,7 +177,17 @@ def lower(
         after=tuple(steps[unit] for unit in order if unit[0] not in first),
         mixed=mixed,
         output=(last.start, last.output),
+        title=_title(graph, backend, setting),
     )
+
+
+def _title(graph: HeadGraph, backend: str, setting: Setting) -> str:
+    """Return the title of a head's functions in tracebacks."""
+    memories, shape = " → ".join(node.name for node, _ in graph.memories), graph.nodes[OUTPUT].shape
+    heads = f"{plural(shape.heads, 'query head')} on {plural(shape.key_heads, 'key head')}"
+    tokens = "one token" if setting.one_token else "any number of tokens"
+    rows = [name for name in ("documents", "padded", "gradients") if getattr(setting, name)]
+    return f"head {memories}: {', '.join([heads, tokens, *rows, f'{backend} on {setting.device}', setting.dtype])}"
 
 
 def list_forms(graph: HeadGraph, backend: str, setting: Setting) -> tuple[Lowered, ...]:

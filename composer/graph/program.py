@@ -1,38 +1,22 @@
 """The program of a head: the steps that run, in order. It is what ``explain`` prints, too.
 
 A step covers one operation, or several that one form computes together. It lists its inputs, its outputs and its tensors of the
-state. These are bound when the head is compiled.
+state. ``composer.graph.source`` writes the program as a function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 from blocks.flow import Tokens
-from blocks.kernels import Refused
-from blocks.legend import Tensor
+from blocks.legend import Shape, Tensor
 from blocks.operation import Call, Form, Kind, State
-from blocks.pattern import Bound
 from blocks.tensors import repeat_heads
 from composer.graph.graph import SINKS, Edge, Node
-from composer.notices import warn_caller
-
-
-class FallsBack(RuntimeWarning):
-    """An operation runs on another form than the chosen one, with the same result."""
-
-
-_warned: set[str] = set()
-
-
-def tell(why: str, instead: str = "") -> None:
-    """Warn, once a process for each reason, that another form runs. instead: the form that runs, in a sentence."""
-    if why not in _warned:
-        _warned.add(why)
-        warn_caller(f"{why}. {instead}" if instead else why, FallsBack)
-
+from composer.graph.source import write_source
 
 Value = tuple[str, str]
 """The output of a node at a port, by the names of both."""
@@ -67,6 +51,12 @@ class HeadInputs:
         """The number of tokens."""
         return self.query.shape[1]
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors, as arguments of a head's function: sinks only if there are any."""
+        inputs = self.hidden, self.query, self.key, self.value
+        return inputs if self.sinks is None else (*inputs, self.sinks)
+
     def by_port(self) -> dict[Value, Any]:
         """Return the tensors by their nodes and ports in a head's graph."""
         values: dict[Value, Any] = {
@@ -97,57 +87,36 @@ class HeadInputs:
 
 @dataclass(frozen=True)
 class CoveredOperation:
-    """One operation within a step: the sources of its inputs, its outputs, and the tensors of its state, by their own names and by
-    their names in the head's state."""
+    """One operation within a step.
+
+    - edges: all edges into it. Those from another operation of the step are in neither ``single`` nor ``many``: the step's form
+      passes on what flows there by itself.
+    - single, many: the sources of its inputs, by port; for a port with several edges, by their labels.
+    - gives: its outputs.
+    - slots: the names of its tensors in the head's state, by its own names.
+    - shape: its sizes.
+    - needs_mass: whether a read needs its lse.
+    """
 
     node: Node
     edges: tuple[Edge, ...]
-    """All edges into it. Those from another operation of the step are in none of the fields below: the step's form passes on what
-    flows there by itself."""
-    single: tuple[tuple[str, Value], ...]
-    many: tuple[tuple[str, tuple[tuple[str | None, Value], ...]], ...]
-    options: tuple[tuple[str, Any], ...]
+    single: Mapping[str, Value]
+    many: Mapping[str, Mapping[str | None, Value]]
     gives: tuple[Value, ...]
-    slots: tuple[tuple[str, str], ...]
+    slots: Mapping[str, str]
+    shape: Shape
     needs_mass: bool
-
-    def inputs(self, values: Mapping[Value, Any]) -> dict[str, Any]:
-        """Return the arguments of a form, by name."""
-        arguments = dict(self.options)
-        for port, source in self.single:
-            arguments[port] = values[source]
-        for port, sources in self.many:
-            arguments[port] = {label: values[source] for label, source in sources} if sources else {}
-        return arguments
-
-    def all_inputs(self, values: Mapping[Value, Any]) -> dict[str, Any]:
-        """Return the same after the step has run, with the outputs of the step's other operations."""
-        arguments = self.inputs(values)
-        many = {port.name for port in self.node.operation.reads if port.many}
-        for edge in self.edges:
-            value = edge.start, edge.output
-            if value in values:
-                arguments[edge.input] = arguments[edge.input] | {edge.label: values[value]} if edge.input in many else values[value]
-        return arguments
-
-    def own_call(self, call: Call) -> Call:
-        """Return the operation's call, with its own state and shape, of its head's."""
-        state = {name: call.state[full] for name, full in self.slots} if self.slots else {}
-        return Call(call.tokens, state, self.node.shape, call.place, call.in_place, self.needs_mass, call.rotated)
-
-    def keep(self, result: tuple[Any, State], values: dict[Value, Any], carried: State) -> None:
-        """Write the operation's outputs to ``values``, and its new state to ``carried``."""
-        outputs, state = result
-        for value, output in zip(self.gives, outputs, strict=True):
-            values[value] = output
-        for name, full in self.slots:
-            carried[full] = state[name]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One form, and the operations that it computes. names: the form's names of them; why: why it is this form; missing:
-    packages of earlier forms that are not installed; instead: the steps that run if the form refuses."""
+    """One form, and the operations that it computes.
+
+    - names: the form's names of the operations.
+    - why: why it is this form.
+    - missing: packages of earlier forms that are not installed.
+    - instead: the steps that run if the form refuses its inputs.
+    """
 
     covers: tuple[CoveredOperation, ...]
     names: tuple[str, ...]
@@ -156,84 +125,76 @@ class Step:
     missing: tuple[str, ...] = ()
     instead: tuple[Step, ...] = ()
 
-    def run(self, modules: Modules, values: dict[Value, Any], call: Call, carried: State) -> None:
-        """Compute the outputs, and write them to ``values``, and the new state to ``carried``. call: the head's."""
-        if not self.instead:
-            self._compute(modules, values, call, carried)
-            return
-        try:
-            self._compute(modules, values, call, carried)
-        except Refused as refusal:
-            following = ", ".join(f"{step.form.description} ({step.form.backend})" for step in self.instead)
-            tell(str(refusal), f"In its place: {following}")
-            for step in self.instead:
-                step.run(modules, values, call, carried)
-
-    def outputs_of(self, kind: Kind) -> Iterator[Value]:
-        """Yield the step's outputs of a kind."""
-        for operation in self.covers:
-            yield from ((operation.node.name, port.name) for port in operation.node.operation.gives if port.kind is kind)
-
-    def _compute(self, modules: Modules, values: dict[Value, Any], call: Call, carried: State) -> None:
-        if len(self.covers) == 1:
-            (only,) = self.covers
-            only.keep(modules[only.node.module](self.form.run, only.own_call(call), **only.inputs(values)), values, carried)
-            return
-        bound, inputs = {}, {}
-        for name, operation in zip(self.names, self.covers, strict=True):
-            assert operation.node.part is not None
-            bound[name] = Bound(operation.node.part, operation.own_call(call), modules[operation.node.module])
-            inputs[name] = operation.inputs(values)
-        for operation, result in zip(self.covers, self.form.run(bound, inputs), strict=True):
-            operation.keep(result, values, carried)
-
 
 @dataclass(frozen=True)
 class Program:
-    """before: the steps that queries and keys are projected from; after: the others."""
+    """The steps of a head, and the functions that compute them.
+
+    - before: the steps that queries and keys are projected from; after: the others.
+    - mixed: the value that queries and keys are projected from.
+    - title: of its functions in tracebacks.
+    """
 
     before: tuple[Step, ...]
     after: tuple[Step, ...]
     mixed: Value
-    """The value that queries and keys are projected from."""
     output: Value
+    title: str
 
     @property
     def steps(self) -> tuple[Step, ...]:
         return (*self.before, *self.after)
 
-    def mix(self, modules: Modules, hidden: Tensor, call: Call) -> tuple[Tensor, State]:
-        """Return the hidden states that queries and keys are projected from, and the new state of the steps before."""
-        values: dict[Value, Any] = {("hidden", "hidden"): hidden}
-        carried: State = {}
-        for step in self.before:
-            step.run(modules, values, call, carried)
-        return values[self.mixed], carried
+    @cached_property
+    def mix(self) -> Callable[[Modules, Call, Tensor], tuple[Tensor, State]]:
+        """The function of the steps before the projections. It returns the hidden states that queries and keys are projected from,
+        and the new state of these steps."""
+        return write_source(self, mixing=True).compile(f"{self.title}, before projections")
+
+    @cached_property
+    def head(self) -> Callable[..., tuple[Tensor, State]]:
+        """The function of the steps after the projections. Its arguments are the modules, the head's call, and
+        ``HeadInputs.tensors``. It returns the head's output and the rest of its new state."""
+        return write_source(self).compile(self.title)
+
+    @cached_property
+    def watched_head(self) -> Callable[..., tuple[Tensor, State]]:
+        """The same function with a further argument, a ``Watch`` that is called after each step."""
+        return write_source(self, watched=True).compile(f"{self.title}, step by step")
 
     def run(self, modules: Modules, inputs: HeadInputs, call: Call) -> tuple[Tensor, State]:
         """Return the head's output and the rest of its new state."""
-        values = inputs.by_port()
-        carried: State = {}
-        for step in self.after:
-            step.run(modules, values, call, carried)
-            if inputs.value_is_final:
-                values |= {value: repeat_heads(inputs.value, values[value].shape[2]) for value in step.outputs_of(Kind.VALUE)}
-        return values[self.output], carried
+        if not inputs.value_is_final:
+            return self.head(modules, call, *inputs.tensors)
+        return self.watched_head(modules, call, *inputs.tensors, partial(_keep_value, inputs.value))
+
+
+Watch = Callable[[CoveredOperation, Call, tuple[Any, ...]], tuple[Any, ...]]
+"""A callback. Its arguments are an operation that has run, the head's call, and the operation's outputs. It returns the outputs
+that the following steps read."""
+
+
+def _keep_value(value: Tensor, covered: CoveredOperation, call: Call, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the outputs, with the given values in place of computed ones. A ``Watch`` once ``value`` is bound."""
+    ports = covered.node.operation.gives
+    return tuple(
+        repeat_heads(value, output.shape[2]) if port.kind is Kind.VALUE else output
+        for port, output in zip(ports, outputs, strict=True)
+    )
 
 
 def cover(node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozenset(), *, needs_mass: bool = True) -> CoveredOperation:
-    """Return an operation with these edges into it. A port for several edges gets ``{}`` if it has none.
+    """Return an operation with these edges into it.
 
     step: the names of the operations in the same step. needs_mass: whether a read needs a memory's lse.
     """
-    outside = tuple(edge for edge in edges if edge.start not in step)
-    single, many = [], []
-    for port in node.operation.reads:
-        sources = [edge for edge in outside if edge.input == port.name]
-        if port.many:
-            many.append((port.name, tuple((edge.label, (edge.start, edge.output)) for edge in sources)))
+    single: dict[str, Value] = {}
+    many: dict[str, dict[str | None, Value]] = {port.name: {} for port in node.operation.reads if port.many}
+    for edge in (edge for edge in edges if edge.start not in step):
+        if edge.input in many:
+            many[edge.input][edge.label] = edge.start, edge.output
         else:
-            single += [(port.name, (edge.start, edge.output)) for edge in sources]
+            single[edge.input] = edge.start, edge.output
     gives = tuple((node.name, port.name) for port in node.operation.gives)
-    slots = tuple((name, f"{node.name}.{name}") for name in node.operation.slots)
-    return CoveredOperation(node, edges, tuple(single), tuple(many), tuple(node.options.items()), gives, slots, needs_mass)
+    slots = {name: f"{node.name}.{name}" for name in node.operation.slots}
+    return CoveredOperation(node, edges, single, many, gives, slots, node.shape, needs_mass)

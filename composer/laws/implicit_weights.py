@@ -13,8 +13,6 @@ from composer.model.head import Head
 from composer.model.implicit_attention import ImplicitAttention, implicit_attention
 
 LENGTH = 70
-SAID_APART = {"value_position", "output"}
-"""Return the output after the memories and the read have computed it."""
 
 
 @once

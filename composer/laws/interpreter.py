@@ -40,7 +40,7 @@ from triton.language.extra import libdevice
 from triton.runtime import interpreter
 
 from blocks.kernels import Kernel
-from composer.graph import program
+from composer import notices
 from composer.laws import operands
 
 assert isinstance(tl.cumsum, interpreter.InterpretedFunction), "Triton was imported before TRITON_INTERPRET was set"
@@ -203,16 +203,16 @@ for name, function in LIBRARY.items():
 @contextmanager
 def nothing_refused() -> Iterator[None]:
     """Within the block, a form that refuses its inputs, or that is missing, is an error. That no form fits is none."""
-    warned = set(program._warned)
-    program._warned.clear()
+    warned = set(notices._WARNED)
+    notices._WARNED.clear()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", program.FallsBack)
-            warnings.filterwarnings("ignore", "backend .* is set, but no part of a head", program.FallsBack)
+            warnings.simplefilter("error", notices.FallsBack)
+            warnings.filterwarnings("ignore", "backend .* is set, but no part of a head", notices.FallsBack)
             yield
     finally:
-        program._warned.clear()
-        program._warned.update(warned)
+        notices._WARNED.clear()
+        notices._WARNED.update(warned)
 
 
 @contextmanager

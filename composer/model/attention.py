@@ -198,11 +198,11 @@ class ComposedAttention(nn.Module):
             return super().forward(hidden, *arguments, **host_options)
         mixed, call.carried = self.composed.mix(hidden, model_call.tokens, call.state, model_call.backend, call.in_place)
         self.hook_projections()
-        MIXED.inputs = mixed
+        outer, MIXED.inputs = MIXED.inputs, mixed
         try:
             return super().forward(hidden, *arguments, **host_options)
         finally:
-            MIXED.inputs = None
+            MIXED.inputs = outer
 
     @property
     def mixes_inputs(self) -> bool:

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from blocks.tensors import has_numbers
 
-IGNORED = frozenset(
-    {"cache_position", "logits_to_keep", "num_items_in_batch", "output_attentions", "shift_labels", "token_type_ids", "tokenizer"}
-)
+IGNORED = frozenset({"cache_position", "logits_to_keep", "num_items_in_batch", "shift_labels", "token_type_ids", "tokenizer"})
 """Arguments that transformers and its loops pass to every causal model, and that its base does not use. tokenizer: that of
 ``generate``, which hands it on to the model."""
 OF_IMAGES = "visual_pos_masks"

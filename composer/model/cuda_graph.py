@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from composer.graph.program import tell
 from composer.model.cache import CACHE, CACHE_NAMES, ComposedCache
+from composer.notices import warn_fallback
 
 Computation = Callable[[], Tensor]
 """Runs a step and returns the tensor of its logits, which is always the same one once the step is recorded."""
@@ -132,7 +132,7 @@ class Recorder:
                 self._replay = self._record(self._run_recorded_step)
         except RuntimeError as error:
             self._off = True
-            tell(f"a step of decode cannot be recorded, and runs launch by launch: {str(error).partition(chr(10))[0]}")
+            warn_fallback(f"a step of decode cannot be recorded, and runs launch by launch: {str(error).partition(chr(10))[0]}")
             self._settle()
 
     def _hold(self) -> None:

@@ -17,10 +17,10 @@ from blocks.part import Fresh, Part
 from blocks.tensors import accumulating, as_bool, as_dtype, may_read_numbers
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph
-from composer.graph.listing import DECODE, IN_PIECES, heading, listing, otherwise, rotations
 from composer.graph.lowering import AUTO, Compiled, compile_head
 from composer.graph.pieces import SHORTEST, piece_length, run_in_pieces, takes_pieces
 from composer.graph.program import HeadInputs, Program
+from composer.graph.source import heading
 from converters.trunk import dtype_name
 
 
@@ -58,6 +58,10 @@ class PartModule(nn.Module):
             return tensor.to(moved.device, wide)
 
         return super()._apply(apply, recurse)
+
+    def extra_repr(self) -> str:
+        """Return the part's kind and the shapes of its parameters."""
+        return ", ".join([self.part.kind, *(f"{name} {tuple(fresh.shape)}" for name, fresh in self.fresh.items())])
 
     def forward(self, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         """The result of the function on the parameters and these inputs."""
@@ -143,7 +147,7 @@ class Head(nn.Module):
             return hidden, {}
         program = self._program(hidden, tokens, backend)
         with without_autocast(hidden.device.type):
-            return program.mix(self._modules, hidden, Call(tokens, state, self._compiled.shape, self._place, in_place))
+            return program.mix(self._modules, Call(tokens, state, self._compiled.shape, self._place, in_place), hidden)
 
     def forward(self, inputs: HeadInputs, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
         """Run the program. Return the output ``B T H V`` and the new state. in_place: the caller does not need the old state, so it
@@ -181,16 +185,13 @@ class Head(nn.Module):
         }
 
     def extra_repr(self) -> str:
-        """Return the program for prefill, and the lines that differ in decode: on the layer's device, or, of a head by itself, on
-        that of its parameters."""
+        """Return the functions that run, for several tokens and for one: on the layer's device, or, of a head by itself, on that of
+        its parameters."""
         precise = precise_parameters(self)
         own = sorted(self.named_parameters(), key=lambda named: named[0] in precise)
         setting = PRINTED_FOR.get() or setting_of(parameter for _, parameter in own)
-        program, decode = self._compiled.both(self._printed, setting)
-        differs = [] if self._compiled.shape.both_ways else otherwise(program, decode)
-        first = f"# {heading(self._printed, setting.device, setting.dtype)}"
-        pieces = [IN_PIECES] if takes_pieces(self._compiled.graph, self._printed, setting.device) else []
-        return "\n".join([first, *rotations(program), *listing(program), *pieces, *([DECODE, *differs] if differs else [])])
+        texts = self._compiled.print_functions(self._printed, setting, "head")
+        return "\n".join([f"# {heading(self._printed, setting.device, setting.dtype)}", *texts])
 
 
 def anatomy(head: Head) -> Anatomy:

@@ -154,6 +154,8 @@ class ComposedModel(ComposedPreTrainedModel):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         tokens = cast("Tensor", input_ids if inputs_embeds is None else inputs_embeds)
         (batch, length), device = tokens.shape[:2], tokens.device
+        if length == 0:
+            raise ValueError(f"input_ids has the shape {tuple(tokens.shape)}; expected at least one token in each row")
         cache = self._cache(past_key_values if cache is None else cache, use_cache)
         columns = 0 if cache is None else cache.get_seq_length()
         seen = None if cache is None else cache.count_tokens()

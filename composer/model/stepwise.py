@@ -12,11 +12,11 @@ from torch import Tensor
 
 from blocks.catalogue import PATTERNS
 from blocks.flow import Partial, Tokens
-from blocks.operation import Call, Kind, Port, Setting, State
+from blocks.operation import Call, Kind, Setting, State
 from blocks.part import Shown
 from composer.graph.graph import HeadGraph
 from composer.graph.lowering import lower
-from composer.graph.program import HeadInputs, Modules, Program, Step, Value
+from composer.graph.program import CoveredOperation, HeadInputs, Modules, Program, Value
 from composer.model.head import Head, anatomy, without_autocast
 from converters.trunk import dtype_name
 
@@ -95,42 +95,52 @@ def pieces(
     with torch.set_grad_enabled(gradients), without_autocast(inputs.value.device.type):
         for columns in _columns(head, inputs, bounds):
             tokens = replace(inputs.tokens.cut(columns), call=(inputs.tokens, columns))  # rotated as in the whole call
-            values = inputs.columns(columns, tokens).by_port()
-            values["value", "value"] = memory_values = values["value", "value"].detach().requires_grad_(gradients)
-            memory_outputs: dict[str, Tensor] = {}
-            shown: dict[tuple[str, str], Shown] = {}
-            carried: State = {}
+            watcher = _Watcher(insides.parts, names, inputs.columns(columns, tokens), gradients=gradients)
             call = Call(tokens, state, insides.shape, insides.place)
-            for step in program.after:
-                step.run(insides.parts, values, call, carried)
-                if not gradients:
-                    shown |= _shown_by(step, insides.parts, values, call)
-                for node, port in _outputs_of(step):
-                    if port.kind is Kind.VALUE:
-                        memory_values = values[node, port.name].detach().requires_grad_(gradients)
-                        values[node, port.name] = memory_values
-                    if port.kind is Kind.PARTIAL and node in names:
-                        partial: Partial = values[node, port.name]
-                        memory_outputs[node] = partial.output
-                        if gradients:
-                            values[node, port.name] = replace(partial, output=partial.output.detach().requires_grad_())
+            _, carried = program.watched_head(insides.parts, call, *watcher.inputs.tensors, watcher)
             state = state | carried
-            yield Piece(columns, tokens, values, memory_values, memory_outputs, shown, state)
+            yield Piece(columns, tokens, watcher.values, watcher.memory_values, watcher.memory_outputs, watcher.shown, state)
 
 
-def _shown_by(step: Step, parts: Modules, values: Mapping[Value, Any], call: Call) -> dict[tuple[str, str], Shown]:
-    shown_by_node: dict[tuple[str, str], Shown] = {}
-    for covered in step.covers:
-        if covered.node.part is not None and covered.node.main:
-            shown = parts[covered.node.module](covered.node.part.shows, covered.own_call(call), covered.all_inputs(values))
-            shown_by_node |= {(covered.node.name, name): what for name, what in shown.items()}
-    return shown_by_node
+class _Watcher:
+    """A ``Watch`` that collects what a piece has. memories: the names of the memories' nodes."""
+
+    def __init__(self, parts: Modules, memories: list[str], inputs: HeadInputs, *, gradients: bool) -> None:
+        self._parts, self._memories, self._gradients = parts, memories, gradients
+        self.inputs = replace(inputs, value=inputs.value.detach().requires_grad_(gradients))
+        self.values = self.inputs.by_port()
+        self.memory_values = self.inputs.value
+        self.memory_outputs: dict[str, Tensor] = {}
+        self.shown: dict[tuple[str, str], Shown] = {}
+
+    def __call__(self, covered: CoveredOperation, call: Call, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the outputs; values, and the outputs of memories, become leaves where there are gradients."""
+        self.values |= zip(covered.gives, outputs, strict=True)
+        node = covered.node
+        if not self._gradients and node.part is not None and node.main:
+            shown = self._parts[node.module](node.part.shows, call.of(covered), inputs_of(covered, self.values))
+            self.shown |= {(node.name, name): what for name, what in shown.items()}
+        for value, port in zip(covered.gives, node.operation.gives, strict=True):
+            if port.kind is Kind.VALUE:
+                self.values[value] = self.memory_values = self.values[value].detach().requires_grad_(self._gradients)
+            if port.kind is Kind.PARTIAL and node.name in self._memories:
+                partial: Partial = self.values[value]
+                self.memory_outputs[node.name] = partial.output
+                if self._gradients:
+                    self.values[value] = replace(partial, output=partial.output.detach().requires_grad_())
+        return tuple(self.values[value] for value in covered.gives)
 
 
-def _outputs_of(step: Step) -> Iterator[tuple[str, Port]]:
-    for covered in step.covers:
-        for port in covered.node.operation.gives:
-            yield covered.node.name, port
+def inputs_of(covered: CoveredOperation, values: Mapping[Value, Any]) -> dict[str, Any]:
+    """Return the inputs of an operation by port, with those from other operations of its step."""
+    inputs: dict[str, Any] = {**covered.node.options, **{port.name: {} for port in covered.node.operation.reads if port.many}}
+    for edge in (edge for edge in covered.edges if (edge.start, edge.output) in values):
+        value = values[edge.start, edge.output]
+        if edge.input in covered.many:
+            inputs[edge.input][edge.label] = value
+        else:
+            inputs[edge.input] = value
+    return inputs
 
 
 def _columns(head: Head, inputs: HeadInputs, bounds: tuple[int, ...]) -> Iterator[slice]:

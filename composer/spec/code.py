@@ -1,36 +1,29 @@
-"""The programs of a resolved spec's heads as text: what ``compose show --code`` prints."""
+"""The functions of a resolved spec's heads as text: what ``compose show --code`` prints."""
 
 from __future__ import annotations
 
 from blocks.operation import Setting
 from blocks.part import Closed
-from composer.graph.listing import DECODE, IN_PIECES, heading, inputs_of, listing, otherwise, rotations
 from composer.graph.lowering import AUTO, check_backend, compile_head
-from composer.graph.pieces import takes_pieces
+from composer.graph.source import heading
 from composer.spec.resolve import Resolved
 from composer.tables import Readable, View
 from composer.words import layers_in_words, plural
 
 
 class Code(Closed):
-    """One head's listing. inputs: its arguments. decode: the lines that differ in decode; each replaces the line with the same
-    result."""
+    """The functions of heads that are alike, as Python source. A function for one token is listed where it differs from that for
+    any number."""
 
     head: str
     layers: tuple[int, ...]
     heads: int
     key_heads: int
-    inputs: tuple[str, ...]
-    rotations: tuple[str, ...]
-    """How memories rotate queries and keys."""
-    prefill: tuple[str, ...]
-    in_pieces: bool
-    """Whether a long text is processed in pieces, if no gradient is needed."""
-    decode: tuple[str, ...]
+    functions: tuple[str, ...]
 
 
 class Listing(Readable, Closed):
-    """The programs of a spec on a source. heads: a listing for each group of heads that are alike."""
+    """The programs of a spec on a source. heads: the functions of each group of heads that are alike."""
 
     name: str
     on: str
@@ -41,15 +34,12 @@ class Listing(Readable, Closed):
 
     @property
     def text(self) -> str:
-        """A function for each group of heads, with the lines that differ in decode."""
-        lines = [f"# {self.name} on {self.on}: {heading(self.backend, self.device, self.dtype)}"]
+        """The functions of each group of heads."""
+        texts = [f"# {self.name} on {self.on}: {heading(self.backend, self.device, self.dtype)}\n"]
         for group in self.heads:
             heads = f"{plural(group.heads, 'query head')} ({plural(group.key_heads, 'key head')})"
-            lines.append(f"\n# {heads} in {layers_in_words(group.layers)}")
-            lines.append(f"def {group.head.replace('-', '_')}({', '.join(group.inputs)}):")
-            pieces, decode = [IN_PIECES] if group.in_pieces else [], [DECODE, *group.decode] if group.decode else []
-            lines += [f"    {line}" for line in (*group.rotations, *group.prefill, *pieces, *decode)]
-        return "\n".join(lines)
+            texts += [f"# {heads} in {layers_in_words(group.layers)}\n{group.functions[0]}", *group.functions[1:]]
+        return "\n".join(texts).rstrip("\n")
 
     def view(self) -> View:
         return View("", verbatim=self.text)
@@ -59,19 +49,15 @@ def code_of(resolved: Resolved, on: str, *, backend: str = AUTO, device: str = "
     """Return the listing of every group of heads, each once. Raises BuildError for a backend that none of their parts has."""
     setting = Setting(device=device, dtype=dtype)
     compiled_heads = [(name, layers, compile_head(head, shape)) for (name, _), (head, shape, layers) in resolved.kinds().items()]
-    check_backend(backend, (made.graph for _, _, made in compiled_heads))
+    check_backend(backend, (compiled.graph for _, _, compiled in compiled_heads))
     heads = tuple(
         Code(
             head=name,
             layers=tuple(layers),
-            heads=made.shape.heads,
-            key_heads=made.shape.key_heads,
-            inputs=inputs_of(made.program(backend, setting)),
-            rotations=tuple(rotations(made.program(backend, setting))),
-            prefill=tuple(listing(made.program(backend, setting))),
-            in_pieces=takes_pieces(made.graph, backend, device),
-            decode=tuple([] if made.shape.both_ways else otherwise(*made.both(backend, setting))),
+            heads=compiled.shape.heads,
+            key_heads=compiled.shape.key_heads,
+            functions=tuple(compiled.print_functions(backend, setting, name)),
         )
-        for name, layers, made in compiled_heads
+        for name, layers, compiled in compiled_heads
     )
     return Listing(name=resolved.name, on=on, backend=backend, device=device, dtype=dtype, heads=heads)

@@ -15,10 +15,10 @@ from blocks.operation import FLA, Setting
 from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.graph.lowering import AUTO
-from composer.graph.program import tell
 from composer.model.cache import CACHE
 from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
+from composer.notices import warn_fallback
 from composer.spec.recipe import Average, Finetune, Lora
 from composer.training.journal import CURVE, LOG
 from composer.training.processes import add_over_processes, count, shares
@@ -208,7 +208,7 @@ def next_token_losses(logits: Tensor, targets: Tensor, backend: str = AUTO) -> T
         try:
             return ENTROPY(logits, targets)[0]
         except Refused as refusal:
-            tell(str(refusal), "In its place: the loss as defined")
+            warn_fallback(str(refusal), "In its place: the loss as defined")
     return functional.cross_entropy(logits.float(), targets, reduction="none")
 
 

@@ -12,8 +12,8 @@ import pytest
 from blocks.legend import Shape
 from blocks.operation import FLA, TRITON, Setting
 from composer.graph.composition import HeadSpec
-from composer.graph.listing import listing
 from composer.graph.lowering import lower
+from composer.graph.source import write_source
 from composer.graph.wiring import build_graph
 from tests.laws.cases import SHAPES, SMALL, every_spec, steady
 from tests.laws.kernels import CANCELLED, assert_on_kernels, documents_and_padding, packed_tokens
@@ -31,7 +31,7 @@ def programs() -> dict[str, tuple[HeadSpec, Shape, str, bool]]:
                 settings = [Setting(documents=True, gradients=gradients) for gradients in (False, True)]
                 lowered = [lower(build_graph(spec, shape), backend, setting) for setting in settings]
                 if any(step.form.backend == backend for program in lowered for step in program.steps):
-                    alike = [tuple(listing(program)) for program in lowered]
+                    alike = [write_source(program).text for program in lowered]
                     case = spec, shape, backend, alike[0] == alike[1]
                     by_program.setdefault((backend, *alike), (f"{backend}, {name}: {own}", case))
     return dict(by_program.values())

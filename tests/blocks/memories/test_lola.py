@@ -18,8 +18,8 @@ from blocks.scores.self_recall import SelfRecall
 from blocks.scores.squared_error import SquaredError
 from composer.graph.composition import HeadSpec
 from composer.graph.lowering import list_forms, lower
-from composer.graph.program import FallsBack
 from composer.graph.wiring import build_graph
+from composer.notices import FallsBack
 from tests.blocks.fused.heads import ALIKE, GROUPED, assert_close, assert_defined
 from tests.blocks.fused.kernels import choose
 from tests.composer.graph.heads import graph_of

@@ -78,7 +78,7 @@ def test_all_commands(compose: Compose, teacher: Path, tmp_path: Path) -> None:
     source = ("mine.yaml", "--from", teacher)
     assert "window → own_part_strided → state" in run(compose, "check", *source, *OWN)
     assert "own_part.between" in run(compose, "explain", *source)
-    assert "own_part_strided(query, window_evicted)" in run(compose, "show", *source, "--code")
+    assert "own_part/strided.py:" in run(compose, "show", *source, "--code")
     assert "own_part.strided" in run(compose, "draw", *source)
     assert "slowest" in run(compose, "parts", "own_part.between")
     assert "own_part.between" in json.dumps(composer.schema())

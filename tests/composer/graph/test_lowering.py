@@ -13,11 +13,12 @@ import torch
 from blocks.flow import Tokens
 from blocks.operation import EVERY, Setting
 from composer.errors import BuildError
-from composer.graph.listing import listing
 from composer.graph.lowering import AUTO, BACKENDS, FIRST, check_backend, list_forms, lower
-from composer.graph.program import FallsBack, HeadInputs
+from composer.graph.program import HeadInputs
+from composer.graph.source import write_source
 from composer.graph.wiring import build_graph
 from composer.model.head import Head
+from composer.notices import FallsBack
 from composer.spec.explain import explain_resolved
 from tests.composer.graph.backends import NAME, SAYS, own_backend
 from tests.composer.graph.heads import SIZE, graph_of, resolved, shipped
@@ -146,7 +147,7 @@ def test_a_form_of_ones_own_is_used_for_its_part_alone(head: dict, form: str, mo
             assert (SAYS in lowered_part.form) is own
             assert own or everywhere or lowered_part.why_this_form.startswith(f"it has no {NAME} form")
         assert explained["state"].form == form
-        lines = [line for line in listing(lower(graph, NAME)) if SAYS in line]
+        lines = [line for line in write_source(lower(graph, NAME)).text.splitlines() if SAYS in line]
         assert len(lines) == 1
         assert f"{NAME}: {form}" in lines[0]
         (group,) = explain_resolved(resolved(head), backend=NAME).groups

@@ -41,9 +41,9 @@ def assert_whole(program: Program, head: HeadSpec, shape: Shape) -> None:
     covered = [covered_part for step in program.steps for covered_part in step.covers]
     assert Counter(covered_part.node.name for covered_part in covered) == Counter(node.name for node in graph.parts)
     # Each slot of the head is one node's, under the node's own name for it.
-    slots = [full for covered_part in covered for _, full in covered_part.slots]
+    slots = [full for covered_part in covered for full in covered_part.slots.values()]
     assert sorted(slots) == sorted(graph.slots)
-    assert all(full == f"{covered_part.node.name}.{name}" for covered_part in covered for name, full in covered_part.slots)
+    assert all(full == f"{covered_part.node.name}.{name}" for covered_part in covered for name, full in covered_part.slots.items())
     # What comes before the projections reads hidden states and what they have become; everything else, all inputs, too.
     values = {("hidden", "hidden")}
     for steps, more in ((program.before, set()), (program.after, {(name, name) for name in INPUTS})):
@@ -53,7 +53,7 @@ def assert_whole(program: Program, head: HeadSpec, shape: Shape) -> None:
         for step in steps:
             inside = {value for covered_part in step.covers for value in covered_part.gives}
             for covered_part in step.covers:
-                reads = [value for _, value in covered_part.single] + [value for _, of in covered_part.many for _, value in of]
+                reads = [*covered_part.single.values(), *(value for of in covered_part.many.values() for value in of.values())]
                 assert set(reads) <= values
                 assert not set(reads) & inside
                 wanted = {(edge.start, edge.output) for edge in graph.into(covered_part.node.name)}

@@ -17,6 +17,8 @@ from blocks.operation import Call, Kind, Port
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph
 from composer.graph.lowering import compile_head, lower
+from composer.graph.program import CoveredOperation
+from composer.graph.source import write_source
 from composer.graph.wiring import build_graph
 from composer.model.head import Head
 from tests.composer.graph.heads import SIZE, shipped
@@ -90,21 +92,21 @@ def assert_flows(spec: HeadSpec, shape: Shape) -> None:
     head, data = build_head(spec, shape), inputs(shape, 2, LENGTH)
     modules: Any = head._modules
     program, start = lower(build_graph(spec, shape)), head.empty_state(2, torch.float64, torch.device("cpu"))
-    values: dict[tuple[str, str], Any] = {}
-    for name, tensor in zip(("hidden", "query", "key", "value"), data.tensors, strict=True):
-        values[name, name] = tensor
-    carried: dict[str, Tensor] = {}
     call = Call(data.tokens, start, shape)
-    for step in program.steps:
-        step.run(modules, values, call, carried)
-        for covered_part in step.covers:
-            for port in covered_part.node.operation.gives:
-                value = values[covered_part.node.name, port.name]
-                if port.name == "evicted" and value is None:
-                    continue  # it has nowhere to go
-                sizes(port, value, covered_part.node.shape)
-    assert carried.keys() == start.keys()
-    assert values[program.output].shape == (*data.query.shape[:3], shape.value_dim)
+
+    def watch(covered: CoveredOperation, _: Call, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        for port, value in zip(covered.node.operation.gives, outputs, strict=True):
+            if port.name == "evicted" and value is None:
+                continue  # it has nowhere to go
+            sizes(port, value, covered.node.shape)
+        return outputs
+
+    carried: dict[str, Tensor] = {}
+    if program.before:
+        carried |= write_source(program, mixing=True, watched=True).compile("before")(modules, call, data.hidden, watch)[1]
+    output, new_state = program.watched_head(modules, call, *data.of_head().tensors, watch)
+    assert (carried | new_state).keys() == start.keys()
+    assert output.shape == (*data.query.shape[:3], shape.value_dim)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -15,10 +15,10 @@ import torch
 from transformers import StoppingCriteriaList
 
 from blocks.memories import ring
-from composer.graph.program import FallsBack
 from composer.model import cuda_graph
 from composer.model.cuda_graph import Recorder
 from composer.model.modeling import ComposedForCausalLM
+from composer.notices import FallsBack
 from tests.composer.model.models import CAUSAL, student, tokens
 from tests.composer.model.recording import on_a_cpu
 from tests.composer.model.test_in_place import SIZES

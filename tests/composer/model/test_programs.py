@@ -11,8 +11,8 @@ import torch
 import composer
 from blocks.operation import Setting
 from composer.errors import BuildError, ComposerError
-from composer.graph.listing import listing
 from composer.graph.lowering import lower
+from composer.graph.source import write_source
 from composer.model.modeling import ComposedForCausalLM
 from tests.composer.graph.backends import NAME, own_backend
 from tests.composer.model.models import llama, student, tokens
@@ -113,7 +113,7 @@ def test_a_hook_may_change_what_a_part_gives() -> None:
 def test_a_model_is_printed_with_its_programs() -> None:
     model: Any = student("lola", *SPECS["lola"])
     head, printed = model.model.layers[0].self_attn.composed.head, repr(model)
-    for line in listing(lower(head._compiled.graph)):
+    for line in write_source(lower(head._compiled.graph)).text.splitlines():
         assert line in printed
 
 
@@ -125,7 +125,7 @@ def test_what_is_printed_is_what_runs_on_the_models_device_and_in_its_dtype(spec
     model.to(dtype)
     head, dtype_name = model.model.layers[0].self_attn.composed.head, str(dtype).removeprefix("torch.")
     assert f"# backend auto on cpu, {dtype_name}. Shapes: B rows, T tokens." in repr(model)
-    for line in listing(head._compiled.program("auto", Setting("cpu", dtype_name))):
+    for line in write_source(head._compiled.program("auto", Setting("cpu", dtype_name))).text.splitlines():
         assert line in repr(model)
     model.set_backend("reference")
     assert f"# backend reference on meta, {dtype_name}." in repr(model.to("meta"))

@@ -180,7 +180,8 @@ def test_a_head_called_head_among_the_named_ones_is_found_there() -> None:
 
 def test_a_group_is_checked_at_its_own_size() -> None:
     """Groups of 2 and 8 heads of one kind have different graphs."""
-    resolved(LOLCATS | {"heads": {"a": EXACT}, "layers": [{"at": 0, "use": groups(head=2, a=6)}]})
+    spec = resolved(LOLCATS | {"heads": {"a": EXACT}, "layers": [{"at": 0, "use": groups(head=2, a=6)}]})
+    assert {(name, shape.heads) for (name, _), (_, shape, _) in spec.kinds().items()} == {("head", 8), ("head", 2), ("a", 6)}
 
 
 def test_dimensions_that_no_source_has() -> None:

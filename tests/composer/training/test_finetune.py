@@ -12,8 +12,8 @@ from torch.nn import functional
 import tests.interpreter  # noqa: F401
 from blocks.kernels import Kernel, Refused
 from composer.data.packing import Batch
-from composer.graph.program import FallsBack
 from composer.model.modeling import ComposedForCausalLM
+from composer.notices import FallsBack
 from composer.spec.recipe import Finetune, Lora
 from composer.training.finetune import (
     ENTROPY,

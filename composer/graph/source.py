@@ -1,0 +1,312 @@
+"""The function of a head: a program as Python source. This text is what runs, what ``compose show --code`` prints, and what a
+debugger steps through.
+
+One statement computes one step::
+
+    (window, window_evicted), new_window = parts["window"](run_window, call.of(WINDOW), query=query, pairs=pairs)
+
+Values have the names of the operations that compute them, ``run_…`` is the form, and the constant in capitals is the operation: its
+part, its shape, and the names of its tensors in the head's state. ``parts`` are the modules with the parts' parameters. A module is
+called with a form, so that hooks, adapters and sharded parameters are part of the call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import keyword
+import linecache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from inspect import unwrap
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+from blocks.kernels import Refused
+from blocks.memories.base import Memory
+from blocks.operation import EVERY, Form, Kind
+from blocks.pattern import Bound
+from composer.graph.graph import INPUTS, OUTPUT, SINKS
+from composer.notices import warn_fallback
+
+if TYPE_CHECKING:
+    from composer.graph.program import CoveredOperation, Program, Step, Value
+
+SHAPES = {
+    Kind.HIDDEN: "{dim}",
+    Kind.NUMBERS: "{heads}",
+    Kind.WEIGHT: "{heads}",
+}
+"""Shapes of a token, for kinds that do not have ``heads dim`` numbers."""
+ASKING = frozenset({Kind.QUERY, Kind.FEATURES})
+"""What memories read of queries."""
+IN_PIECES = "Without gradients, a long text in pieces, each from the state after the previous one."
+WIDTH = 132
+INDENT = "    "
+PROVIDED = {"__name__": __name__, "Bound": Bound, "Refused": Refused, "warn_fallback": warn_fallback}
+"""What a source uses beside its forms and operations, and the name of its module."""
+RESERVED = frozenset({"parts", "call", "watch", "refusal", *PROVIDED})
+
+
+@dataclass(frozen=True)
+class Source:
+    """The source of one function. name: of the function. text: all of it. namespace: the objects that the text names."""
+
+    name: str
+    text: str
+    namespace: Mapping[str, Any]
+
+    def compile(self, title: str) -> Callable[..., Any]:
+        """Return the function. title: what tracebacks and debuggers show as its file; they also show the lines of the text."""
+        file = next(file for file in _file_names(title) if _lines(file) in (None, self.text))
+        linecache.cache[file] = len(self.text), None, self.text.splitlines(keepends=True), file
+        namespace = dict(self.namespace)
+        exec(compile(self.text, file, "exec"), namespace)
+        return namespace[self.name]
+
+
+def _file_names(title: str) -> Iterator[str]:
+    """Yield the names of files for a title. Heads that differ in what the title leaves out get a number."""
+    yield f"<{title}>"
+    yield from (f"<{title} ({number})>" for number in itertools.count(2))
+
+
+def _lines(file: str) -> str | None:
+    """Return the text of a file that ``linecache`` has, or None."""
+    entry = linecache.cache.get(file)
+    return None if entry is None or len(entry) == 1 else "".join(entry[2])
+
+
+def write_source(program: Program, *, name: str = "head", mixing: bool = False, watched: bool = False) -> Source:
+    """Return the source of ``name(parts, call, hidden, query, key, value)``, which returns the head's output and new state. In a
+    model with attention sinks, ``host_sinks`` is a further argument.
+
+    mixing: that of ``name(parts, call, hidden)``, with the steps before the projections in place of those after them. It returns
+    the hidden states that queries and keys are projected from. watched: with a further argument ``watch``. It is called after each
+    step, with each operation and its outputs, and its results replace these outputs.
+    """
+    writer = _Writer(program, watched=watched)
+    steps = program.before if mixing else program.after
+    body = [line for step in steps for line in (*writer.statements(step), *writer.watching(step))]
+    result = writer.names[program.mixed if mixing else program.output]
+    arguments = ["parts", "call", *inputs_of(program, mixing=mixing), *(["watch"] if watched else [])]
+    lines = [f"def {name}({', '.join(arguments)}):", *rotations(steps), *body, *writer.returning(result, steps)]
+    text = "\n".join([lines[0], *(f"{INDENT}{line}" for line in lines[1:]), ""])
+    return Source(name, text, writer.namespace)
+
+
+def heading(backend: str, device: str, dtype: str) -> str:
+    """Return a description of the setting of printed functions."""
+    return f"backend {backend} on {device}, {dtype}. Shapes: B rows, T tokens."
+
+
+def print_functions(program: Program, decode: Program | None, name: str, *, in_pieces: bool) -> list[str]:
+    """Return the text of the functions that run: for any number of tokens, and for one token where they differ.
+
+    decode: the program for one token; None for heads that do not decode. in_pieces: True if long texts are processed in pieces.
+    """
+    name = name.replace("-", "_")
+    name = f"{name}_" if keyword.iskeyword(name) else name
+    texts = _write_functions(program, name)
+    decode_texts = (
+        [] if decode is None else [text for text in _write_functions(decode, f"{name}_one_token") if not _same(text, texts)]
+    )
+    comment = [f"# {IN_PIECES}\n"] if in_pieces else []
+    return [*texts[:-1], "".join([*comment, texts[-1]]), *decode_texts]
+
+
+def _write_functions(program: Program, name: str) -> list[str]:
+    mixing = [write_source(program, name=f"{name}_before_projections", mixing=True).text] if program.before else []
+    return [*mixing, write_source(program, name=name).text]
+
+
+def _same(text: str, texts: list[str]) -> bool:
+    """True if a function has the statements of another one, whatever their names."""
+    return text.partition("\n")[2] in {other.partition("\n")[2] for other in texts}
+
+
+def inputs_of(program: Program, *, mixing: bool = False) -> tuple[str, ...]:
+    """Return the names of the tensors that the function reads."""
+    if mixing:
+        return INPUTS[:1]
+    has_sinks = any(covered.shape.sinks for step in program.after for covered in step.covers)
+    return (*INPUTS, SINKS) if has_sinks else INPUTS
+
+
+def rotations(steps: Iterable[Step]) -> list[str]:
+    """Return a comment for each way in which memories rotate queries and keys."""
+    ways: dict[str, list[str]] = {}
+    for node in (covered.node for step in steps for covered in step.covers):
+        if node.main and isinstance(node.part, Memory) and any(port.kind in ASKING for port in node.operation.reads):
+            ways.setdefault(node.part.rotation.description, []).append(node.name)
+    return [
+        f"# Queries and keys are {f'rotated by {rotation}' if rotation else 'not rotated'} in {', '.join(names)}."
+        for rotation, names in ways.items()
+    ]
+
+
+class _Writer:
+    """Writes the statements of a program's steps, and collects the objects that they name."""
+
+    def __init__(self, program: Program, *, watched: bool) -> None:
+        self.watched = watched
+        self.namespace: dict[str, Any] = dict(PROVIDED)
+        self._taken = {*RESERVED, *INPUTS, SINKS}
+        covered = [covered for step in program.steps for covered in step.covers]
+        self.names: dict[Value, str] = {(name, name): name for name in (*INPUTS, SINKS)}
+        for value, name in names_of(covered, program.output).items():
+            self.names[value] = self._free(name)
+        self._states = {item.node.name: self._free(f"new_{_identifier(item.node.name)}") for item in covered if item.slots}
+        self._operations: dict[str, str] = {}
+
+    def statements(self, step: Step) -> list[str]:
+        """Return the lines of one step, with the steps that follow if its form refuses its inputs."""
+        statement = [*_comment(step), *self._assignment(step)]
+        if not step.instead:
+            return statement
+        following = ", ".join(f"{other.form.description} ({other.form.backend})" for other in step.instead)
+        remedy = [json.dumps(line, ensure_ascii=False) for line in _wrap(f"In its place: {following}", drop_whitespace=False)]
+        others = [line for other in step.instead for line in self.statements(other)]
+        return [
+            "try:",
+            *_indent(statement),
+            "except Refused as refusal:",
+            *_indent(["warn_fallback(", *_indent(["str(refusal),", *remedy]), ")", *others]),
+        ]
+
+    def watching(self, step: Step) -> list[str]:
+        """Return the lines that call ``watch`` with the outputs of a step."""
+        if not self.watched:
+            return []
+        return [
+            f"{self._outputs(covered)} = watch({self._operation(covered)}, call, ({self._outputs(covered)}))"
+            for covered in step.covers
+        ]
+
+    def returning(self, result: str, steps: Iterable[Step]) -> list[str]:
+        """Return the last statement: the result, and the tensors of the new state by their names in the head's."""
+        entries = [
+            f'"{full}": {self._states[covered.node.name]}["{name}"]'
+            for step in steps
+            for covered in step.covers
+            for name, full in covered.slots.items()
+        ]
+        return _call(f"return {result}, {{", entries, "}")
+
+    def _assignment(self, step: Step) -> list[str]:
+        targets = [f"({self._outputs(covered)}), {self._states.get(covered.node.name, '_')}" for covered in step.covers]
+        run = self._form(step)
+        if len(step.covers) == 1:
+            (covered,) = step.covers
+            arguments = [run, f"call.of({self._operation(covered)})", *self._arguments(covered)]
+            return _call(f'{targets[0]} = parts["{covered.node.module}"](', arguments, ")")
+        bound, inputs = [], []
+        for name, covered in zip(step.names, step.covers, strict=True):
+            operation = self._operation(covered)
+            bound.append(f'"{name}": Bound({operation}.node.part, call.of({operation}), parts["{covered.node.module}"])')
+            inputs.append(f'"{name}": dict({", ".join(self._arguments(covered))})')
+        left = _call("(", [f"({target})" for target in targets], f") = {run}(")
+        lists = [line for entries in (bound, inputs) for line in ("{", *(f"{INDENT}{entry}," for entry in entries), "},")]
+        return [*left, *_indent(lists), ")"]
+
+    def _arguments(self, covered: CoveredOperation) -> list[str]:
+        """Return the arguments of the operation's form, by name. A port for several edges gets ``{}`` if it has none."""
+        options = [self._option(covered, name, value) for name, value in covered.node.options.items()]
+        single = [f"{port}={self.names[value]}" for port, value in covered.single.items()]
+        many = []
+        for port, sources in covered.many.items():
+            entries = (f'"{label}": {self.names[value]}' for label, value in sources.items())
+            many.append(f"{port}={{{', '.join(entries)}}}")
+        return [*options, *single, *many]
+
+    def _option(self, covered: CoveredOperation, name: str, value: object) -> str:
+        if isinstance(value, str):
+            return f'{name}="{value}"'
+        return f'{name}={self._operation(covered)}.node.options["{name}"]'
+
+    def _outputs(self, covered: CoveredOperation) -> str:
+        """Return the names of an operation's outputs, as a tuple without its parentheses."""
+        names = ", ".join(self.names[value] for value in covered.gives)
+        return f"{names}," if len(covered.gives) == 1 else names
+
+    def _operation(self, covered: CoveredOperation) -> str:
+        name = covered.node.name
+        if name not in self._operations:
+            self._operations[name] = self._add(_identifier(name).upper(), covered)
+        return self._operations[name]
+
+    def _form(self, step: Step) -> str:
+        names = dict.fromkeys(_identifier(covered.node.name) for covered in step.covers)
+        return self._add(f"run_{'_and_'.join(names)}", step.form.run)
+
+    def _add(self, name: str, value: Any) -> str:
+        free = self._free(name)
+        self.namespace[free] = value
+        return free
+
+    def _free(self, name: str) -> str:
+        """Return a name that nothing else in the source has."""
+        candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+        free = next(free for free in candidates if free not in self._taken and not keyword.iskeyword(free))
+        self._taken.add(free)
+        return free
+
+
+def names_of(covered: Iterable[CoveredOperation], output: Value) -> dict[Value, str]:
+    """Return the name of each output: its operation's, followed by the port if an operation has several."""
+    names: dict[Value, str] = {output: OUTPUT}
+    for value in (value for item in covered for value in item.gives if value != output):
+        node, port = value
+        alone = port == "partial" or sum(other[0] == node for item in covered for other in item.gives) == 1
+        names[value] = _identifier(node) if alone else f"{_identifier(node)}_{port}"
+    return names
+
+
+def _identifier(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _comment(step: Step) -> list[str]:
+    """Return the comment above a step: the shape of the first output of each operation, and the form with its place."""
+    sizes = " and ".join(dict.fromkeys(map(_size, step.covers)))
+    form = step.form
+    backend = "" if form.backend == EVERY else f"{form.backend}: "
+    return _wrap(f"{sizes}  {backend}{form.description} ({place_of(form.run)})", initial_indent="# ", subsequent_indent="#   ")
+
+
+def _wrap(text: str, **options: Any) -> list[str]:
+    """Return the text in lines that fit into indented blocks."""
+    return wrap(text, WIDTH - 4 * len(INDENT), break_long_words=False, break_on_hyphens=False, **options)
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """Return the file and the line of a form's function, such as ``blocks/memories/window.py:120``. A part's function that another
+    function or form completes has the place of the latter."""
+    while isinstance(function, partial):
+        inner = [value.run if isinstance(value, Form) else value for value in function.keywords.values()]
+        function = next((value for value in inner if callable(value)), function.func)
+    function = unwrap(getattr(function, "__func__", function))
+    code = getattr(function, "__code__", None)
+    file = f"{function.__module__.replace('.', '/')}.py"
+    return file if code is None else f"{file}:{code.co_firstlineno}"
+
+
+def _size(covered: CoveredOperation) -> str:
+    port = covered.node.operation.gives[0]
+    sizes = SHAPES.get(port.kind, "{heads} {dim}").format(heads=port.heads, dim=port.dim)
+    if port.kind is Kind.PAIRS and covered.node.shape.value_dim != port.dim:
+        sizes += f"+{covered.node.shape.value_dim}"
+    return f"B T {sizes}" if port.per_token else sizes
+
+
+def _call(start: str, arguments: list[str], end: str) -> list[str]:
+    """Return a call on one line, or on several if it is longer than a line."""
+    line = f"{start}{', '.join(arguments)}{end}"
+    if len(line) <= WIDTH - 4 * len(INDENT):
+        return [line]
+    return [start, *_indent([f"{argument}," for argument in arguments]), end]
+
+
+def _indent(lines: Iterable[str]) -> list[str]:
+    return [f"{INDENT}{line}" for line in lines]
