@@ -151,8 +151,13 @@ def test_lolcats() -> None:
     assert statements == (
         "def lolcats(parts, call, hidden, query, key, value):\n"
         '    (pairs,), _ = parts["pairs"](run_pairs, call.of(PAIRS), key=key, value=value, numbers={})\n'
-        '    (window, window_evicted), new_window = parts["window"](run_window, call.of(WINDOW), query=query, pairs=pairs, '
-        "features={})\n"
+        '    (window, window_evicted), new_window = parts["window"](\n'
+        "        run_window,\n"
+        "        call.of(WINDOW),\n"
+        "        query=query,\n"
+        "        pairs=pairs,\n"
+        "        features={},\n"
+        "    )\n"
         '    (window_weight,), _ = parts["window"](run_window_weight, call.of(WINDOW_WEIGHT), hidden=hidden)\n'
         '    (state_features,), _ = parts["feature_map"](\n'
         "        run_state_features,\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,14 @@ def test_a_head_by_itself_is_printed_by_its_own_parameters() -> None:
     assert {parameter.dtype for parameter in head.parameters()} == {torch.bfloat16, torch.float32}
     bare: Any = student("softmax")
     assert "# backend auto on cpu, float32." in repr(bare.model.layers[0].self_attn.composed)
+
+
+def test_a_part_is_printed_with_its_kind_and_parameters() -> None:
+    printed = repr(student("lolcats"))
+    assert re.search(r"\(feature_map\): PartModule\(hedgehog, query_weight \(\d+, \d+, \d+\), key_weight", printed)
+    assert "(pairs): PartModule(entry)" in printed
+
+
+def test_a_call_without_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"input_ids has the shape \(2, 0\); expected at least one token in each row"):
+        student("lolcats")(torch.zeros(2, 0, dtype=torch.long))
