@@ -89,6 +89,14 @@ def to_tokens(least: int = 1) -> Callable[[TokenCount], int]:
     return read
 
 
+def to_optional_tokens(least: int = 1) -> Callable[[TokenCount | None], int | None]:
+    @reads(str)
+    def read(value: TokenCount | None) -> int | None:
+        return None if value is None else read_tokens(value, least=least)
+
+    return read
+
+
 def to_numbers(least: int | None = 1, most: int | None = None, *, thousands: bool = True) -> Callable[[Numbers], tuple[int, ...]]:
     @reads(str)
     def read(value: Numbers) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import composer
 FLOORS = (
     {"escape"},
     {"errors", "files", "notices", "progress", "tables", "versions", "words"},
-    {"devices", "locks", "plotting", "state", "template_worker", "templates", "trust"},
+    {"devices", "local_requests", "locks", "plotting", "state", "template_worker", "templates", "trust"},
     {"graph"},
     {"spec"},
     {"drawing", "model", "numbers", "tasks"},
@@ -21,7 +21,7 @@ FLOORS = (
     {"shared_options"},
     {"building", "registration"},
     {"evaluation", "training"},
-    {"ablation", "benching", "exporting", "inspection", "laws", "selection", "viewing"},
+    {"ablation", "benching", "exporting", "inspection", "laws", "selection", "serving", "viewing"},
     {"publishing", "vllm"},
     {"commands"},
     {"__init__"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from composer.cli.bars import at_once
 from composer.cli.derived import Screen, command
 from composer.cli.screen import say
@@ -15,6 +17,7 @@ def serve(options: ServeOptions, screen: Screen) -> None:
     try:
         say(f'{server.address}/v1  model: "{server.model}"  (Ctrl-C ends it)')
         server.wait()
+        gc.freeze()  # at its end Python would look at every object of torch and transformers, which takes a second
     except BaseException:
         server.close()
         raise

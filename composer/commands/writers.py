@@ -14,7 +14,7 @@ from composer.trust import load_tokenizer
 from composer.weights.load import check_backends, open_models
 from composer.words import size
 from converters.source import TOKENIZER, small_files
-from converters.trunk import dtype_name
+from converters.trunk import Dtype, dtype_name
 
 LAST = "the last one is written, and not read"
 """Why a model writes one token more than it has positions."""
@@ -27,19 +27,19 @@ def drawing_options(temperature: float, top_p: float) -> dict[str, Any]:
     return {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}  # where transformers has 50
 
 
-def load_writer(model: str, device: str, backend: str, *, built: bool) -> tuple[Any, Path]:
-    """Return the model, and its folder. Raises ComposerError if it writes no text."""
+def load_writer(model: str, device: str, backend: str, *, built: bool, dtype: Dtype | None = None) -> tuple[Any, Path]:
+    """Return the model, and its folder. dtype: None keeps that of the weights. Raises ComposerError if it writes no text."""
     folder = Path(model).expanduser()
     if built and folder.is_dir():
-        loaded: Any = load(folder, device=device, backend=backend)
+        loaded: Any = load(folder, dtype=dtype, device=device, backend=backend)
         if loaded.config.labels is not None:
             raise ComposerError(f"{model} is a classifier: it has answers for whole texts, and writes none")
         if loaded.base.both_ways:
             raise ComposerError(f"{model} is bidirectional: each token sees those after it, too, so it reads texts and writes none")
         return loaded, folder
-    (opened,) = open_models([model], ComposerError)
+    (opened,) = open_models([model], ComposerError, dtype)
     check_backends(backend, [opened])
-    return opened.load(None, device, backend), opened.source.folder
+    return opened.load(dtype, device, backend), opened.source.folder
 
 
 def tokenizer_of_writer(folder: Path) -> Any:

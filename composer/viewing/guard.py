@@ -1,24 +1,22 @@
 """Guard the live page: it answers only this machine's browser, with the token of its address, and requests of a bounded size.
 
-A page on another site can make a browser send requests to a local port, under its own name after DNS rebinding. So the ``Host`` and
-the ``Origin`` of a request must be this machine, and the address has a token, as Jupyter's has, which the first answer stores in a
-cookie.
+The address has a token, as Jupyter's has, which the first answer stores in a cookie. ``composer/local_requests.py`` checks the
+``Host`` and the ``Origin``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+from composer.local_requests import Receive, Scope, Send, foreign_request, headers_of
 
-HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+ADDRESS = "127.0.0.1"
+"""The only address that the page is served on."""
 MOST_BODY = 2**20
 """Bytes of a request."""
 PATIENCE = 30.0
@@ -39,7 +37,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = headers_of(scope)
         refusal = "websockets are not served" if scope["type"] != "http" else self._refusal(scope, headers)
         if refusal is not None:
             return await _refuse(scope, send, *((403, refusal) if isinstance(refusal, str) else refusal))
@@ -55,12 +53,8 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
         """Return the status and the reason of a refusal; None for a request that may pass."""
-        host = headers.get("host", "")
-        if _name(f"//{host}") not in HOSTS:
-            return 403, "this page answers its own machine alone, under the name 127.0.0.1 or localhost"
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
-            return 403, "this page answers no other site"
+        if (refusal := foreign_request(headers, ADDRESS)) is not None:
+            return 403, refusal
         if not headers.get("content-length", "0").isdecimal() or int(headers.get("content-length", "0")[:20]) > MOST_BODY:
             return 413, f"a request has {MOST_BODY:,} bytes at most"
         if any(part in scope["path"] for part in CLOSED):
@@ -78,13 +72,6 @@ class Guard:
             cookie = None
         known += [] if cookie is None else [cookie.value]
         return any(secrets.compare_digest(token.encode(), self.token.encode()) for token in known)
-
-
-def _name(address: str) -> str | None:
-    try:
-        return urlsplit(address).hostname
-    except ValueError:
-        return None
 
 
 def _bound(receive: Receive) -> Receive:

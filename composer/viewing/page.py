@@ -11,7 +11,7 @@ from composer.errors import ComposerError
 from composer.spec.shipped import shipped_specs
 from composer.versions import install_command, version_of
 from composer.viewing.answers import answer
-from composer.viewing.guard import TOKEN, Guard
+from composer.viewing.guard import ADDRESS, TOKEN, Guard
 from composer.viewing.reading import TYPED, EditorContext
 from converters.shard import BYTES
 
@@ -105,7 +105,7 @@ def launch(made: Blocks, *, port: int | None = None, open_browser: bool = False)
     token = secrets.token_urlsafe(24)
     try:
         _, address, _ = made.launch(
-            server_name="127.0.0.1",
+            server_name=ADDRESS,
             server_port=port,
             app_kwargs={"middleware": [Middleware(cast("Any", Guard), token=token)]},
             prevent_thread_lock=True,

@@ -158,7 +158,7 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
         ("lolcats", "--from", "TEACHER", "--data", "d", "-o", "o"),
         {"--rows": 1, "--keep": 1, "--budget": 1, "--seed": 0, "--seq": 1},
     ),
-    "serve": (("TEACHER",), {"--port": 0}),
+    "serve": (("TEACHER",), {"--port": 0, "--context": 2}),
     "train": (("m", "--data", "passkey"), {"--seed": 0, "--held-out-rows": 1, "--row-processes": 1, "--checkpoint-seconds": 0.0}),
     "view": ((), {"--port": 1}),
 }

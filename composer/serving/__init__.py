@@ -1,0 +1,1 @@
+"""A server with OpenAI's HTTP interface: requests, the engine that generates for them, and the application that answers."""

@@ -1,0 +1,206 @@
+"""The engine: one thread that owns the model, and generates for all requests.
+
+Requests wait in a queue of bounded length. The engine admits them in order as rows become free. Rows that it admits together, and
+whose prompts have similar lengths, are a group with a cache of its own: their prompts are read as one left-padded batch, and each
+decoding step is one call of the model. All groups advance in turn, by one step each, so none waits for another to end. A row leaves
+its group as soon as its text ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer.devices import ran_out_of_memory
+from composer.serving.batch import DecodingGroup
+from composer.serving.requests import RequestError, TextRequest
+from composer.serving.sampling import TokenDrawer, TokenLogprobs, logprobs_of
+from composer.serving.text import PieceDecoder, StopFinder, special_tokens
+
+LOG = logging.getLogger("composer.serving")
+MOST_ROWS = 32
+"""Texts that are generated at a time."""
+MOST_RESERVED = 65_536
+"""Tokens of all these texts together, prompts and new ones, for which memory may be needed. A single request may have more."""
+MOST_WAITING = 64
+"""Requests in the queue."""
+LONGEST_WAIT = 120.0
+"""Seconds in the queue."""
+BUSY = "The server is busy: try again later."
+
+
+@dataclass(frozen=True)
+class WrittenPiece:
+    """A piece of a text. index: of the text in its request. finish: why the text ends here; None while it goes on."""
+
+    index: int
+    text: str
+    tokens: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: str | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request for the engine.
+
+    prompts: tokens, each for ``request.n`` texts. most: the largest number of new tokens of a text. ends: tokens that end a text.
+    continues: whether the texts continue their prompts, so that their first token is written as it is after them. deliver: called
+    in the engine's thread with every piece, and with the error that ends the request. left: set when the client has left.
+    """
+
+    request: TextRequest
+    prompts: Sequence[Sequence[int]]
+    most: int
+    ends: frozenset[int]
+    continues: bool
+    deliver: Callable[[WrittenPiece | RequestError], None]
+    left: threading.Event = field(default_factory=threading.Event)
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def rows(self) -> int:
+        return len(self.prompts) * self.request.n
+
+    @property
+    def reserved(self) -> int:
+        """The largest number of tokens of all texts."""
+        return self.request.n * sum(len(prompt) + self.most for prompt in self.prompts)
+
+
+class TextRow:
+    """One text that is being generated."""
+
+    def __init__(self, job: Job, index: int, tokenizer: Any, special: frozenset[int]) -> None:
+        self.job, self.index = job, index
+        self.prompt = job.prompts[index // job.request.n]
+        self.drawer = TokenDrawer(job.request, self.prompt, index)
+        self.decoder = PieceDecoder(tokenizer, special, self.prompt if job.continues else ())
+        self.stops = StopFinder(job.request.stop)
+        self.logprobs: list[TokenLogprobs] = []
+        self.undelivered = self.count = 0
+
+    def advance(self, logits: Tensor) -> int | None:
+        """Draw a token and deliver the text that it completes. Return the token, or None if the text has ended."""
+        token = self.drawer.draw(logits)
+        self.count += 1
+        self.undelivered += 1
+        if (most := self.job.request.most_logprobs) is not None:
+            self.logprobs.append(logprobs_of(logits, token, most))
+        ended = token in self.job.ends
+        text = "" if ended else self.stops.add(self.decoder.add(token))
+        finish = "stop" if ended or self.stops.has_stopped else "length" if self.count == self.job.most else None
+        if finish is not None and not self.stops.has_stopped:
+            text += self.stops.add(self.decoder.end())
+            finish = "stop" if self.stops.has_stopped else finish
+            text += self.stops.end()
+        if text or finish is not None:
+            self.job.deliver(WrittenPiece(self.index, text, self.undelivered, tuple(self.logprobs), finish))
+            self.logprobs, self.undelivered = [], 0
+        return token if finish is None else None
+
+
+class Engine:
+    """Generates for the jobs that are submitted, in a thread of its own."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model, self.tokenizer, self.special = model, tokenizer, special_tokens(tokenizer)
+        self.changed = threading.Condition()
+        self.waiting: list[Job] = []
+        self.groups: list[DecodingGroup] = []
+        self.is_closing = False
+        self.thread = threading.Thread(target=self._run, name="composer-engine", daemon=True)
+        self.thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Put a job into the queue. Raises RequestError if the queue is full."""
+        with self.changed:
+            if self.is_closing or len(self.waiting) >= MOST_WAITING:
+                raise RequestError(503, BUSY)
+            self.waiting.append(job)
+            self.changed.notify()
+
+    def close(self, patience: float) -> None:
+        """End the thread after the step that it computes. patience: seconds to wait for it."""
+        with self.changed:
+            self.is_closing = True
+            self.changed.notify()
+        self.thread.join(patience)
+
+    @torch.no_grad()
+    def _run(self) -> None:
+        if self.model.device.type == "cuda":
+            torch.cuda.set_device(self.model.device)
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.is_closing or self.waiting or self.groups)
+                if self.is_closing:
+                    break
+                admitted = self._admit()
+            self.groups += self._groups_of(admitted)
+            self._advance()
+        for row in (row for group in self.groups for row in group.rows):
+            row.job.left.set()
+        self.groups.clear()
+
+    def _admit(self) -> list[Job]:
+        """Remove the jobs from the queue that may begin. None overtakes another, so a large one does not wait forever."""
+        running = {id(row.job): row.job for group in self.groups for row in group.rows}
+        rows = sum(len(group.rows) for group in self.groups)
+        reserved = sum(job.reserved for job in running.values())
+        admitted: list[Job] = []
+        late = time.monotonic() - LONGEST_WAIT
+        for job in list(self.waiting):
+            if job.left.is_set() or job.began < late:
+                self.waiting.remove(job)
+                job.deliver(RequestError(503, BUSY))
+            elif rows == 0 or (rows + job.rows <= MOST_ROWS and reserved + job.reserved <= MOST_RESERVED):
+                self.waiting.remove(job)
+                admitted.append(job)
+                rows, reserved = rows + job.rows, reserved + job.reserved
+            else:
+                break
+        return admitted
+
+    def _groups_of(self, jobs: Sequence[Job]) -> list[DecodingGroup]:
+        """Make groups of the jobs' rows. In each, no prompt is twice as long as another, so little of a batch is padding."""
+        by_length: dict[int, list[TextRow]] = {}
+        for job in jobs:
+            for index in range(job.rows):
+                row = TextRow(job, index, self.tokenizer, self.special)
+                by_length.setdefault(len(row.prompt).bit_length(), []).append(row)
+        return [DecodingGroup(self.model, rows) for rows in by_length.values()]
+
+    def _advance(self) -> None:
+        """Advance every group that decodes by one token, and one group that reads its prompts by one piece."""
+        reading = [group for group in self.groups if group.is_reading]
+        for group in [group for group in self.groups if not group.is_reading] + reading[:1]:
+            if self.is_closing:
+                return
+            try:
+                group.advance()
+            except Exception as error:  # a fault in one group must not end the others
+                self._fail(group, error)
+            if not group.rows:
+                self.groups.remove(group)
+        if reading and reading[0] in self.groups:  # the next piece is another group's
+            self.groups.remove(reading[0])
+            self.groups.append(reading[0])
+
+    def _fail(self, group: DecodingGroup, error: Exception) -> None:
+        if ran_out_of_memory(error):
+            refusal = RequestError(503, "The server has run out of memory: use a shorter prompt, or try again later.")
+        else:
+            LOG.error("generation failed", exc_info=error)
+            refusal = RequestError(500, "The model failed on this request. The server's log has the reason.")
+        for job in {id(row.job): row.job for row in group.rows}.values():
+            job.left.set()  # its rows in other groups end, too
+            job.deliver(refusal)
+        group.rows = []
