@@ -208,10 +208,10 @@ class CompletionRequest(TextRequest):
         return self.logprobs
 
 
-Kind = TypeVar("Kind", bound=TextRequest)
+AnyRequest = TypeVar("AnyRequest", bound=TextRequest)
 
 
-def read_request(kind: type[Kind], body: bytes) -> Kind:
+def read_request(kind: type[AnyRequest], body: bytes) -> AnyRequest:
     """Return the request in a body. A value of null counts as left out, as some clients send every field. Raises RequestError."""
     try:
         document = parse_json(body.decode())

@@ -14,7 +14,7 @@ import composer
 from composer.model.mixers import serve_cpu
 from composer.serving import batch
 from composer.serving.batch import DecodingGroup
-from composer.serving.engine import Job, WrittenPiece, TextRow
+from composer.serving.engine import Job, TextRow, WrittenPiece
 from composer.serving.requests import CompletionRequest, RequestError
 from tests.composer.hosts.families import small
 from tests.composer.hosts.multimodal import multimodal
