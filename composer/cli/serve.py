@@ -14,10 +14,10 @@ from composer.commands.serve import ServeOptions, run_serve
 def serve(options: ServeOptions, screen: Screen) -> None:
     at_once(f"Loading {options.model}", quiet=screen.hides_progress)
     server = run_serve(options)
+    gc.freeze()  # or each look at all objects of torch and transformers takes a quarter of a second, while texts are generated
     try:
         say(f'{server.address}/v1  model: "{server.model}"  (Ctrl-C ends it)')
         server.wait()
-        gc.freeze()  # at its end Python would look at every object of torch and transformers, which takes a second
     except BaseException:
         server.close()
         raise

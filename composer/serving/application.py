@@ -25,10 +25,10 @@ from composer.serving.requests import (
 from converters.bounded import shorten
 
 LOG = logging.getLogger("composer.serving")
-MOST_BODY = 8 * 2**20
-"""Bytes of a request."""
-MOST_BODIES = 4 * MOST_BODY
+MOST_BODIES = 32 * 2**20
 """Bytes of all requests that are being received or read."""
+MOST_DROPPED = 64 * 2**20
+"""Bytes of a request that are received without being kept."""
 MOST_READ = 2
 """Requests that are parsed and tokenised at a time."""
 PATIENCE = 30.0
@@ -149,32 +149,36 @@ class Application:
         self, exchange: Exchange, kind: Any, prompts_of: Callable[[Any], list[list[int]]]
     ) -> tuple[Any, list[list[int]]]:
         """Return the request, and the tokens of its prompts."""
-        if (
-            not exchange.headers.get("content-length", "0").isdecimal()
-            or int(exchange.headers.get("content-length", "0")[:20]) > MOST_BODY
-        ):
-            raise TOO_LARGE
         body = bytearray()
         try:
+            await self._receive(exchange, body)
+            async with self.reading:
+                return await asyncio.to_thread(self._prepare, kind, prompts_of, bytes(body))
+        finally:
+            self.received -= len(body)
+
+    async def _receive(self, exchange: Exchange, body: bytearray) -> None:
+        """Receive the body of a request. The part of a large one that is not read is received, too, within bounds, as a client may
+        read the answer only after it has sent everything."""
+        most, dropped, has_more = self.served.most_bytes, 0, True
+        try:
             async with asyncio.timeout(PATIENCE):
-                has_more = True
-                while has_more:
+                while has_more and dropped <= MOST_DROPPED:
                     message = await exchange.receive()
                     if message["type"] == "http.disconnect":
                         raise ClientLeftError
-                    self.received += len(message.get("body", b""))
-                    body += message.get("body", b"")
-                    has_more = message.get("more_body", False)
-                    if len(body) > MOST_BODY:
-                        raise TOO_LARGE
-                    if self.received > MOST_BODIES:
+                    chunk, has_more = message.get("body", b""), message.get("more_body", False)
+                    if dropped or len(body) + len(chunk) > most:
+                        dropped += len(chunk)
+                    elif self.received + len(chunk) > MOST_BODIES:
                         raise RequestError(503, BUSY)
-            async with self.reading:
-                return await asyncio.to_thread(self._prepare, kind, prompts_of, bytes(body))
+                    else:
+                        body += chunk
+                        self.received += len(chunk)
         except TimeoutError:
             raise RequestError(408, f"The request took longer than {PATIENCE:.0f} seconds to arrive.") from None
-        finally:
-            self.received -= len(body)
+        if dropped:
+            raise RequestError(413, f"A request has at most {most:,} bytes.")
 
     def _prepare(self, kind: Any, prompts_of: Callable[[Any], list[list[int]]], body: bytes) -> tuple[Any, list[list[int]]]:
         request = read_request(kind, body)
@@ -225,6 +229,3 @@ class Application:
         if request.stream_options.include_usage:
             await exchange.send_event(answers.usage_event())
         await exchange.end_stream()
-
-
-TOO_LARGE = RequestError(413, f"A request has at most {MOST_BODY:,} bytes.")

@@ -13,6 +13,9 @@ from composer.serving.requests import ChatRequest, CompletionRequest, RequestErr
 from converters.bounded import shorten
 
 TOO_LONG = "context_length_exceeded"
+LEAST_BODY, MOST_BODY = 2**20, 8 * 2**20
+BYTES_PER_TOKEN = 64
+"""Bytes of a request for each token of the context, at least ``LEAST_BODY`` and at most ``MOST_BODY``."""
 
 
 class PromptReader:
@@ -20,6 +23,7 @@ class PromptReader:
 
     def __init__(self, name: str, model: Any, tokenizer: Any, context: int) -> None:
         self.name, self.tokenizer, self.context = name, tokenizer, context
+        self.most_bytes = min(max(LEAST_BODY, BYTES_PER_TOKEN * context), MOST_BODY)
         self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
         self.longest_token = max(map(len, tokenizer.get_vocab()), default=1)
         """Characters of a token at most, or bytes: no text has fewer tokens than its length divided by this."""
