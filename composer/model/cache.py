@@ -96,6 +96,11 @@ class StateLayer(CacheLayerMixin):
     def batch_repeat_interleave(self, repeats: int) -> None:
         self._each(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
 
+    def shapes(self) -> set[tuple[str, torch.dtype, tuple[int, ...]]]:
+        """Return the name, the dtype, and the shape without its rows, of each state."""
+        states = [*self.tensors.items(), *self.mixer.items()]
+        return {(name, tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in states}
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> None:
         self.tensors = {name: change(tensor) for name, tensor in self.tensors.items()}
         self.mixer = {name: change(tensor) for name, tensor in self.mixer.items()}
@@ -143,6 +148,20 @@ class ComposedCache(Cache):
                 "a call with this cache was interrupted, so its layers hold different numbers of tokens. Begin with a new cache"
             )
         return counted
+
+    def append(self, other: ComposedCache) -> bool:
+        """Append the rows of another cache. Return False, and change nothing, if its states have other shapes, as states that grow
+        have after texts of another length."""
+        pairs = [(self.state(layer), other.state(layer)) for layer in range(len(self.layers))]
+        if any(mine.shapes() != theirs.shapes() for mine, theirs in pairs):
+            return False
+        for mine, theirs in pairs:
+            mine.tensors = {name: torch.cat((tensor, theirs.tensors[name])) for name, tensor in mine.tensors.items()}
+            mine.mixer = {name: torch.cat((tensor, theirs.mixer[name])) for name, tensor in mine.mixer.items()}
+        tokens = int(self.state(0).tensors[SEEN].max())
+        for mine, _ in pairs:  # padding of rows that have left the batch is not counted any more
+            mine.columns = tokens if mine.columns else 0
+        return True
 
     def follows(self, mask: Tensor | None, positions: Tensor | None) -> bool:
         """Whether the arguments describe the next token, in their last columns, as the cache expects it: real, and at the next

@@ -1,4 +1,8 @@
-"""Rows that a model generates together: their prompts are read as one left-padded batch, and then one token a step."""
+"""Rows that a model generates together: their prompts are read as one left-padded batch, and then one token a step.
+
+States of a fixed size have the same shape after any text, so the rows of such a model are one batch from their first new token on,
+whenever they began. Caches that grow stay apart.
+"""
 
 from __future__ import annotations
 
@@ -54,29 +58,43 @@ class DecodingGroup:
             return
         if self.is_reading:
             until = min(self.read + self.piece, self.longest)
-            logits = self._call(self.ids[:, self.read : until], self.mask[:, :until])
+            mask = self.mask[:, :until]
+            positions = (mask.cumsum(1) - 1).clamp(min=0)[:, self.read :]
+            logits = self._call(self.ids[:, self.read : until], positions, attention_mask=mask)
             self.read = until
             if self.is_reading:
                 return
             self._select(self.prompt_of_row)
             logits = logits[self.prompt_of_row]
         else:
-            logits = self._call(self.ids, self.mask)
+            positions = torch.tensor([[len(row.prompt) + row.count - 1] for row in self.rows], device=self.ids.device)
+            # A composed model's cache counts the tokens itself.
+            masked = {} if isinstance(self.cache, ComposedCache) else {"attention_mask": self.mask}
+            logits = self._call(self.ids, positions, **masked)
         logits = logits.float().cpu()
         tokens = [row.advance(scores) for row, scores in zip(self.rows, logits, strict=True)]
         self.ids = torch.tensor([[token or 0] for token in tokens], device=self.ids.device)
-        self.mask = torch.cat((self.mask, torch.ones_like(self.mask[:, :1])), dim=1)
+        if not isinstance(self.cache, ComposedCache):
+            self.mask = torch.cat((self.mask, torch.ones_like(self.mask[:, :1])), dim=1)
         self._keep([place for place, token in enumerate(tokens) if token is not None])
 
-    def _call(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def absorb(self, other: DecodingGroup) -> bool:
+        """Add the rows of another group, if both have read their prompts, and their states can be in one batch."""
+        if self.is_reading or other.is_reading or not (self.rows and other.rows) or not isinstance(self.cache, ComposedCache):
+            return False
+        if not self.cache.append(other.cache):
+            return False
+        self.rows += other.rows
+        self.ids = torch.cat((self.ids, other.ids))
+        return True
+
+    def _call(self, ids: Tensor, positions: Tensor, **options: Any) -> Tensor:
         """Run the model, and return the logits after the last column: B V."""
-        options: dict[str, Any] = {**self.constant, "input_ids": ids}
+        options |= {**self.constant, "input_ids": ids}
         if self.cache is not None:
             options[CACHE] = self.cache
-        if self.is_reading or not isinstance(self.cache, ComposedCache):
-            options["attention_mask"] = mask
         if self.passes_positions:
-            options["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+            options["position_ids"] = positions
         outputs = self.model(**options)
         self.cache = outputs[CACHE]
         return outputs.logits[:, -1]
@@ -93,11 +111,11 @@ class DecodingGroup:
             self._select(places)
 
     def _select(self, places: list[int]) -> None:
-        """Put the rows of mask and cache into this order. Rows may be left out, or repeated."""
-        if places == list(range(len(self.mask))):
-            return
-        self.mask = self.mask[places]
+        """Put the rows of the cache into this order. Rows may be left out, or repeated."""
+        indices = torch.tensor(places, device=self.ids.device)
+        if not isinstance(self.cache, ComposedCache):
+            self.mask = self.mask[indices]
         # Hybrids' layers have attention's batch_select_indices, which leaves their states as they are. reorder_cache has both.
         has_own = type(self.cache).batch_select_indices is not Cache.batch_select_indices
         select = self.cache.batch_select_indices if has_own else self.cache.reorder_cache
-        select(torch.tensor(places, device=self.mask.device))
+        select(indices)

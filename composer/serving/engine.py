@@ -2,8 +2,8 @@
 
 Requests wait in a queue of bounded length. The engine admits them in order as rows become free. Rows that it admits together, and
 whose prompts have similar lengths, are a group with a cache of its own: their prompts are read as one left-padded batch, and each
-decoding step is one call of the model. All groups advance in turn, by one step each, so none waits for another to end. A row leaves
-its group as soon as its text ends.
+decoding step is one call of the model. All groups advance in turn, by one step each, so none waits for another to end. Groups join
+where their states can be in one batch, and a row leaves its group as soon as its text ends.
 """
 
 from __future__ import annotations
@@ -184,11 +184,13 @@ class Engine:
         for group in [group for group in self.groups if not group.is_reading] + reading[:1]:
             if self.is_closing:
                 return
+            was_reading = group.is_reading
             try:
                 group.advance()
             except Exception as error:  # a fault in one group must not end the others
                 self._fail(group, error)
-            if not group.rows:
+            others = [other for other in self.groups if was_reading and other is not group]
+            if not group.rows or any(other.absorb(group) for other in others):
                 self.groups.remove(group)
         if reading and reading[0] in self.groups:  # the next piece is another group's
             self.groups.remove(reading[0])

@@ -75,9 +75,35 @@ def check_model(model: Any, monkeypatch: pytest.MonkeyPatch, lengths: Sequence[i
         assert text.tokens[0] == generated(model, prompt)[: text.job.most]
 
 
+GROWING = {"softmax", "gdn-hybrid"}
+"""Specs with caches that grow, so that groups join only where they happen to have the same length."""
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_composed_models(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_model(composer.build(spec, TEACHER), monkeypatch)
+    model = composer.build(spec, TEACHER)
+    check_model(model, monkeypatch)
+    check_joined(model, (40, 3), (70, 5), joined=spec not in GROWING)
+    check_joined(model, (20, 40), (41, 9), joined=True)  # after 40 tokens and one step
+
+
+def check_joined(model: Any, first: Sequence[int], second: Sequence[int], *, joined: bool) -> None:
+    """Generate for a group, and for another one that begins later and joins it."""
+    prompts = prompts_for(model, (*first, *second))
+    texts = [Written([prompt], most) for prompt, most in zip(prompts, (5, 8, 6, 8), strict=True)]
+    earlier, later = (DecodingGroup(model, [row for text in pair for row in text.rows()]) for pair in (texts[:2], texts[2:]))
+    with torch.no_grad():
+        for _ in range(3):
+            earlier.advance()
+        while not later.rows or later.is_reading or not later.rows[0].count:
+            assert not earlier.absorb(later)
+            later.advance()
+        assert earlier.absorb(later) is joined
+        for group in (earlier, *([] if joined else [later])):
+            while group.rows:
+                group.advance()
+    for prompt, text in zip(prompts, texts, strict=True):
+        assert text.tokens[0] == generated(model, prompt)[: text.job.most]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
