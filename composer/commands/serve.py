@@ -13,7 +13,7 @@ from composer.devices import check_device, room_for
 from composer.errors import ComposerError, translate_errors
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
-from composer.shared_options import InDtype, OfModel, OnDevice, WithBackend, to_optional_tokens
+from composer.shared_options import InDtype, OfAnyModel, OnDevice, WithBackend, to_optional_tokens
 from composer.versions import version_of
 from composer.weights.sources import open_model
 from converters.bounded import reason
@@ -52,7 +52,7 @@ class Server:
 
 
 @options_class
-class ServeOptions(InDtype, OnDevice, WithBackend, OfModel):
+class ServeOptions(InDtype, OnDevice, WithBackend, OfAnyModel):
     """Serve a model to programs that speak OpenAI's HTTP interface.
 
     /v1/chat/completions and /v1/completions answer several requests at a time, streaming or not. The server has no password, and
@@ -83,7 +83,7 @@ def run_serve(options: ServeOptions) -> Server:
     try:
         with room_for(f"on {options.device}", "Use a smaller model, or a smaller --dtype."), silent_transformers("error"):
             model, folder = load_writer(
-                str(options.model), options.device, options.backend, built=source.is_composed, dtype=options.dtype
+                options.model, options.device, options.backend, built=source.is_composed, dtype=options.dtype
             )
             tokenizer = tokenizer_of_writer(folder)
             return _start(listening, options, name, model, tokenizer, options.context or sizes.max_positions)
