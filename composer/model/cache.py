@@ -155,9 +155,12 @@ class ComposedCache(Cache):
         pairs = [(self.state(layer), other.state(layer)) for layer in range(len(self.layers))]
         if any(mine.shapes() != theirs.shapes() for mine, theirs in pairs):
             return False
-        for mine, theirs in pairs:
-            mine.tensors = {name: torch.cat((tensor, theirs.tensors[name])) for name, tensor in mine.tensors.items()}
-            mine.mixer = {name: torch.cat((tensor, theirs.mixer[name])) for name, tensor in mine.mixer.items()}
+        joined = [
+            [{name: torch.cat((tensor, more[name])) for name, tensor in own.items()} for own, more in states]
+            for states in (((mine.tensors, theirs.tensors), (mine.mixer, theirs.mixer)) for mine, theirs in pairs)
+        ]
+        for (mine, _), (tensors, mixer) in zip(pairs, joined, strict=True):  # after all that may run out of memory
+            mine.tensors, mine.mixer = tensors, mixer
         tokens = int(self.state(0).tensors[SEEN].max())
         for mine, _ in pairs:  # padding of rows that have left the batch is not counted any more
             mine.columns = tokens if mine.columns else 0

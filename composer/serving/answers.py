@@ -122,9 +122,6 @@ class CompletionAnswers(Answers):
 
     id_prefix, whole_object, event_object = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, request: TextRequest, prompts: Sequence[Sequence[int]], served: PromptReader) -> None:
-        super().__init__(request, prompts, served)
-
     def content(self, text: WrittenText) -> dict[str, Any]:
         return {"text": text.text}
 

@@ -117,5 +117,5 @@ class DecodingGroup:
             self.mask = self.mask[indices]
         # Hybrids' layers have attention's batch_select_indices, which leaves their states as they are. reorder_cache has both.
         has_own = type(self.cache).batch_select_indices is not Cache.batch_select_indices
-        select = self.cache.batch_select_indices if has_own else self.cache.reorder_cache
+        select: Any = self.cache.batch_select_indices if has_own else self.cache.reorder_cache
         select(indices)

@@ -47,7 +47,7 @@ class WrittenPiece:
     finish: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """A request for the engine.
 
@@ -138,17 +138,29 @@ class Engine:
     def _run(self) -> None:
         if self.model.device.type == "cuda":
             torch.cuda.set_device(self.model.device)
-        while True:
-            with self.changed:
-                self.changed.wait_for(lambda: self.is_closing or self.waiting or self.groups)
-                if self.is_closing:
-                    break
-                admitted = self._admit()
-            self.groups += self._groups_of(admitted)
-            self._advance()
-        for row in (row for group in self.groups for row in group.rows):
-            row.job.left.set()
-        self.groups.clear()
+        admitted: list[Job] = []
+        try:
+            while True:
+                with self.changed:
+                    self.changed.wait_for(lambda: self.is_closing or self.waiting or self.groups)
+                    if self.is_closing:
+                        return
+                    admitted = self._admit()
+                self.groups += self._groups_of(admitted)
+                self._advance()
+        finally:
+            self._refuse_all(admitted)
+
+    def _refuse_all(self, admitted: Sequence[Job]) -> None:
+        """End all jobs, and refuse further ones. admitted: those that began last, and may be in no group yet."""
+        with self.changed:
+            self.is_closing = True
+            running = [row.job for group in self.groups for row in group.rows]
+            for job in {*self.waiting, *running, *admitted}:
+                job.left.set()
+                job.deliver(RequestError(503, "The server has ended."))
+            self.waiting.clear()
+            self.groups.clear()
 
     def _admit(self) -> list[Job]:
         """Remove the jobs from the queue that may begin. None overtakes another, so a large one does not wait forever."""
@@ -184,13 +196,14 @@ class Engine:
         for group in [group for group in self.groups if not group.is_reading] + reading[:1]:
             if self.is_closing:
                 return
-            was_reading = group.is_reading
+            others = [other for other in self.groups if group.is_reading and other is not group]
             try:
                 group.advance()
+                is_joined = any(other.absorb(group) for other in others)
             except Exception as error:  # a fault in one group must not end the others
                 self._fail(group, error)
-            others = [other for other in self.groups if was_reading and other is not group]
-            if not group.rows or any(other.absorb(group) for other in others):
+                is_joined = False
+            if is_joined or not group.rows:
                 self.groups.remove(group)
         if reading and reading[0] in self.groups:  # the next piece is another group's
             self.groups.remove(reading[0])

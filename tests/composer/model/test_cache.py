@@ -46,3 +46,16 @@ def test_states_that_gradients_need_are_not_overwritten_after_a_mixer_without_th
     with torch.no_grad():
         layer.keep_mixer({"conv": torch.zeros(1, 4)}, columns)
     assert layer.differentiated is kept
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("spec", "joins"), [("lolcats", True), ("gated-delta", True), ("softmax", False)])
+def test_rows_of_another_cache_are_appended_where_states_have_one_shape(spec: str, joins: bool) -> None:
+    model, ids, others = student(spec), tokens(2, 9), tokens(1, 30)
+    cache, other = model(ids[:, :8]).past_key_values, model(others[:, :29]).past_key_values
+    before = cache.bytes()
+    assert cache.append(other) is joins
+    assert cache.bytes() == (before + other.bytes() if joins else before)
+    last = torch.cat((ids[:, 8:], others[:, 29:])) if joins else ids[:, 8:]
+    whole = torch.cat([model(text).logits[:, -1] for text in ((ids, others) if joins else (ids,))])
+    torch.testing.assert_close(model(last, past_key_values=cache).logits[:, -1], whole)

@@ -239,5 +239,21 @@ def test_closing_ends_jobs_that_run(model: Any) -> None:
     running.close(PATIENCE)
     assert time.monotonic() - began < 5
     assert client.job.left.is_set()
+    while isinstance(piece := client.next(), WrittenPiece):
+        pass
+    assert piece.status == 503
     with pytest.raises(RequestError):
         running.submit(Client([5]).job)
+
+
+def test_a_fault_of_the_engine_itself_leaves_nobody_waiting(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Engine(model, AutoTokenizer.from_pretrained(TEACHER))
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(broken, "_groups_of", lambda _: 1 / 0)
+    client = Client([5])
+    broken.submit(client.job)
+    assert client.next().status == 503
+    broken.thread.join(PATIENCE)
+    assert not broken.thread.is_alive()
+    with pytest.raises(RequestError):
+        broken.submit(Client([5]).job)
