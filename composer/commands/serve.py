@@ -14,14 +14,13 @@ from composer.errors import ComposerError, translate_errors
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
 from composer.shared_options import InDtype, OfAnyModel, OnDevice, WithBackend, to_optional_tokens
-from composer.versions import version_of
+from composer.versions import install_command, version_of
 from composer.weights.sources import open_model
 from converters.bounded import reason
 
 if TYPE_CHECKING:
     from composer.serving.engine import Engine
 
-EXTRA = "pip install 'attention-composer[serve]'"
 LAST_PORT = 65_535
 PATIENCE = 0.5
 """Seconds to wait for the server's threads at the end. They end by themselves after it."""
@@ -56,7 +55,7 @@ class ServeOptions(InDtype, OnDevice, WithBackend, OfAnyModel):
     """Serve a model to programs that speak OpenAI's HTTP interface.
 
     /v1/chat/completions and /v1/completions answer several requests at a time, streaming or not. The server has no password, and
-    answers on this machine only unless --host is set. It needs pip install 'attention-composer[serve]'.
+    answers on this machine only unless --host is set. It needs pip install '.[serve]'.
     """
 
     example: ClassVar[str] = 'composer.serve("lawcat-mine-distilled").wait()'
@@ -75,7 +74,7 @@ def run_serve(options: ServeOptions) -> Server:
     source = open_model(options.model)
     check_device(options.device)
     if version_of("uvicorn") is None:
-        raise ComposerError(f"the server runs on uvicorn, which is not installed: {EXTRA}")
+        raise ComposerError(f"the server runs on uvicorn, which is not installed: {install_command('serve')}")
     sizes, name = source.trunk, source.named.name
     if options.context is not None and sizes.learns_positions and options.context > sizes.max_positions:
         raise ComposerError(f"--context: {options.model} has learned {sizes.max_positions:,} positions; expected at most as many")
