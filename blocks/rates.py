@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from blocks import initialise
 from blocks.legend import Float, Shape, Tensor, torch
@@ -38,6 +38,11 @@ class Rate(Part):
         raise NotImplementedError
 
 
+def _number(value: Any) -> Any:
+    """Return a whole number as a float: pydantic takes 0 for False."""
+    return float(value) if type(value) is int else value
+
+
 class Learned(Rate):
     """A sigmoid of the hidden state."""
 
@@ -47,7 +52,7 @@ class Learned(Rate):
     kind: Literal["learned"] = "learned"
     largest: Annotated[Literal[1, 2], Whole] = 1
     """With 2, the state can also reverse the sign of the value of a key. With 1, it can only replace the value."""
-    bias: float | Literal[False] = 0.0
+    bias: Annotated[float | Literal[False], BeforeValidator(_number)] = 0.0
     """b at the start; false: no b."""
     per: Per = "query_head"
 

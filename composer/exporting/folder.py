@@ -7,7 +7,6 @@ that class instead.
 from __future__ import annotations
 
 import shlex
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,13 +32,13 @@ from composer.training.finetune import merge_adapters
 from composer.versions import versions_of
 from composer.weights.card import PICTURE, datasets_of, lineage
 from composer.weights.load import load_model
-from composer.weights.output import check_output, check_space, link_or_copy, whole_or_nothing, write_json, write_text
-from composer.weights.record import CARD, CONFIG, RECORD, Record, read_record
+from composer.weights.output import check_output, check_space, copy_files, link_or_copy, whole_or_nothing, write_json, write_text
+from composer.weights.record import CARD, CONFIG, RECORD, Record, files_in, read_record
 from converters.bounded import MOST_RECORD, read_bytes, read_text
 from converters.composed import ADAPTER_KEY, EXPORT, SPEC_FILE, SPEC_KEYS, TRUNK_KEYS
 from converters.hosts import LATENT
 from converters.model_types import PREFIX
-from converters.source import GENERATION_CONFIG, INDEX, TOKENIZER, open_source
+from converters.source import GENERATION_CONFIG, INDEX, TOKENIZER, open_source, small_files
 
 LICENSE = "LICENSE"
 PACKAGES = ("attention-composer", "torch", "transformers")
@@ -143,8 +142,8 @@ def differences(folder: Path, record: ExportRecord) -> dict[str, str]:
             problems[name] = "it is missing"
         elif sha256(folder / name) != digest:
             problems[name] = "its SHA-256 is another one"
-    strangers = {path.name for path in folder.iterdir()} - {*record.files, EXPORT, "__pycache__"}
-    return problems | dict.fromkeys(sorted(strangers), "the export did not write it")
+    strangers = [name for name in files_in(folder) if name not in (*record.files, EXPORT) and not name.startswith("__pycache__/")]
+    return problems | dict.fromkeys(strangers, "the export did not write it")
 
 
 def _check_export(out: Path) -> None:
@@ -180,19 +179,17 @@ def _documents(
     if isinstance(exported, Exported):
         write_text(partial / f"{exported.file}.py", exported.text)
         write_text(partial / LICENSE, license_text())
-    for path in sorted(merged.iterdir()):
-        is_index = path.name == INDEX and not (is_native and exported.weights is not None)
-        if path.name == GENERATION_CONFIG or is_index or any(path.match(pattern) for pattern in TOKENIZER):
-            shutil.copyfile(path, partial / path.name)
+    has_own_index = isinstance(exported, Native) and exported.weights is not None
+    copy_files(merged, small_files(merged, (*TOKENIZER, GENERATION_CONFIG, *([] if has_own_index else [INDEX]))), partial)
     if record is not None:
         if not is_native:  # the files of a class of transformers can be a source like any other, which has no record
-            shutil.copyfile(merged / RECORD, partial / RECORD)
+            copy_files(merged, (RECORD,), partial)
         write_text(partial / SPEC_FILE, to_yaml(record.spec))
         write_text(partial / PICTURE, picture(record.resolved, dtype=record.plan.dtype).svg)
     flag = "--native " if is_native else "--step " if step else ""
     command = f"compose export {shlex.quote(str(folder))} {flag}-o {shlex.quote(str(out))}"
     write_text(partial / CARD, card(exported, record, command))
-    files = {path.name: sha256(path) for path in sorted(partial.iterdir())}
+    files = {name: sha256(path) for name, path in files_in(partial).items()}
     config, versions = dict(open_source(merged).config), versions_of(PACKAGES)
     export = ExportRecord(model=str(folder.resolve()), command=command, config=config, step=step, files=files, versions=versions)
     write_text(partial / EXPORT, export.model_dump_json(indent=2) + "\n")
@@ -232,10 +229,13 @@ def card(exported: Exported | Native, record: Record | None, command: str) -> st
     if record is not None and (datasets := datasets_of(record)):
         front["datasets"] = datasets
     trust = "" if isinstance(exported, Native) else ", trust_remote_code=True"
+    no_trust = (
+        "" if isinstance(exported, Native) else ", trust_remote_code=False"
+    )  # left out, transformers asks for the model's code
     load = (
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust}, dtype="auto")\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})'
+        f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{no_trust})'
     )
     spec = "" if record is None else f"\n{lineage(record)}\n## Spec\n\n{markdown_block(to_yaml(record.spec), 'yaml')}\n"
     drawn = "" if record is None else f"\n![The graph of each head, and the map of layers]({PICTURE})\n"

@@ -104,7 +104,7 @@ def write_file(model: Any, *, step: bool = False) -> Exported:
     several = any(len(names) > 1 for names in by_layer)
     heads = [head.text(functions, f"{name}Config", host.rotary, is_one_of_several=several) for head in classes]
     fields = {
-        "title": re.sub(r'["\\\s]+', " ", f"{title} heads in a {host.type} model. {resolved.paper or ''}").strip(),
+        "title": _one_line(f"{title} heads in a {host.type} model. {resolved.paper or ''}"),
         "Name": name,
         "model_type": model_type,
         "host_type": host.type,
@@ -303,4 +303,11 @@ def _fla(kernels: Sequence[str]) -> str:
 
 
 def _camel(name: str) -> str:
-    return "".join(part.capitalize() for part in re.split(r"[^A-Za-z0-9]+", name))
+    """Return a name as the beginning of a class's name."""
+    camel = "".join(part.capitalize() for part in re.split(r"[^A-Za-z0-9]+", name))
+    return camel if camel.isidentifier() else f"Composed{camel}"
+
+
+def _one_line(text: str) -> str:
+    """Return a text without what ends a line or a string of Python, and without what no file of Python can have."""
+    return " ".join("".join(letter if letter.isprintable() and letter not in '"\\' else " " for letter in text).split())

@@ -41,7 +41,7 @@ def answer_of(folder: str, has_code: bool, dtype: str, tokens: Tensor, mask: Ten
     from transformers import AutoModelForCausalLM
 
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             trust_remote_code=has_code,
             dtype=getattr(torch, dtype),
@@ -51,6 +51,7 @@ def answer_of(folder: str, has_code: bool, dtype: str, tokens: Tensor, mask: Ten
         )
     except Exception as error:
         return f"it does not load: {first_line(error)}"
+    model, report = loaded
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if names := sorted(str(name[0] if isinstance(name, tuple) else name) for name in report[kind]):
             more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
@@ -67,7 +68,8 @@ def first_line(error: Exception) -> str:
 
 
 def main(requests: str, answers: str) -> None:
-    sys.modules.update(dict.fromkeys(ABSENT))  # an entry of None is a package that is not installed
+    modules: dict[str, Any] = sys.modules
+    modules.update(dict.fromkeys(ABSENT))  # an entry of None is a package that is not installed
     from transformers.utils import logging
 
     logging.set_verbosity_error()

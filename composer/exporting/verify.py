@@ -47,7 +47,11 @@ def _against_model(folder: Path, record: ExportRecord) -> Iterator[Check]:
     if not (source / CONFIG).is_file():
         yield make_check("logits", CONFIG, "unknown", f"the model {source} no longer exists")
         return
-    classes = json.loads(read_bytes(folder / CONFIG, MOST_CONFIG)).get("auto_map")
+    try:
+        classes = json.loads(read_bytes(folder / CONFIG, MOST_CONFIG)).get("auto_map")
+    except (OSError, ValueError, AttributeError) as error:
+        yield make_check("logits", CONFIG, "failed", f"it is no JSON object: {str(error).splitlines()[0]}")
+        return
     try:
         with without_adapter(source) as merged:
             model = load_model(merged, None, "cpu")

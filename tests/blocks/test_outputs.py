@@ -60,6 +60,19 @@ def test_the_gate_is_an_activation_of_the_hidden_state(activation: str, rank: in
     torch.testing.assert_close(alone.finish(weights, output, hidden)[0, 1], output[0, 1] * gate, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("rank", ["full", 2])
+@pytest.mark.parametrize("part", [GatedNorm, OutputGate])
+def test_without_a_bias_the_gate_is_that_of_a_bias_of_0(part: type[GatedNorm | OutputGate], rank: int | str) -> None:
+    output, hidden = torch.randn(1, 3, 3, 4, dtype=torch.float64), torch.randn(1, 3, 6, dtype=torch.float64)
+    without = part(rank=rank, activation="swish", bias=False)
+    weights = tensors(without, noise=0.0)
+    zero = {"gate_bias": torch.zeros(12, dtype=torch.float64)}
+    assert tensors(part(rank=rank, activation="swish"), noise=0.0).keys() == {*weights, *zero}
+    finished = without.finish(weights, output, hidden)
+    assert torch.equal(finished, part(rank=rank, activation="swish").finish(weights | zero, output, hidden))
+    assert finished.abs().min() > 0, "a gate of 0 would leave the heads without gradients"
+
+
 def test_a_gate_starts_open() -> None:
     output, hidden = torch.randn(1, 3, 3, 4, dtype=torch.float64), torch.randn(1, 3, 6, dtype=torch.float64)
     norm = Norm().finish(tensors(Norm(), noise=0.0), output, hidden)

@@ -41,6 +41,15 @@ def test_it_stays_between_nothing_and_its_largest(largest: int) -> None:
     assert rate.max() == largest
 
 
+def test_without_a_bias_the_rate_is_that_of_a_bias_of_0() -> None:
+    part = RATE.validate_python({"kind": "learned", "bias": False})
+    parameters, hidden = drawn(part, GROUPED), random(2, 3, 6)
+    assert parameters.keys() == {"weight"}
+    zero = {"bias": torch.zeros(part.heads(GROUPED), dtype=torch.float64)}
+    assert torch.equal(part.rate(parameters, hidden, GROUPED), Learned().rate(parameters | zero, hidden, GROUPED))
+    assert RATE.validate_python({"kind": "learned", "bias": 0}).parameters(GROUPED).keys() == {"weight", "bias"}
+
+
 def test_it_starts_where_its_bias_says() -> None:
     """For a hidden state of 0 the rate is σ(b), by default half of the largest rate."""
     for bias, start in ((0.0, 0.5), (3.0, 1 / (1 + math.exp(-3.0)))):

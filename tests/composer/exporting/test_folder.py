@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save
 
 import composer
-from composer.errors import ComposerError
+from composer.errors import ComposerError, ExportError
+from composer.exporting.folder import text_of
+from composer.exporting.modeling import Exported
+from composer.exporting.plain import Comparison
+from composer.weights.verify import Check
 from tests.composer.exporting.models import LENGTH, generated, padded, randomised, texts
 
 ROOT = Path(__file__).parents[3]
@@ -37,6 +46,9 @@ model.save_pretrained(again)
 saved = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True).eval()
 with torch.no_grad():
     assert torch.equal(saved(tokens, attention_mask=mask).logits[mask.bool()], logits)
+eager = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, attn_implementation="eager").eval()
+with torch.no_grad():
+    assert torch.equal(eager(tokens, attention_mask=mask).logits[mask.bool()], logits)
 torch.save((logits, text), answers)
 """
 
@@ -47,6 +59,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built") / "model"
     randomised(composer.build("lolcats", TEACHER)).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def uncompared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports are written without the process that loads them, which takes seconds."""
+    monkeypatch.setattr("composer.exporting.folder.compare", lambda _: [Comparison(0.0, None)])
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +96,46 @@ def test_it_loads_and_saves_without_this_package(model: Path, exported: Path, tm
     assert torch.equal(text, generated(own, tokens[2:].expand(2, -1), mask[2:].expand(2, -1))[:1])
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("return output.contiguous(), None", "return 2 * output.contiguous(), None"), "its logits differ from the model's by"),
+        (("import torch\n", "import torch\nimport blocks\n"), "it does not load: .*blocks"),
+        (("return output.contiguous(), None", "return output.missing, None"), "it does not compute a text: AttributeError"),
+    ],
+)
+def test_no_folder_appears_unless_it_equals_its_model(
+    change: tuple[str, str], problem: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(*arguments: Any, **options: Any) -> Exported:
+        exported = text_of(*arguments, **options)
+        assert change[0] in exported.text
+        return replace(exported, text=exported.text.replace(*change))
+
+    monkeypatch.setattr("composer.exporting.folder.text_of", changed)
+    with pytest.raises(ExportError, match=problem):
+        composer.export(model, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")] == []
+
+
+@pytest.mark.usefixtures("uncompared")
+def test_named_chat_templates_go_along(model: Path, tmp_path: Path) -> None:
+    templates = "additional_chat_templates/tool_use.jinja", "chat_template.jinja"
+    shutil.copytree(model, tmp_path / "model")
+    for name in templates:
+        (tmp_path / "model" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "model" / name).write_text(f"{{# {name} #}}", encoding="utf-8")
+    composer.export(tmp_path / "model", tmp_path / "out")
+    for name in templates:
+        assert (tmp_path / "out" / name).read_text(encoding="utf-8") == f"{{# {name} #}}"
+    record = json.loads((tmp_path / "out" / "export.json").read_text(encoding="utf-8"))
+    assert set(templates) <= set(record["files"])
+    (tmp_path / "out" / templates[0]).write_text("changed", encoding="utf-8")
+    with pytest.raises(ComposerError, match=templates[0]):
+        composer.export(tmp_path / "model", tmp_path / "out", force=True)
+
+
+@pytest.mark.usefixtures("uncompared")
 def test_weights_are_links_unless_copies_are_wanted(model: Path, exported: Path, tmp_path: Path) -> None:
     composer.export(model, tmp_path / "copied", copy=True)
     for path in model.glob("*.safetensors"):
@@ -101,6 +159,34 @@ def test_verify_checks_files_code_and_logits(exported: Path, model: Path, tmp_pa
     assert (failed.what, failed.subject) == ("code", file.name), "a file that differs from what is written does not run"
 
 
+def test_a_broken_export_fails_in_a_sentence(exported: Path, tmp_path: Path) -> None:
+    """Its record agrees with its files."""
+
+    def verified(name: str, contents: bytes) -> Check:
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        shutil.copytree(exported, tmp_path / "out")
+        (tmp_path / "out" / name).write_bytes(contents)
+        stated = json.loads((exported / "export.json").read_text(encoding="utf-8"))
+        stated["files"][name] = hashlib.sha256(contents).hexdigest()
+        (tmp_path / "out" / "export.json").write_text(json.dumps(stated), encoding="utf-8")
+        (failed,) = composer.verify(tmp_path / "out").failed
+        assert failed.what in ("code", "logits")
+        return failed
+
+    weights = load_file(exported / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    assert verified("model.safetensors", save(weights, {"format": "pt"})).detail == (
+        "its weights do not fit its class (missing keys): model.layers.1.mlp.up_proj.weight"
+    )
+    config = (exported / "config.json").read_bytes()
+    assert (
+        "it does not load"
+        in verified("config.json", config.replace(b'"num_hidden_layers": 2', b'"num_hidden_layers": "two"')).detail
+    )
+    assert verified("config.json", b"[").detail.startswith("it is no JSON object")
+
+
+@pytest.mark.usefixtures("uncompared")
 def test_an_export_is_replaced_by_force_alone_and_only_where_nobody_has_changed_it(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     composer.export(model, out)
@@ -116,6 +202,7 @@ def test_an_export_is_replaced_by_force_alone_and_only_where_nobody_has_changed_
         composer.export(model, out, force=True)
 
 
+@pytest.mark.usefixtures("uncompared")
 def test_an_export_that_fails_leaves_what_was_there(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     composer.export(model, out)

@@ -101,7 +101,7 @@ def test_lola_takes_many_tokens_at_once() -> None:
     assert sizes == [64, 64, 64], "130 tokens are three pieces"
 
 
-@pytest.mark.parametrize(("name", "lines"), [("lawcat", 540), ("lolcats", 570), ("gated-deltanet", 515), ("lola", 900)])
+@pytest.mark.parametrize(("name", "lines"), [("lawcat", 545), ("lolcats", 580), ("gated-deltanet", 525), ("lola", 910)])
 def test_files_stay_short_enough_to_be_read(name: str, lines: int) -> None:
     text = of_file(composer.build(name, TEACHER))[0].text
     assert text.count("\n") <= lines
@@ -147,6 +147,18 @@ def test_hosts(family: str, name: str, hosts: dict[str, Path]) -> None:
     model = randomised(composer.build(name, hosts[family]))
     _, own = of_file(model)
     check_equal(model, own, SMALL["vocab_size"])
+    own.config._attn_implementation = "eager"
+    check_equal(model, own, SMALL["vocab_size"], gradients=False)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "flex_attention", "flash_attention_2"])
+def test_no_setting_of_transformers_replaces_the_heads(name: str, hosts: dict[str, Path]) -> None:
+    model = randomised(composer.build("linear", hosts["llama"]))
+    _, own = of_file(model)
+    own.config._attn_implementation = name
+    check_equal(model, own, SMALL["vocab_size"], gradients=False)
+    with pytest.raises(ValueError, match="cache_implementation='static': this model has a LinearCache"):
+        own.generate(torch.arange(3, 9)[None], max_new_tokens=2, cache_implementation="static")
 
 
 def test_a_file_is_the_same_every_time_and_needs_no_package_but_torch_and_transformers(
@@ -195,6 +207,17 @@ def test_a_name_that_the_file_cannot_have_is_refused(name: str, hosts: dict[str,
     head = {"feature_map": "elu", "memory": [window, "state"]}
     with pytest.raises(ExportError, match=f"`{name}`"):
         of_file(composer.build({"compose": 1, "name": "named", "head": head}, hosts["llama"]))
+
+
+@pytest.mark.parametrize(("title", "name"), [("1abc", "Composed1abc"), ("a\0b", "AB"), ("日本", "Composed")])
+def test_any_name_and_paper_of_a_folder_is_written(title: str, name: str, hosts: dict[str, Path]) -> None:
+    """A spec has neither name; a folder that was edited may have them."""
+    model = randomised(composer.build("linear", hosts["llama"]))
+    resolved = model.config.read_spec()
+    model.config.spec = resolved.model_copy(update={"name": title, "paper": "p\0q\ud800"}).model_dump(mode="json")
+    exported, own = of_file(model)
+    assert exported.name == name
+    check_equal(model, own, SMALL["vocab_size"], gradients=False)
 
 
 def test_a_trunk_that_llama_is_not_is_refused() -> None:

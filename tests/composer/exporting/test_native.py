@@ -24,10 +24,10 @@ SMALL = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-KEPT = 'layers=[{at: "-1::-4", use: kept}]'
-NORMED = "heads.kept={position: rope, qk_norm: rms, memory: [full]}"
-GATED = "heads.kept={position: rope, qk_norm: rms, memory: [full], output: gate}"
-EPSILON = "head.output.epsilon=1e-6"
+FITS = "gdn-hybrid-qwen3-next"
+EPSILON, KEPT_EPSILON = "head.output.epsilon=1e-6", "heads.kept.qk_norm.epsilon=1e-6"
+"""The teacher's."""
+GATED = "heads.kept.output=gate"
 
 
 @pytest.fixture(autouse=True)
@@ -36,15 +36,6 @@ def plain_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "causal_conv1d_fn", "causal_conv1d_update"):
         function = getattr(qwen3_next, name)
         monkeypatch.setattr(qwen3_next, name, getattr(function, "__wrapped__", function))
-
-
-def without_biases(model: Any) -> Any:
-    """Return the model without the biases that Qwen3-Next lacks."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith((".delta_rate.bias", ".head.output_norm.gate_bias")):
-                parameter.zero_()
-    return model
 
 
 def loaded(native: Native, model: Any) -> Any:
@@ -72,13 +63,13 @@ def test_softmax_in_every_layer_is_the_host_s_own_class(family: str, tmp_path: P
     [
         ("window", [], "MistralForCausalLM"),
         ("window", ["heads.full={memory: [full]}", "layers=[{at: -1, use: full}]"], "MinistralForCausalLM"),
-        ("gdn-hybrid", [EPSILON, NORMED, KEPT], "Qwen3NextForCausalLM"),
-        ("gdn-hybrid", [EPSILON, GATED, KEPT, "head.conv.kernel=3"], "Qwen3NextForCausalLM"),
-        ("gdn-hybrid", [EPSILON, NORMED, KEPT, "head.conv.per=key_head"], "Qwen3NextForCausalLM"),
+        (FITS, [EPSILON, KEPT_EPSILON], "Qwen3NextForCausalLM"),
+        (FITS, [EPSILON, KEPT_EPSILON, GATED, "head.conv.kernel=3"], "Qwen3NextForCausalLM"),
+        (FITS, [EPSILON, KEPT_EPSILON, "head.conv.per=key_head"], "Qwen3NextForCausalLM"),
     ],
 )
 def test_it_computes_what_the_model_does(name: str, overrides: list[str], architecture: str) -> None:
-    model = without_biases(randomised(composer.build(name, TEACHER, overrides=overrides)))
+    model = randomised(composer.build(name, TEACHER, overrides=overrides))
     native = native_of(model)
     assert native.architecture == architecture
     tokens, mask = texts(507, LENGTH)
@@ -98,11 +89,11 @@ def test_it_computes_what_the_model_does(name: str, overrides: list[str], archit
          ["memory.0.size"]),
         ("gdn-hybrid", [], ["layer 0: `output.epsilon` is 1e-05; expected 1e-06", "layer 1: `qk_norm` is not set", "biases"]),
         ("gated-deltanet", [EPSILON], ["no layer has softmax attention", "biases"]),
-        ("gdn-hybrid", [EPSILON, NORMED, KEPT, "head.memory.0.scale=none", "head.memory.0.rate.largest=2"],
-         ["`memory.0.rate.largest` is 2; expected 1", "`memory.0.scale` is none; expected root", "biases"]),
-        ("gdn-hybrid", [EPSILON, NORMED, KEPT, "head.conv.activation=none"], ["`conv.activation` is none; expected silu"]),
-        ("gdn-hybrid", [EPSILON, NORMED, KEPT, "head.output.rank=8"], ["`output.rank` is 8; expected full"]),
-        ("kda-hybrid", [NORMED, KEPT],
+        (FITS, [EPSILON, KEPT_EPSILON, "head.memory.0.scale=none", "head.memory.0.rate.largest=2"],
+         ["`memory.0.rate.largest` is 2; expected 1", "`memory.0.scale` is none; expected root"]),
+        (FITS, [EPSILON, KEPT_EPSILON, "head.conv.activation=none"], ["`conv.activation` is none; expected silu"]),
+        (FITS, [EPSILON, KEPT_EPSILON, "head.output.rank=8"], ["`output.rank` is 8; expected full"]),
+        ("kda-hybrid", [],
          ["`memory.0.gate` is softplus_channel; expected softplus", "`output.activation` is sigmoid"]),
     ],
 )  # fmt: skip
@@ -114,7 +105,7 @@ def test_all_differences_are_listed_at_once(name: str, overrides: list[str], exp
 
 
 def test_weights_that_the_class_would_round_are_refused() -> None:
-    model = without_biases(randomised(composer.build("gdn-hybrid", TEACHER, overrides=[EPSILON, NORMED, KEPT], dtype="bfloat16")))
+    model = randomised(composer.build(FITS, TEACHER, overrides=[EPSILON, KEPT_EPSILON], dtype="bfloat16"))
     with torch.no_grad():
         model.model.norm.weight[0] = 0.0123
         for name, parameter in model.named_parameters():
@@ -136,8 +127,7 @@ def test_other_blocks_than_llama_s_are_a_difference(tmp_path: Path) -> None:
 def built(tmp_path: Path) -> tuple[Path, Path]:
     """Folders of a softmax model, and of a hybrid that equals Qwen3-Next."""
     composer.build_folder("softmax", TEACHER, tmp_path / "softmax")
-    hybrid = without_biases(randomised(composer.build("gdn-hybrid", TEACHER, overrides=[EPSILON, GATED, KEPT])))
-    hybrid.save_pretrained(tmp_path / "hybrid")
+    randomised(composer.build(FITS, TEACHER, overrides=[EPSILON, KEPT_EPSILON, GATED])).save_pretrained(tmp_path / "hybrid")
     return tmp_path / "softmax", tmp_path / "hybrid"
 
 
@@ -162,8 +152,7 @@ def test_the_folder_loads_without_trust_in_code(built: tuple[Path, Path], tmp_pa
 def test_a_trained_student_is_a_qwen3_next(tmp_path: Path) -> None:
     """Its spec fits the class from the start, so that nothing is removed from trained weights."""
     (tmp_path / "texts.txt").write_text("the little dog sat in the sun and it was happy. " * 40, encoding="utf-8")
-    epsilons = ["head.output.epsilon=1e-6", "heads.kept.qk_norm.epsilon=1e-6"]
-    composer.build_folder("gdn-hybrid-qwen3-next", TEACHER, tmp_path / "built", overrides=epsilons)
+    composer.build_folder(FITS, TEACHER, tmp_path / "built", overrides=[EPSILON, KEPT_EPSILON])
     steps = [
         f"recipe.{stage}.{item}" for stage in ("transfer", "finetune") for item in ("tokens=null", "steps=2", "batch=2", "lr=1e-2")
     ]

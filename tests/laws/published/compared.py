@@ -38,6 +38,7 @@ from tests.laws.published.softmax import (
     lolcats_local_rope,
     lolcats_terraced,
     lolcats_workshop,
+    normed_softmax,
     softmax,
     streaming,
     t2r,
@@ -71,6 +72,9 @@ COMPARED: dict[str, Comparison] = {
     ),
     "gated-deltanet": Comparison({"head": gated_deltanet}, f"{FLA}, `GatedDeltaNet`; transformers, `Qwen3NextGatedDeltaNet`"),
     "gdn-hybrid": Comparison({"head": gated_deltanet, "source": softmax}, f"{FLA}, `GatedDeltaNet`; the source's own attention"),
+    "gdn-hybrid-qwen3-next": Comparison(
+        {"head": gated_deltanet, "kept": normed_softmax}, f"{FLA}, `GatedDeltaNet`; transformers, `Qwen3NextAttention`"
+    ),
     "gdn2-hybrid": Comparison({"head": gdn2, "source": softmax}, f"{FLA}, `GatedDeltaNet2`; the source's own attention"),
     "gla": Comparison({"head": gla}, f"{FLA}, `GatedLinearAttention`; decays of query heads, as the spec says"),
     "hedgehog": Comparison({"head": hedgehog_alone}, "arXiv:2402.04347, eq. 3 to 6"),

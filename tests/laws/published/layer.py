@@ -58,8 +58,8 @@ class Layer:
         return rotate(query, self.theta), rotate(key, self.theta)
 
     def linear(self, name: str) -> Tensor:
-        """Return x Wᵀ + b of a weight and its bias."""
-        return self.hidden @ self[f"{name}.weight"].T + self[f"{name}.bias"]
+        """Return x Wᵀ + b of a weight and its bias, if it has one."""
+        return self.hidden @ self[f"{name}.weight"].T + self.parameters.get(f"{name}.bias", 0)
 
     def short_convolved(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value after their convolutions and SiLU."""
@@ -77,7 +77,7 @@ class Layer:
             logits = self.hidden @ self["output_norm.gate_down"].T @ self["output_norm.gate_up"].T
         else:
             logits = self.hidden @ self["output_norm.gate"].T
-        return (logits + self["output_norm.gate_bias"]).view(output.shape)
+        return (logits + self.parameters.get("output_norm.gate_bias", 0)).view(output.shape)
 
 
 Reference = Callable[[Layer], Tensor]

@@ -22,6 +22,8 @@ from tests.laws.published.mathematics import (
     linear_attention,
     log_sigmoid,
     normalised,
+    root_mean_square_norm,
+    rotate,
     sigmoid,
     softmax_attention,
     window_and_linear,
@@ -30,6 +32,12 @@ from tests.laws.published.mathematics import (
 
 def softmax(layer: Layer) -> Tensor:
     return softmax_attention(*layer.rotated, layer.expanded[2])
+
+
+def normed_softmax(layer: Layer) -> Tensor:
+    query, key, value = layer.expanded
+    normed = (root_mean_square_norm(of, layer[f"qk_norm.{name}"], 1e-5) for name, of in (("query", query), ("key", key)))
+    return softmax_attention(*(rotate(of, layer.theta) for of in normed), value)
 
 
 def window(layer: Layer) -> Tensor:
