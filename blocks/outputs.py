@@ -97,7 +97,10 @@ class OutputGate(Output):
         return gate_parameters(shape, self.activation, self.rank, bias=self.bias)
 
     def rescale(self, parameters: Parameters, sizes: Sizes, shape: Shape) -> dict[str, Tensor]:
-        """b by coordinate: the gate starts as open as the output needs, and a sigmoid at most as open as by default."""
+        """b by coordinate: the gate starts as open as the output needs, and a sigmoid at most as open as by default. Nothing without
+        a b."""
+        if not self.bias:
+            return {}
         bias = parameters["gate_bias"]
         openness = activate(bias.double(), self.activation) * sizes.factor().flatten()
         return {"gate_bias": bias_of(openness, self.activation).to(bias.dtype)}

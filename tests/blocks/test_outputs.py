@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from blocks.calibration import Sizes
 from blocks.legend import Shape
 from blocks.outputs import GatedNorm, Norm, Output, OutputGate
 
@@ -71,6 +72,8 @@ def test_without_a_bias_the_gate_is_that_of_a_bias_of_0(part: type[GatedNorm | O
     finished = without.finish(weights, output, hidden)
     assert torch.equal(finished, part(rank=rank, activation="swish").finish(weights | zero, output, hidden))
     assert finished.abs().min() > 0, "a gate of 0 would leave the heads without gradients"
+    rescaled = without.rescale(weights, Sizes(torch.ones(3, 4), torch.full((3, 4), 4.0)), SHAPE)
+    assert rescaled.keys() == ({"weight"} if part is GatedNorm else set()), "there is no bias that opens the gate"
 
 
 def test_a_gate_starts_open() -> None:
