@@ -97,8 +97,7 @@ class OutputGate(Output):
         return gate_parameters(shape, self.activation, self.rank, bias=self.bias)
 
     def rescale(self, parameters: Parameters, sizes: Sizes, shape: Shape) -> dict[str, Tensor]:
-        """b by coordinate: the gate starts as open as the output needs, and a sigmoid at most as open as by default. Nothing without
-        a b."""
+        """b by coordinate, if there is one: the gate starts as open as the output needs, and a sigmoid at most as by default."""
         if not self.bias:
             return {}
         bias = parameters["gate_bias"]
