@@ -6,6 +6,7 @@ the two are not in memory at once.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from composer.errors import ExportError
@@ -36,7 +39,7 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Sample:
+class ModelText:
     """A text, and the logits of a model for its last tokens. mask: B T, 0 for padding."""
 
     tokens: Tensor
@@ -56,7 +59,7 @@ class Comparison:
     problem: str | None
 
 
-def sample_of(model: Any) -> Sample:
+def sample_of(model: Any) -> ModelText:
     """Return the logits of a model. It is put into evaluation mode, and into float32 if it is not large."""
     if sum(parameter.numel() for parameter in model.parameters()) * 4 <= LARGE:
         model.float()
@@ -65,7 +68,7 @@ def sample_of(model: Any) -> Sample:
     tokens = torch.randint(0, model.config.vocab_size, (ROWS, length), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(tokens)
     mask[0, :PADDING] = 0
-    return Sample(tokens, mask, last_logits(model.eval(), tokens, mask), model.dtype)
+    return ModelText(tokens, mask, last_logits(model.eval(), tokens, mask), model.dtype)
 
 
 def _most_held(model: Any) -> int:
@@ -74,39 +77,39 @@ def _most_held(model: Any) -> int:
     return max((sum(getattr(memory, "size", None) or 0 for memory in head.memory) for head in heads), default=0)
 
 
-def compare(exports: Sequence[tuple[Path, bool, Sample]]) -> list[Comparison]:
+def compare(exports: Sequence[tuple[Path, bool, ModelText]]) -> list[Comparison]:
     """Load exports in a process without this package, one after the other, and compare their logits with those of their models.
 
     exports: folders, whether each has a Python file that may run, and what its model computes. Raises ExportError if the process
     does not end by itself.
     """
     with tempfile.TemporaryDirectory(prefix="composer-plain-") as scratch:
-        requests, answers = Path(scratch) / "requests.pt", Path(scratch) / "answers.pt"
-        torch.save(
-            [
-                (str(folder.resolve()), has_code, str(sample.dtype).removeprefix("torch."), sample.tokens, sample.mask)
-                for folder, has_code, sample in exports
-            ],
-            requests,
-        )
+        texts, answers = Path(scratch) / "texts.safetensors", Path(scratch) / "answers.safetensors"
+        samples = [sample for _, _, sample in exports]
+        save_file({f"{at} {name}": getattr(of, name) for at, of in enumerate(samples) for name in ("tokens", "mask")}, texts)
+        requests = [
+            (str(folder.resolve()), has_code, str(sample.dtype).removeprefix("torch.")) for folder, has_code, sample in exports
+        ]
         environment = os.environ | {
             "HF_MODULES_CACHE": f"{scratch}/modules",
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": str(torch.get_num_threads()),
         }
         # Without -P, a file in the current folder could take the place of a package.
-        command = [sys.executable, "-P", "-W", "ignore", plain_worker.__file__, str(requests), str(answers)]
+        command = [sys.executable, "-P", "-W", "ignore", plain_worker.__file__, json.dumps(requests), str(texts), str(answers)]
         ended = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if ended.returncode != 0:
             last = (ended.stderr.strip().splitlines() or ["it wrote no error"])[-1]
             raise ExportError(
                 f"the process that loads the export without this package ended with exit code {ended.returncode}: {last}"
             )
-        found = torch.load(answers, weights_only=True)
-    return [_comparison(answer, sample) for answer, (_, _, sample) in zip(found, exports, strict=True)]
+        with safe_open(answers, "pt") as found:
+            problems = found.metadata() or {}
+        logits = load_file(answers)
+    return [_comparison(logits.get(str(at), problems.get(str(at), "")), sample) for at, sample in enumerate(samples)]
 
 
-def _comparison(answer: Tensor | str, sample: Sample) -> Comparison:
+def _comparison(answer: Tensor | str, sample: ModelText) -> Comparison:
     if isinstance(answer, str):
         return Comparison(None, answer)
     if answer.shape != sample.logits.shape:

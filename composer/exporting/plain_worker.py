@@ -1,16 +1,18 @@
 """The program of the process in which exports are loaded without this package: see ``composer/exporting/plain.py``.
 
 It imports torch and transformers alone. This project's packages and others that an export does not need cannot be imported here,
-even if they are installed. Its arguments are two files. The first has the requests: folders, each with its options and the tokens
-of a text. The program writes an answer to each into the second: the logits, or the problem as text.
+even if they are installed. Its arguments are the requests as JSON, each a folder with its options, the file of their texts, and
+the file of the answers. An answer is a tensor of logits by the number of its request, or a problem in the file's metadata.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 ABSENT = ("composer", "blocks", "converters", "jaxtyping", "fla", "causal_conv1d", "mamba_ssm")
@@ -67,14 +69,21 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def main(requests: str, answers: str) -> None:
+def main(requests: str, texts: str, answers: str) -> None:
     modules: dict[str, Any] = sys.modules
     modules.update(dict.fromkeys(ABSENT))  # an entry of None is a package that is not installed
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    torch.save([answer_of(*request) for request in torch.load(requests, weights_only=True)], answers)
+    inputs, logits, problems = load_file(texts), dict[str, Tensor](), dict[str, str]()
+    for at, request in enumerate(json.loads(requests)):
+        answer = answer_of(*request, inputs[f"{at} tokens"], inputs[f"{at} mask"])
+        if isinstance(answer, str):
+            problems[str(at)] = answer
+        else:
+            logits[str(at)] = answer.contiguous()
+    save_file(logits, answers, problems)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import composer
 from composer.errors import ExportError
 from composer.exporting import folder as folder_module
 from composer.exporting.folder import causal
-from composer.exporting.plain import Comparison, Sample, compare
+from composer.exporting.plain import Comparison, ModelText, compare
 from composer.model.mixers import hybrids_run
 from converters.hosts import LATENT
 from tests.composer.exporting.models import randomised
@@ -37,7 +37,7 @@ def student(family: str) -> Any:
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_exports_equal_their_models(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process loads the exports of a chunk, in place of one process for each."""
-    samples: dict[str, Sample] = {}
+    samples: dict[str, ModelText] = {}
     families = WRITTEN[chunk::CHUNKS]
     for family in families:
 
