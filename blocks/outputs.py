@@ -104,6 +104,12 @@ class OutputGate(Output):
         openness = activate(bias.double(), self.activation) * sizes.factor().flatten()
         return {"gate_bias": bias_of(openness, self.activation).to(bias.dtype)}
 
+    def rescale(self, parameters: Parameters, sizes: Sizes, shape: Shape) -> dict[str, Tensor]:
+        """b by coordinate: the gate starts as open as the output needs, and a sigmoid at most as open as by default."""
+        bias = parameters["gate_bias"]
+        openness = activate(bias.double(), self.activation) * sizes.factor().flatten()
+        return {"gate_bias": bias_of(openness, self.activation).to(bias.dtype)}
+
     def flops(self, shape: Shape, tokens: int) -> int:
         return gate_flops(shape, self.rank)
 
