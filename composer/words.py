@@ -30,6 +30,13 @@ def ratio(factor: float) -> str:
     return f"{factor:,.2f}×" if factor < 10 else f"{factor:,.1f}×" if factor < 1000 else f"{factor:,.0f}×"
 
 
+def duration(seconds: float) -> str:
+    """Return a time in seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.0f} h"
+
+
 def plural(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 

@@ -20,6 +20,7 @@ from composer.tables import Readable, View
 from composer.training.options import LearningOptions, TeachingOptions, TrainingOptions
 from composer.training.student import Which, read_student, stage_from_nothing, stages_of
 from composer.weights.sources import local_folder, open_model, plain_name
+from composer.words import duration
 
 if TYPE_CHECKING:
     from composer.training.loop import StepProgress
@@ -92,7 +93,9 @@ class MergeOptions(Replacing, OfModel):
 
 @translate_errors
 def run_distill(options: DistillOptions) -> TrainingReport:
-    student = read_student(local_folder(options.model), options.overrides)  # report mistakes before imports that need seconds
+    student = read_student(
+        local_folder(options.model), options.overrides, lengths=options.lengths
+    )  # report mistakes before imports that need seconds
     stages_of(student.record, student.recipe, options.stage)
     check_references((*options.data, *options.held_out))
     with progress_callback(options.progress, bar_of) as watch, silent_transformers():
@@ -105,7 +108,7 @@ def run_distill(options: DistillOptions) -> TrainingReport:
 
 @translate_errors
 def run_train(options: TrainOptions) -> TrainingReport:
-    student = read_student(local_folder(options.model), options.overrides)
+    student = read_student(local_folder(options.model), options.overrides, lengths=options.lengths)
     stage_from_nothing(student)
     check_references((*options.data, *options.held_out))
     with progress_callback(options.progress, bar_of) as watch, silent_transformers():
@@ -150,9 +153,9 @@ def bar_of(step: StepProgress) -> BarUpdate:
 
 def figures_of(step: StepProgress) -> str:
     """Return the figures of a step in words."""
-    left = f"{step.seconds_left / 60:.0f} min" if step.seconds_left >= 90 else f"{step.seconds_left:.0f} s"
     share = f", {step.evaluating:.0%} to evaluate" if step.evaluating >= 0.05 else ""
-    return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {step.tokens_per_second:,.0f} tokens/s  {left} left{share}"
+    speed, left = f"{step.tokens_per_second:,.0f} tokens/s", f"{duration(step.seconds_left)} left"
+    return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {speed}  {left}{share}"
 
 
 def _training(options: DistillOptions | TrainOptions, watch: Callable[[StepProgress], None] | None) -> TrainingOptions:

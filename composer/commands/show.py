@@ -10,8 +10,10 @@ from composer.errors import ComposerError, translate_errors
 from composer.options import function_of, options_class
 from composer.shared_options import FreshOrNot, InDtype, OfSource, OfSpec, OnDevice, Overriding, TextDecoderAlone, WithBackend
 from composer.spec.code import Listing, code_of
+from composer.spec.document import Spec
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.locked_spec import lock_document
+from composer.spec.recipe import Stage
 from composer.spec.writing import to_yaml
 from composer.tables import Readable, View
 from composer.weights.target import target_of
@@ -50,13 +52,22 @@ class ShowOptions(FreshOrNot, TextDecoderAlone, Overriding, OfSource, OfSpec):
 def run_show(options: ShowOptions) -> ShownSpec:
     loaded = load_spec(options.spec, options.overrides)
     if options.source is None and not options.fresh:
-        return ShownSpec(name=loaded.name, on=None, document=loaded.model_dump(mode="json", exclude_unset=True), hash=None)
+        return ShownSpec(name=loaded.name, on=None, document=_document(loaded), hash=None)
     target = target_of(
         options.spec, loaded, options.source, fresh=options.fresh, revision=options.revision, text_only=options.text_only
     )
     assert target is not None, "there is a source, or fresh"
     resolved = resolve_spec(loaded, target.size)
     return ShownSpec(name=loaded.name, on=target.on, document=resolved.model_dump(mode="json"), hash=resolved.hash)
+
+
+def _document(spec: Spec) -> dict[str, Any]:
+    """Return a spec with the fields that were set, and the rows of a step: the time of a run depends on them."""
+    document = spec.model_dump(mode="json", exclude_unset=True)
+    for stage in (document.get("recipe") or {}).values():
+        if isinstance(stage, dict):
+            stage.setdefault("batch", Stage.model_fields["batch"].default)
+    return document
 
 
 @options_class

@@ -61,7 +61,10 @@ def distill(student: Student, out: str | os.PathLike[str], options: TrainingOpti
 
 def _plan_in_words(run: TrainingRun) -> str:
     """Return the stages of a run in words, and the stages that the recipe lacks."""
-    stages = " and ".join(f"{name} ({plural(length_of(stage, run.rows), 'step')})" for name, stage in run.stages.items())
+    stages = " and ".join(
+        f"{name} ({plural(length_of(stage, run.rows), 'step')} of {stage.batch * run.rows.sequence:,} tokens)"
+        for name, stage in run.stages.items()
+    )
     for name in ("transfer", "finetune"):
         if getattr(run.student.recipe, name) is None:
             return f"Stages: {stages}. The recipe has no {name}: --set recipe.{name}.lr=… --set recipe.{name}.steps=… adds it."
@@ -101,11 +104,11 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
         teacher_loss, teacher = held_out_loss(teacher), None
     student = load_student(run.student, options)
     check_model(student, options.row_processes)
+    transfer = stages.get(STAGE)
+    if teacher is not None and isinstance(transfer, Transfer):  # while both are whole
+        start = _begin(run, transfer, student, teacher)
     with run.in_folder():
         if teacher is not None:
-            transfer = stages.get(STAGE)
-            if isinstance(transfer, Transfer):  # while both are whole
-                start = _begin(run, transfer, student, teacher)
             shard(teacher, computing_alone(teacher), options.device)
             teacher_loss = held_out_loss(teacher)
         setting, outcomes, learned, left = run.setting(run.journal()), [], {}, dict(stages)
@@ -226,7 +229,7 @@ def train(student: Student, out: str | os.PathLike[str], options: TrainingOption
         model, learned = load_student(student, options), _as_finetune(stage)
         check_model(model, options.row_processes)
         prepare(model, options)
-        course = FinetuneCourse(model, finetune_unit(model, learned), learned, None)
+        course = FinetuneCourse(model, finetune_unit(model, learned), learned, None, from_nothing=True)
         with run.in_folder():
             outcome = run_stage(TRAIN, course, learned, run.rows, run.held_out, run.setting(run.journal()))
             loss = None if run.held_out is None else loss_of(model.eval(), run.held_out, 1, stage.average)

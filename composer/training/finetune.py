@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,15 +39,34 @@ if TYPE_CHECKING:
 MODEL = "model"
 
 
-class FinetuneCourse(WholeCourse):
-    """teacher: None if the loss does not use its distribution, or if its logits are part of the batches."""
+def warn_if_worse_than_uniform(loss: float | None, vocabulary: int, when: str) -> Iterator[str]:
+    """Yield the warning for a next-token loss in nats above that of a uniform guess. when: the time of the loss, in words."""
+    if loss is not None and loss > math.log(vocabulary):
+        yield (
+            f"{when} the held-out loss is {loss:.4g} nats per token. Equal probabilities for all {vocabulary:,} tokens have "
+            f"{math.log(vocabulary):.4g}, so the model predicts worse than chance. Train transfer for more steps or at another "
+            "learning rate, or change the head."
+        )
 
-    def __init__(self, student: ComposedForCausalLM, unit: Unit, stage: Finetune, teacher: nn.Module | None) -> None:
+
+class FinetuneCourse(WholeCourse):
+    """teacher: None if the loss does not use its distribution, or if its logits are part of the batches. from_nothing: whether the
+    model has random weights."""
+
+    def __init__(
+        self, student: ComposedForCausalLM, unit: Unit, stage: Finetune, teacher: nn.Module | None, *, from_nothing: bool = False
+    ) -> None:
         super().__init__(student, unit)
-        self._stage, self._teacher = stage, teacher
+        self._stage, self._teacher, self._from_nothing = stage, teacher, from_nothing
+        self._vocabulary: int = student.config.get_text_config().vocab_size
 
     def count(self, batch: Batch) -> int:
         return _count(batch, self._stage.average)
+
+    def warn_at_start(self, losses: Mapping[str, float]) -> Iterable[str]:
+        if self._stage.distill or not self._stage.next_token or self._from_nothing or not losses:
+            return ()
+        return warn_if_worse_than_uniform(losses[MODEL] / self._stage.next_token, self._vocabulary, "Before this stage")
 
     def _loss(self, batch: Batch, total: float) -> Tensor:
         logits, targets = logits_at_targets(self._student, batch)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +31,10 @@ from composer.training.options import AGAIN
 from composer.training.processes import add_over_processes, broadcast_from_first, rank, shares
 from composer.training.unit import Course, Losses
 from composer.weights.record import Start
+from composer.words import duration
 
+SLOW = 10.0
+"""Seconds of a step from which its time is announced after its first part."""
 EVALUATIONS = 10
 """Evaluations in a stage whose recipe does not set how often to evaluate."""
 
@@ -60,8 +64,9 @@ class StageSetting:
     - seed: of the order of the rows.
     - checkpoint_seconds: the smallest time between two checkpoints.
     - autocast: the dtype of the projections; None: float32.
+    - part_tokens: the most tokens of a step that are processed at once, by whole rows; None: all, or as the recipe sets.
     - watch: called after each step.
-    - tell: called with messages to the user.
+    - tell: called with messages to the user. warn: called with warnings.
     - again: how the user continues a stage that was stopped, for messages.
     """
 
@@ -70,8 +75,10 @@ class StageSetting:
     seed: int = 0
     checkpoint_seconds: float = 60.0
     autocast: torch.dtype | None = None
+    part_tokens: int | None = None
     watch: Callable[[StepProgress], None] | None = None
     tell: Callable[[str], None] = lambda message: None
+    warn: Callable[[Iterable[str]], None] = lambda warnings: None
     again: str = AGAIN
 
 
@@ -123,6 +130,10 @@ class _StageRun:
         self.every = every(stage, self.steps)
         self.folder = setting.folder / name
         self.device = next(iter(course.units[0].parameters.values())).device
+        self.parts = _count_parts(stage, rows, setting.part_tokens)
+        self.signalled: Callable[[], int] = lambda: 0
+        self.saved = 0
+        """The step of the last checkpoint, 0 before the first one."""
         self.taken, self.tokens, self.seconds, self.learning, self.done = 0, 0, 0.0, 0.0, False
         self.before: dict[str, float] = {}
         self.after: dict[str, float] = {}
@@ -130,19 +141,20 @@ class _StageRun:
     def run(self) -> Outcome:
         with seed_for_block(seed_of(self.setting.seed, self.name), str(self.device)):
             self._take_up()
-            with await_signals(self.setting.tell) as signalled, keep_freed_memory():
-                self._to_the_end(signalled)
+            with await_signals(self.setting.tell) as self.signalled, keep_freed_memory():
+                self._to_the_end()
         return Outcome(
             stage=self.name, steps=self.taken, tokens=self.tokens, seconds=self.seconds, before=self.before, after=self.after
         )
 
-    def _to_the_end(self, signalled: Callable[[], int]) -> None:
-        """Run the remaining steps. Raises Stopped after the step in which a signal was received."""
+    def _to_the_end(self) -> None:
+        """Run the remaining steps. Raises Stopped after the part of a step in which a signal was received."""
         began = saved = time.monotonic()
         before = self.seconds
         if not self.taken:
             self._judge()  # before the first step, too: then no unit ends worse than it began
             self.before = dict(self.after)
+            self.setting.warn(self.course.warn_at_start(self.before))
         while not self.done:
             losses = self._step()
             self.seconds = before + time.monotonic() - began
@@ -152,16 +164,30 @@ class _StageRun:
                 self._judge()
             if self.done:
                 self._finish()
-            since = broadcast_from_first(-float(signalled()) or time.monotonic() - saved)
+            since = broadcast_from_first(-float(self.signalled()) or time.monotonic() - saved)
             if self.done or since < 0 or since >= self.setting.checkpoint_seconds:
                 self._save()
                 saved = time.monotonic()
             if since < 0:
-                raise Stopped(
-                    f"Stopped after step {self.taken:,} of {self.steps:,} of {self.name}. Checkpoint: {self.setting.folder}. To "
-                    f"continue, {self.setting.again}.",
-                    -int(since),
-                )
+                raise self._stopped(-int(since))
+
+    def _stopped(self, number: int) -> Stopped:
+        """Return the error of a run that a signal has stopped. Its last checkpoint is of the last complete step."""
+        reached = f"after step {self.taken:,} of {self.steps:,}" if self.taken else f"before the end of step 1 of {self.steps:,}"
+        checkpoint_folder = f" Checkpoint: {self.setting.folder}." if self.taken else ""
+        return Stopped(f"Stopped {reached} of {self.name}.{checkpoint_folder} To continue, {self.setting.again}.", number)
+
+    def _check_signal(self, random: RandomState) -> None:
+        """Raise Stopped if a signal was received within a step, whose finished parts are dropped. The last complete step is saved.
+
+        random: the state of random numbers before the step, with which it runs again.
+        """
+        number = int(broadcast_from_first(float(self.signalled())))
+        if number:
+            if self.taken > self.saved:
+                random.restore()
+                self._save()
+            raise self._stopped(number)
 
     def _step(self) -> dict[str, float]:
         """Run one step of every unit that has not stopped. Return their losses."""
@@ -170,7 +196,12 @@ class _StageRun:
         batch = self.rows.batch(indices)
         total = max(1, self.course.count(batch))
         sums: Losses = {}
-        for part, divisor in shares(batch, stage.accumulate, total):
+        random = RandomState(self.device)
+        for index, (part, divisor) in enumerate(shares(batch, self.parts, total)):
+            if index:
+                self._check_signal(random)
+            if index == 1 and not self.learning:
+                self._announce(time.monotonic() - began, batch)
             with self._autocast():
                 for name, loss in self.course.learn(part.to(self.device), divisor).items():
                     sums[name] = sums[name] + loss if name in sums else loss
@@ -182,12 +213,23 @@ class _StageRun:
         self.learning += time.monotonic() - began
         return losses
 
+    def _announce(self, seconds: float, batch: Batch) -> None:
+        """Print the tokens and the time of a step, estimated from its first part, if it is slow."""
+        whole = seconds * self.parts
+        if whole >= SLOW:
+            self.setting.tell(
+                f"{self.name}: a step has {int(batch.valid.sum()):,} tokens and needs about {duration(whole)}, and {self.steps:,} "
+                f"steps need about {duration(whole * self.steps)}, without evaluations. Shorter: --steps, --batch, recipe.sequence."
+            )
+
     def _evaluate(self) -> dict[str, float]:
         """Return the mean losses of the held-out rows."""
         if self.held_out is None:
             return {}
         sums: dict[str, float] = {}
         for part, divisor in (share for whole in self._parts() for share in shares(whole, 1, self._judged_count)):
+            if not self.taken:
+                self._check_signal(RandomState(self.device))
             with self._autocast():
                 for name, loss in self.course.judge(part.to(self.device), divisor).items():
                     sums[name] = sums.get(name, 0.0) + float(loss)
@@ -202,7 +244,7 @@ class _StageRun:
 
     def _parts(self) -> Iterator[Batch]:
         """Yield the held-out rows in batches of the size of training. No more rows are in memory: they may have hidden states."""
-        size = max(1, self.stage.batch // self.stage.accumulate)
+        size = max(1, self.stage.batch // self.parts)
         return iter(()) if self.held_out is None else self.held_out.in_order(size)
 
     def _judge(self) -> None:
@@ -240,6 +282,7 @@ class _StageRun:
             after=self.after,
         )
         checkpoint.save(self.folder, self.taken, self.course.units, reached.model_dump(), self.setting.again)
+        self.saved = self.taken
 
     def _take_up(self) -> None:
         newest = checkpoint.newest(self.folder)
@@ -258,6 +301,7 @@ class _StageRun:
             raise checkpoint.damaged_error(newest, problem)
         checkpoint.restore(newest, self.course.units)
         self.taken, self.tokens, self.done = reached.step, reached.tokens, reached.done
+        self.saved = self.taken
         self.seconds, self.learning = reached.seconds, reached.learning
         self.before, self.after = reached.before, reached.after
         self.setting.journal.rewind(self.name, self.taken)
@@ -277,6 +321,27 @@ class _StageRun:
     def _autocast(self) -> AbstractContextManager[Any]:
         kind = self.setting.autocast
         return nullcontext() if kind is None else torch.autocast(self.device.type, dtype=kind)
+
+
+class RandomState:
+    """The state of this process's random numbers at one time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._cpu = device, torch.get_rng_state()
+        self._gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def restore(self) -> None:
+        """Return to this state."""
+        torch.set_rng_state(self._cpu)
+        if self._gpu is not None:
+            torch.cuda.set_rng_state(self._gpu, self._device)
+
+
+def _count_parts(stage: Stage, rows: PackedRows, part_tokens: int | None) -> int:
+    """Return the number of parts of a step's rows: as the recipe sets, or more, so that no part of several rows has more than
+    ``part_tokens``."""
+    rows_of_part = stage.batch if part_tokens is None else max(1, part_tokens // rows.sequence)
+    return max(stage.accumulate, math.ceil(stage.batch / rows_of_part))
 
 
 def every(stage: Stage, steps: int) -> int:
@@ -315,7 +380,7 @@ def await_signals(tell: Callable[[str], None]) -> Iterator[Callable[[], int]]:
         came = number
         for other in mine:
             signal.signal(other, usual[other])
-        tell("Stopping after this step. Press Ctrl-C again to stop now.")
+        tell("Stopping after this part of a step. Press Ctrl-C again to stop now.")
 
     for number in mine:
         signal.signal(number, take)

@@ -22,6 +22,13 @@ class LearningOptions(OfData, InBfloat16, Replacing, WithBackend, OnDevice, Seed
     """Options of every training run."""
 
     error: ClassVar[type[ComposerError]] = TrainingError
+    steps: int | None = option(
+        "Steps of each stage that runs, in place of the recipe's epochs, steps and tokens.",
+        default=None,
+        least=1,
+        metavar="N",
+    )
+    batch: int | None = option("Rows of a step, in place of the recipe's.", default=None, least=1, metavar="ROWS")
     held_out_rows: int | None = option(
         "Largest number of held-out rows to evaluate on. Default: as many as need about a fifth of the run's time.",
         default=None,
@@ -42,9 +49,16 @@ class LearningOptions(OfData, InBfloat16, Replacing, WithBackend, OnDevice, Seed
     checkpoint_seconds: float = option("Shortest time between two checkpoints, in seconds.", default=60.0, least=0)
     resume: bool = option("Continue a run that was stopped.", default=False)
     strict: bool = option(
-        "Make it an error if a run learns nothing, repeats few tokens many times, or has no text longer than the heads' windows.",
+        "Make it an error if a run learns nothing, repeats few tokens many times, has no text longer than the heads' windows, "
+        "starts with outputs of another size than the teacher's, or predicts worse than chance.",
         default=False,
     )
+
+    @property
+    def lengths(self) -> dict[str, int | None]:
+        """The fields that replace those of each stage of a recipe."""
+        fields: dict[str, int | None] = {} if self.steps is None else {"steps": self.steps, "epochs": None, "tokens": None}
+        return fields if self.batch is None else fields | {"batch": self.batch}
 
 
 @options_class

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,7 @@ from composer.spec.inherit import short_path
 from composer.spec.parameters import graphs_of
 from composer.spec.recipe import Finetune, Stage
 from composer.tables import Readable, Table, View
+from composer.training.finetune import warn_if_worse_than_uniform
 from composer.training.folder import STORE, DataReferences, RunSettings, TeacherFingerprint, check_run_folder, run_folder
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting
@@ -37,7 +39,6 @@ from composer.training.rows import (
     warn_or_raise,
     within_windows,
 )
-from composer.training.scale import warn_if_worse_than_uniform
 from composer.training.stored_logits import StoredLogits, TaughtRows
 from composer.training.student import Student, check_held_out, learns_from_teacher
 from composer.training.teacher import Teacher, tokens_of
@@ -47,6 +48,9 @@ from composer.weights.output import check_output
 from composer.weights.record import HeldOut, TrainedStage, adapter_in, read_record
 from composer.weights.rewrite import Adapter, Trained, write_trained
 from composer.words import quantity
+
+PART = 2**38
+"""Tokens times parameters that a CPU processes at once: seconds of a core."""
 
 
 class TrainingReport(Readable, Closed):
@@ -110,8 +114,23 @@ class TrainingRun:
         kind = torch.bfloat16 if self.options.bfloat16 else None
         watch, tell = (self.options.watch, self.options.tell) if is_first() else (None, lambda _: None)
         return StageSetting(
-            self.folder, journal, self.options.seed, self.options.checkpoint_seconds, kind, watch, tell, self.options.again
+            folder=self.folder,
+            journal=journal,
+            seed=self.options.seed,
+            checkpoint_seconds=self.options.checkpoint_seconds,
+            autocast=kind,
+            part_tokens=self._part_tokens,
+            watch=watch,
+            tell=tell,
+            warn=lambda warnings: warn_or_raise(warnings, self.options),
+            again=self.options.again,
         )
+
+    @property
+    def _part_tokens(self) -> int | None:
+        """The most tokens that a CPU processes before it can report and stop."""
+        numbers = sum(math.prod(entry.shape) for entry in self.student.record.plan.parameters.values())
+        return max(1, PART // numbers) if self.options.device == "cpu" else None
 
     def finish(
         self,

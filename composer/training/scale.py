@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from blocks.calibration import Sizes
 from composer.model.attention import ComposedAttention
@@ -45,17 +44,17 @@ def scale_layer(
 
     name: the full name of the layer's attention. untrained: the full names of the parameters that may be scaled.
     """
-    teacher, results, scaled = _mean_squares(lesson.heads, lesson), _measure(student, lesson, backend), list[str]()
-    first = 0
+    sizes, scaled, first = _measure(student, lesson, backend), list[str](), 0
     for own, head in student.composed.named_children():
         assert isinstance(head, Head), "a layer's heads are its groups"
         here = slice(first, first + anatomy(head).shape.heads)
         first = here.stop
-        part = _rescale(head, Sizes(results[here], teacher[here]), f"{name}.composed.{own}", untrained)
+        own_sizes = Sizes(sizes.student[here], sizes.teacher[here], sizes.product[here])
+        part = _rescale(head, own_sizes, f"{name}.composed.{own}", untrained)
         scaled += [] if part is None else [f"{name}.composed.{own}.{part}"]
     if scaled:
-        results = _measure(student, lesson, backend)
-    return scaled, LayerSizes(student.layer, *Sizes(results, teacher).roots)
+        sizes = _measure(student, lesson, backend)
+    return scaled, LayerSizes(student.layer, *sizes.roots)
 
 
 def _rescale(head: Head, sizes: Sizes, place: str, untrained: Collection[str]) -> str | None:
@@ -73,14 +72,14 @@ def _rescale(head: Head, sizes: Sizes, place: str, untrained: Collection[str]) -
     return None
 
 
-def _measure(student: ComposedAttention, lesson: Lesson, backend: str) -> Tensor:
-    return _mean_squares(heads_output(student, lesson, backend), lesson)
-
-
-def _mean_squares(output: Tensor, lesson: Lesson) -> Tensor:
-    """Return the mean squares of an output B T H V over tokens that are no padding, H V. Squares of raw numerators need float64."""
+def _measure(student: ComposedAttention, lesson: Lesson, backend: str) -> Sizes:
+    """Return the means over tokens that are no padding. Squares of raw numerators need float64."""
     valid = lesson.tokens.valid
-    return (output.flatten(0, 1) if valid is None else output[valid]).double().square().mean(0)
+    wanted, results = (
+        (output.flatten(0, 1) if valid is None else output[valid]).double()
+        for output in (lesson.heads, heads_output(student, lesson, backend))
+    )
+    return Sizes(results.square().mean(0), wanted.square().mean(0), (results * wanted).mean(0))
 
 
 def warn_of_sizes(sizes: Sequence[LayerSizes], stage: Transfer) -> Iterator[str]:
@@ -95,14 +94,4 @@ def warn_of_sizes(sizes: Sequence[LayerSizes], stage: Transfer) -> Iterator[str]
             f"In {len(far):,} of {plural(len(sizes), 'layer')} the heads' outputs start more than {FAR:g} times larger or smaller "
             f"than the teacher's: in layer {worst.layer} their root mean square is {worst.student:.3g}, and the teacher's is "
             f"{worst.teacher:.3g}. {remedy}"
-        )
-
-
-def warn_if_worse_than_uniform(loss: float | None, vocabulary: int, when: str) -> Iterator[str]:
-    """Yield the warning for a next-token loss in nats above that of a uniform guess. when: the time of the loss, in words."""
-    if loss is not None and loss > math.log(vocabulary):
-        yield (
-            f"{when} the held-out loss is {loss:.4g} nats per token. Equal probabilities for all {vocabulary:,} tokens have "
-            f"{math.log(vocabulary):.4g}, so the model predicts worse than chance. Train transfer for more steps or at another "
-            "learning rate, or change the head."
         )

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +73,9 @@ class LayerCourse:
     @torch.no_grad()
     def judge(self, batch: Batch, total: float) -> Losses:
         return {self.units[0].name: self._loss(batch, total)}
+
+    def warn_at_start(self, losses: Mapping[str, float]) -> Iterable[str]:
+        return ()
 
     def begin(self, run: TrainingRun, name: str, rows: PackedRows) -> Start | None:
         """Set the first values of the layer, and warn if its outputs are far from the teacher's in size. name: the full name of the

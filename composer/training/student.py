@@ -19,6 +19,8 @@ from composer.weights.record import RECORD, Record, read_record
 from composer.weights.sources import check_merged, open_model
 from converters.source import Source
 
+STAGES = ("transfer", "finetune", "train")
+
 
 def check_stage(resolved: Resolved, stage: Stage) -> None:
     """Raise TrainingError if a model cannot be trained by this stage."""
@@ -96,10 +98,15 @@ class Student:
     recipe: Recipe
 
 
-def read_student(model: str | os.PathLike[str], overrides: Overrides, recipe: Recipe | None = None) -> Student:
+def read_student(
+    model: str | os.PathLike[str],
+    overrides: Overrides,
+    recipe: Recipe | None = None,
+    lengths: Mapping[str, int | None] | None = None,
+) -> Student:
     """Return the model of a folder, and its recipe: the argument, or the model's own with these overrides.
 
-    Raises TrainingError, BuildError and SourceError.
+    lengths: fields of every stage, such as its steps, in place of the recipe's. Raises TrainingError, BuildError and SourceError.
     """
     folder = Path(name_of(model)).expanduser()
     record = read_record(folder) if folder.is_dir() else None
@@ -109,7 +116,21 @@ def read_student(model: str | os.PathLike[str], overrides: Overrides, recipe: Re
         raise TrainingError(f"{folder} is a classifier; what is trained here is a language model.")
     source = open_model(folder)
     check_merged(source)
-    return Student(source, record, _recipe(record, overrides) if recipe is None else recipe)
+    recipe = _recipe(record, overrides) if recipe is None else recipe
+    return Student(source, record, _with_lengths(recipe, lengths) if lengths else recipe)
+
+
+def _with_lengths(recipe: Recipe, lengths: Mapping[str, int | None]) -> Recipe:
+    """Return the recipe with these fields in each of its stages. Raises TrainingError if the rows do not divide into parts."""
+    stages = {name: stage for name in STAGES if (stage := getattr(recipe, name)) is not None}
+    for name, stage in stages.items():
+        batch = lengths.get("batch") or stage.batch
+        if batch % stage.accumulate:
+            raise TrainingError(
+                f"--batch {batch}: recipe.{name}.accumulate divides the rows into {stage.accumulate:,} parts. Set a multiple of "
+                f"{stage.accumulate:,}, or add --set recipe.{name}.accumulate=1"
+            )
+    return recipe.model_copy(update={name: stage.model_copy(update=lengths) for name, stage in stages.items()})
 
 
 def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:

@@ -6,7 +6,7 @@ the student's layer is compared with it and its gradients are computed, so that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -90,6 +90,9 @@ class TransferCourse:
 
         teach(self._teacher, batch, judge_layer)
         return losses
+
+    def warn_at_start(self, losses: Mapping[str, float]) -> Iterable[str]:
+        return ()
 
     def _loss(self, index: int, teacher: ComposedAttention, lesson: Lesson, total: float) -> Tensor:
         if index not in self._alike:

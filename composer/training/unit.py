@@ -206,6 +206,10 @@ class Course(Protocol):
         """Return the losses of all units, without gradients."""
         ...
 
+    def warn_at_start(self, losses: Mapping[str, float]) -> Iterable[str]:
+        """Return warnings about the held-out losses before the first step."""
+        ...
+
 
 def add_gradients(loss: Tensor) -> None:
     """Add the gradients of a loss to those of its parameters.
@@ -235,6 +239,9 @@ class WholeCourse:
     def judge(self, batch: Batch, total: float) -> Losses:
         self._student.eval()
         return {self._name: self._loss(batch, total)}
+
+    def warn_at_start(self, losses: Mapping[str, float]) -> Iterable[str]:
+        return ()
 
     def _loss(self, batch: Batch, total: float) -> Tensor:
         """Return the loss of a batch, a sum divided by ``total``."""

@@ -1,11 +1,11 @@
-"""The RMSNorm of each head or of all heads, and the output gate, equal their formulas. The gate starts open."""
+"""The RMSNorm of each head or of all heads, and the output gate, equal their formulas. They start open, or at a given size."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from blocks.calibration import Sizes
+from blocks.calibration import LEAST_SIZE, Sizes
 from blocks.legend import Shape
 from blocks.outputs import GatedNorm, Norm, Output, OutputGate
 
@@ -61,21 +61,6 @@ def test_the_gate_is_an_activation_of_the_hidden_state(activation: str, rank: in
     torch.testing.assert_close(alone.finish(weights, output, hidden)[0, 1], output[0, 1] * gate, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("rank", ["full", 2])
-@pytest.mark.parametrize("part", [GatedNorm, OutputGate])
-def test_without_a_bias_the_gate_is_that_of_a_bias_of_0(part: type[GatedNorm | OutputGate], rank: int | str) -> None:
-    output, hidden = torch.randn(1, 3, 3, 4, dtype=torch.float64), torch.randn(1, 3, 6, dtype=torch.float64)
-    without = part(rank=rank, activation="swish", bias=False)
-    weights = tensors(without, noise=0.0)
-    zero = {"gate_bias": torch.zeros(12, dtype=torch.float64)}
-    assert tensors(part(rank=rank, activation="swish"), noise=0.0).keys() == {*weights, *zero}
-    finished = without.finish(weights, output, hidden)
-    assert torch.equal(finished, part(rank=rank, activation="swish").finish(weights | zero, output, hidden))
-    assert finished.abs().min() > 0, "a gate of 0 would leave the heads without gradients"
-    rescaled = without.rescale(weights, Sizes(torch.ones(3, 4), torch.full((3, 4), 4.0)), SHAPE)
-    assert rescaled.keys() == ({"weight"} if part is GatedNorm else set()), "there is no bias that opens the gate"
-
-
 def test_a_gate_starts_open() -> None:
     output, hidden = torch.randn(1, 3, 3, 4, dtype=torch.float64), torch.randn(1, 3, 6, dtype=torch.float64)
     norm = Norm().finish(tensors(Norm(), noise=0.0), output, hidden)
@@ -99,3 +84,58 @@ def test_an_empty_answer_stays_zero_with_a_finite_gradient() -> None:
     assert torch.equal(normed, torch.zeros_like(normed))
     assert output.grad is not None
     assert output.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Norm(),
+        Norm(over="heads"),
+        GatedNorm(),
+        GatedNorm(first="gate", over="heads"),
+        GatedNorm(activation="sigmoid", rank=2),
+        OutputGate(activation="swish"),
+        OutputGate(),
+    ],
+    ids=str,
+)
+def test_outputs_start_at_the_size_of_the_teachers(part: Output) -> None:
+    """Norms and gates of swish reach any size, coordinate by coordinate; a norm of each head reaches it for all heads together. A
+    gate of sigmoid makes outputs smaller, not larger. Outputs that are unlike the teacher's start smaller."""
+    generator = torch.Generator().manual_seed(0)
+    output, hidden = (torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in ((2, 50, 3, 4), (2, 50, 6)))
+    weights = start = tensors(part, noise=0.0)
+
+    def measure() -> torch.Tensor:
+        return part.finish(weights, output.clone(), hidden).square().mean((0, 1))
+
+    student = measure()
+    teacher = student * torch.logspace(-4, 2, 12, dtype=torch.float64).view(3, 4)
+    for likeness in (1.0, 0.5, -0.2):
+        sizes = Sizes(student, teacher, likeness * (student * teacher).sqrt())
+        weights = start | part.rescale(start, sizes, SHAPE)
+        share = max(likeness, LEAST_SIZE) ** 2
+        scaled, wanted = measure(), teacher * share
+        if isinstance(part, Norm) and part.over == "head":
+            scaled, wanted = scaled.mean(0), student.mean(0) * sizes.factor(of_all_heads=True)[0] ** 2
+        if isinstance(part, OutputGate) and part.activation == "sigmoid":
+            wanted = wanted.minimum(student)
+        torch.testing.assert_close(scaled, wanted, rtol=1e-3, atol=0)
+
+
+def test_the_factor_has_the_smallest_squared_error() -> None:
+    generator = torch.Generator().manual_seed(0)
+    student, noise = torch.randn(2, 200, 3, 4, dtype=torch.float64, generator=generator)
+    teacher = 0.1 * student + 0.05 * noise
+    sizes = Sizes(student.square().mean(0), teacher.square().mean(0), (student * teacher).mean(0))
+    errors = [(factor * sizes.factor() * student - teacher).square().sum() for factor in (0.98, 1.0, 1.02)]
+    assert errors[1] == min(errors)
+    together = sizes.factor(of_all_heads=True)
+    torch.testing.assert_close(together[0], (student * teacher).sum((0, 1)) / student.square().sum((0, 1)))
+
+
+def test_coordinates_that_are_always_zero_keep_their_weight() -> None:
+    student, teacher = torch.zeros(3, 4), torch.ones(3, 4)
+    weights = {"weight": torch.full((4,), 2.0)}
+    for sizes in (Sizes(student, teacher, student), Sizes(teacher, student, student)):
+        assert Norm().rescale(weights, sizes, SHAPE)["weight"].equal(weights["weight"])

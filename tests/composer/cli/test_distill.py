@@ -61,7 +61,7 @@ def test_both_stages(compose: Compose, models: dict[str, Path], texts: Path) -> 
         assert f"{stage.stage}: 2 steps, {stage.tokens} tokens" in words
     assert "Held-out loss: " in words
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
-    assert "Stages: transfer (2 steps) and finetune (2 steps).\n" in result.stderr
+    assert "Stages: transfer (2 steps of 64 tokens) and finetune (2 steps of 64 tokens).\n" in result.stderr
     assert "transfer  2/2  loss" in result.stderr
     merged = compose("merge", "tiny-distilled", "-o", "merged")
     assert (merged.exit_code, merged.stdout) == (0, "Merged merged\n"), merged.output
@@ -72,11 +72,27 @@ def test_both_stages(compose: Compose, models: dict[str, Path], texts: Path) -> 
     assert (refused.exit_code, list(json.loads(refused.stdout))) == (2, ["mistakes"])
 
 
+def test_steps_and_rows_of_all_stages(compose: Compose, models: dict[str, Path], texts: Path) -> None:
+    result = compose("distill", models["tiny"], "--data", texts, "--share", 0.2, "--steps", 1, "--batch", 2)
+    assert result.exit_code == 0, result.output
+    record = read_record(Path("tiny-distilled"))
+    assert record is not None
+    assert [(stage.steps, stage.tokens) for stage in record.training] == [(1, 32), (1, 32)]
+    assert [(stage.recipe["steps"], stage.recipe["epochs"], stage.recipe["batch"]) for stage in record.training] == [
+        (1, None, 2)
+    ] * 2
+    assert "Stages: transfer (1 step of 32 tokens) and finetune (1 step of 32 tokens).\n" in result.stderr
+    refused = compose("distill", models["tiny"], "--data", texts, "-o", "odd", "--batch", 3)
+    assert refused.exit_code == 2
+    assert "--batch 3: recipe.transfer.accumulate divides the rows into 2 parts" in " ".join(refused.stderr.split())
+
+
 def test_a_stage_that_the_recipe_lacks_is_named(compose: Compose, models: dict[str, Path], texts: Path) -> None:
     result = compose("distill", models["finetune"], "--data", texts, "--set", "recipe.finetune.steps=1")
     assert result.exit_code == 0, result.output
     message = (
-        "Stages: finetune (1 step). The recipe has no transfer: --set recipe.transfer.lr=… --set recipe.transfer.steps=… adds it."
+        "Stages: finetune (1 step of 64 tokens). The recipe has no transfer: --set recipe.transfer.lr=… "
+        "--set recipe.transfer.steps=… adds it."
     )
     assert message in result.stderr.splitlines()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -12,7 +13,7 @@ import torch
 from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.spec.recipe import Stage, Transfer
-from composer.training import checkpoint
+from composer.training import checkpoint, loop
 from composer.training.journal import LOG, Journal
 from composer.training.loop import StageSetting, StepProgress, length_of, run_stage
 from tests.composer.training.runs import rows_of
@@ -146,7 +147,7 @@ def test_a_loss_that_is_no_number_names_its_layer(tmp_path: Path) -> None:
                 next(iter(course.units[1].parameters.values())).fill_(torch.nan)
 
     with pytest.raises(TrainingError, match="layer 1: the loss is nan at step 5"):
-        run_stage("transfer", course, stage, ROWS, None, StageSetting(tmp_path, Journal(tmp_path), 0, 0.0, None, poison))
+        run_stage("transfer", course, stage, ROWS, None, StageSetting(tmp_path, Journal(tmp_path), 0, 0.0, watch=poison))
     assert (tmp_path / "transfer").is_dir()
 
 
@@ -156,3 +157,21 @@ def test_how_long_a_stage_is() -> None:
     assert length_of(Stage(lr=1, epochs=3, batch=2), ROWS) == -(-3 * count // 2)
     assert length_of(Stage(lr=1, tokens=1, epochs=3), ROWS) == 1
     assert length_of(Stage(lr=1, tokens=5 * ROWS.tokens, batch=1), ROWS) == 5 * count
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_long_steps_are_divided_and_announced_after_their_first_part(
+    tmp_path: Path, uninterrupted: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part has one row of 8 tokens. Only rounding changes."""
+    stage, messages = STAGES[name].model_copy(update={"accumulate": 1}), list[str]()
+    monkeypatch.setattr(loop, "SLOW", 0.0)
+    outcome, _ = run(tmp_path, stage, part_tokens=15, tell=messages.append)
+    tokens = r"\d+ tokens and needs about \d+ s, and 6 steps need about \d+ s, without evaluations"
+    (message,) = messages
+    assert re.match(f"{name}: a step has {tokens}", message)
+    for unit, loss in uninterrupted[name][0][0].after.items():
+        assert outcome.after[unit] == pytest.approx(loss, rel=1e-3)
+    messages.clear()
+    run(tmp_path / "quick", stage, part_tokens=16, tell=messages.append)
+    assert not messages, "a step of one part has its own line of progress"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from composer.errors import Stopped
 from composer.training.loop import StepProgress
+from composer.training.transfer import TransferCourse
 from tests.composer.training.runs import run
 from tests.composer.weights.students import weights
 
@@ -23,29 +26,72 @@ def whole(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) 
     return weights(out)
 
 
+@pytest.fixture
+def usual() -> Iterator[dict[int, Any]]:
+    """Python's own handlers of both signals, for the test. pytest has others."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    yield handlers
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def kill_at_call(patch: pytest.MonkeyPatch, name: str, call: int) -> None:
+    """Send SIGTERM to this process after this call of a method of the courses of transfer."""
+    original, calls = getattr(TransferCourse, name), list[int]()
+
+    def counted(course: TransferCourse, *arguments: Any) -> Any:
+        calls.append(1)
+        result = original(course, *arguments)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    patch.setattr(TransferCourse, name, counted)
+
+
+@pytest.mark.usefixtures("usual")
+@pytest.mark.parametrize(
+    ("name", "call", "reached"),
+    [
+        ("learn", 5, r"after step 2 of 6 of transfer\. Checkpoint: .*--resume"),
+        ("learn", 1, r"before the end of step 1 of 6 of transfer\. To continue.*--resume"),
+        ("judge", 1, r"before the end of step 1 of 6 of transfer\. To continue.*--resume"),
+    ],
+)
+def test_a_signal_within_a_step_keeps_the_last_complete_step(
+    student: Path, texts: Path, tmp_path: Path, whole: dict[str, torch.Tensor], name: str, call: int, reached: str
+) -> None:
+    """A step has two parts. The signal comes in the first part, and no other part is computed."""
+    messages: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at_call(patch, name, call)
+        with pytest.raises(Stopped, match=f"Stopped {reached}"):
+            run(student, tmp_path / "out", texts, tell=messages.append)
+    assert any(what.startswith("Stopping after this part of a step") for what in messages)
+    run(student, tmp_path / "out", texts, resume=True, tell=messages.append)
+    assert any(what.startswith("Continuing after step 2 of 6") for what in messages) == (call == 5)
+    trained = weights(tmp_path / "out")
+    assert all(trained[name].equal(tensor) for name, tensor in whole.items())
+
+
 @pytest.mark.parametrize(("number", "stage"), [(signal.SIGINT, "transfer"), (signal.SIGTERM, "finetune")])
 def test_a_signal_keeps_the_run(
-    student: Path, texts: Path, tmp_path: Path, number: int, stage: str, whole: dict[str, torch.Tensor]
+    student: Path, texts: Path, tmp_path: Path, number: int, stage: str, whole: dict[str, torch.Tensor], usual: dict[int, Any]
 ) -> None:
-    before = {signal_number: signal.getsignal(signal_number) for signal_number in (signal.SIGINT, signal.SIGTERM)}
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     messages: list[str] = []
 
     def watch(step: StepProgress) -> None:
         if (step.stage, step.step) == (stage, 3):
             os.kill(os.getpid(), number)
 
-    try:
-        for signal_number, handler in usual.items():
-            signal.signal(signal_number, handler)
-        with pytest.raises(Stopped, match=f"Stopped after step 3 of . of {stage}.*--resume") as stopped:
-            run(student, tmp_path / "out", texts, watch=watch, tell=messages.append)
-        assert stopped.value.number == number
-        assert {signal_number: signal.getsignal(signal_number) for signal_number in usual} == usual, "as it was"
-    finally:
-        for signal_number, handler in before.items():
-            signal.signal(signal_number, handler)
-    assert any(what.startswith("Stopping after this step") for what in messages)
+    with pytest.raises(Stopped, match=f"Stopped after step 3 of . of {stage}.*--resume") as stopped:
+        run(student, tmp_path / "out", texts, watch=watch, tell=messages.append)
+    assert stopped.value.number == number
+    assert {signal_number: signal.getsignal(signal_number) for signal_number in usual} == usual, "as it was"
+    assert any(what.startswith("Stopping after this part of a step") for what in messages)
     assert not (tmp_path / "out").exists()
     run(student, tmp_path / "out", texts, resume=True, tell=messages.append)
     assert any(
