@@ -7,6 +7,7 @@
 # make check   formatting, lint, types
 # make docs    write anew what follows from parts and kept runs: the tables in docs/, specs/schema.json, docs/evidence.md, the gallery
 # make gallery  docs/gallery: every shipped spec with its picture, equations, measurements and YAML
+# make notebook  the outputs in examples/a-day.ipynb (a few minutes)
 # make screenshots  docs/view.png and docs/gallery.png, of the pages in a headless Chromium
 # make evidence  the papers' claims in miniature: runs what is not kept in evidence/runs, writes docs/evidence.md (hours on a CPU)
 # make oldest  the tests of models, weights and training with the oldest transformers of the range, in a separate environment
@@ -29,7 +30,7 @@ BIN := $(VENV)/bin
 PRODUCT := $(VENV)/.ready-product
 READY := $(VENV)/.ready
 
-.PHONY: demo smollm2 test fuzz check docs gallery screenshots evidence oldest serve-test gpu clean
+.PHONY: demo smollm2 test fuzz check docs gallery notebook screenshots evidence oldest serve-test gpu clean
 
 demo: $(PRODUCT)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output/demo bash examples/demo.sh
@@ -60,6 +61,9 @@ docs: $(READY)
 
 gallery: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m docs.make_gallery
+
+notebook: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m docs.make_notebook
 
 screenshots: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m docs.make_screenshots

@@ -71,31 +71,20 @@ class Attended:
         return ((low + high) / 2).masked_fill(~choice.any(1).any(0), 0.0)
 
 
-LEAST_SIZE = 0.3
-"""The smallest size of an output that is scaled, as a share of the teacher's. The best factor of an output that is unlike the
-teacher's is near 0, and what is below it would hardly learn."""
-
-
 @dataclass(frozen=True)
 class Sizes:
-    """Means over tokens for each coordinate of a head's output: the squares of the student's output with its current parameters,
-    those of the teacher's, and the products of both."""
+    """Mean squares over tokens of each coordinate of a head's output. student: with its current parameters."""
 
     student: Float[Tensor, "H V"]
     teacher: Float[Tensor, "H V"]
-    product: Float[Tensor, "H V"]
 
     def factor(self, *, of_all_heads: bool = False) -> Float[Tensor, "H V"] | Float[Tensor, "1 V"]:
-        """Return the factor with the smallest squared error of each coordinate, whose root mean square is then between
-        ``LEAST_SIZE`` times the teacher's and the teacher's. It is 1 for coordinates that are always 0.
-
-        of_all_heads: one factor for the same coordinate of all heads.
-        """
-        student, teacher, product = self.student, self.teacher, self.product
+        """Return the factor at which each coordinate has the teacher's root mean square; 1 for coordinates that are always 0.
+        of_all_heads: one factor for the same coordinate of all heads."""
+        student, teacher = self.student, self.teacher
         if of_all_heads:
-            student, teacher, product = (numbers.mean(0, keepdim=True) for numbers in (student, teacher, product))
-        best = (product / student).maximum(LEAST_SIZE * (teacher / student).sqrt())
-        return best.masked_fill((student == 0) | (teacher == 0), 1.0)
+            student, teacher = student.mean(0, keepdim=True), teacher.mean(0, keepdim=True)
+        return (teacher / student).sqrt().masked_fill((student == 0) | (teacher == 0), 1.0)
 
     @property
     def roots(self) -> tuple[float, float]:

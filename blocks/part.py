@@ -129,7 +129,7 @@ class Part(Closed):
         return {}
 
     def rescale(self, parameters: Parameters, sizes: Sizes, shape: Shape) -> dict[str, Tensor]:
-        """First values for some of the parameters, with which the head's output is near the teacher's in size; empty where the
+        """First values for some of the parameters, with which the head's output has the size of the teacher's; empty where the
         part cannot scale it."""
         return {}
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from blocks.calibration import Sizes
 from composer.model.attention import ComposedAttention
@@ -44,17 +45,17 @@ def scale_layer(
 
     name: the full name of the layer's attention. untrained: the full names of the parameters that may be scaled.
     """
-    sizes, scaled, first = _measure(student, lesson, backend), list[str](), 0
+    teacher, results, scaled = _mean_squares(lesson.heads, lesson), _measure(student, lesson, backend), list[str]()
+    first = 0
     for own, head in student.composed.named_children():
         assert isinstance(head, Head), "a layer's heads are its groups"
         here = slice(first, first + anatomy(head).shape.heads)
         first = here.stop
-        own_sizes = Sizes(sizes.student[here], sizes.teacher[here], sizes.product[here])
-        part = _rescale(head, own_sizes, f"{name}.composed.{own}", untrained)
+        part = _rescale(head, Sizes(results[here], teacher[here]), f"{name}.composed.{own}", untrained)
         scaled += [] if part is None else [f"{name}.composed.{own}.{part}"]
     if scaled:
-        sizes = _measure(student, lesson, backend)
-    return scaled, LayerSizes(student.layer, *sizes.roots)
+        results = _measure(student, lesson, backend)
+    return scaled, LayerSizes(student.layer, *Sizes(results, teacher).roots)
 
 
 def _rescale(head: Head, sizes: Sizes, place: str, untrained: Collection[str]) -> str | None:
@@ -72,14 +73,14 @@ def _rescale(head: Head, sizes: Sizes, place: str, untrained: Collection[str]) -
     return None
 
 
-def _measure(student: ComposedAttention, lesson: Lesson, backend: str) -> Sizes:
-    """Return the means over tokens that are no padding. Squares of raw numerators need float64."""
+def _measure(student: ComposedAttention, lesson: Lesson, backend: str) -> Tensor:
+    return _mean_squares(heads_output(student, lesson, backend), lesson)
+
+
+def _mean_squares(output: Tensor, lesson: Lesson) -> Tensor:
+    """Return the mean squares of an output B T H V over tokens that are no padding, H V. Squares of raw numerators need float64."""
     valid = lesson.tokens.valid
-    wanted, results = (
-        (output.flatten(0, 1) if valid is None else output[valid]).double()
-        for output in (lesson.heads, heads_output(student, lesson, backend))
-    )
-    return Sizes(results.square().mean(0), wanted.square().mean(0), (results * wanted).mean(0))
+    return (output.flatten(0, 1) if valid is None else output[valid]).double().square().mean(0)
 
 
 def warn_of_sizes(sizes: Sequence[LayerSizes], stage: Transfer) -> Iterator[str]:
