@@ -72,7 +72,7 @@ class Attended:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class OutputSizes:
     """Mean squares over tokens of each coordinate of a head's output. student: with its current parameters."""
 
     student: Float[Tensor, "H V"]

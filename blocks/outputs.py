@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from blocks import initialise
-from blocks.calibration import HALVINGS, Sizes
+from blocks.calibration import HALVINGS, OutputSizes
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.norms import rms_norm
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
@@ -60,7 +60,7 @@ class Norm(Output):
         columns = shape.value_dim if self.over == "head" else shape.heads * shape.value_dim
         return {"weight": Fresh((columns,), initialise.constant(1.0))}
 
-    def rescale(self, parameters: Parameters, sizes: Sizes, shape: Shape) -> dict[str, Tensor]:
+    def rescale(self, parameters: Parameters, sizes: OutputSizes, shape: Shape) -> dict[str, Tensor]:
         """The weights by coordinate, in closed form. A gate after the norm keeps its start: the measured sizes include it."""
         factor = sizes.factor(of_all_heads=self.over == "head").flatten()
         return {"weight": parameters["weight"] * factor.to(parameters["weight"].dtype)}
@@ -104,7 +104,7 @@ class OutputGate(Output):
         openness = activate(bias.double(), self.activation) * sizes.factor().flatten()
         return {"gate_bias": bias_of(openness, self.activation).to(bias.dtype)}
 
-    def rescale(self, parameters: Parameters, sizes: Sizes, shape: Shape) -> dict[str, Tensor]:
+    def rescale(self, parameters: Parameters, sizes: OutputSizes, shape: Shape) -> dict[str, Tensor]:
         """b by coordinate: the gate starts as open as the output needs, and a sigmoid at most as open as by default."""
         bias = parameters["gate_bias"]
         openness = activate(bias.double(), self.activation) * sizes.factor().flatten()

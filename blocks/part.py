@@ -19,7 +19,7 @@ from blocks.operation import Call, Operation, Slot
 if TYPE_CHECKING:
     import torch
 
-    from blocks.calibration import Attended, Sizes
+    from blocks.calibration import Attended, OutputSizes
 
 FieldPath = tuple[str | int, ...]
 Problem = tuple[str, FieldPath]
@@ -128,7 +128,7 @@ class Part(Closed):
         """First values for some of the parameters, computed from a teacher's attention; empty where all keep their own."""
         return {}
 
-    def rescale(self, parameters: Parameters, sizes: Sizes, shape: Shape) -> dict[str, Tensor]:
+    def rescale(self, parameters: Parameters, sizes: OutputSizes, shape: Shape) -> dict[str, Tensor]:
         """First values for some of the parameters, with which the head's output has the size of the teacher's; empty where the
         part cannot scale it."""
         return {}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blocks.calibration import Sizes
+from blocks.calibration import OutputSizes
 from composer.model.attention import ComposedAttention
 from composer.model.head import Head, anatomy
 from composer.spec.recipe import Transfer
@@ -51,14 +51,14 @@ def scale_layer(
         assert isinstance(head, Head), "a layer's heads are its groups"
         here = slice(first, first + anatomy(head).shape.heads)
         first = here.stop
-        part = _rescale(head, Sizes(results[here], teacher[here]), f"{name}.composed.{own}", untrained)
+        part = _rescale(head, OutputSizes(results[here], teacher[here]), f"{name}.composed.{own}", untrained)
         scaled += [] if part is None else [f"{name}.composed.{own}.{part}"]
     if scaled:
         results = _measure(student, lesson, backend)
-    return scaled, LayerSizes(student.layer, *Sizes(results, teacher).roots)
+    return scaled, LayerSizes(student.layer, *OutputSizes(results, teacher).roots)
 
 
-def _rescale(head: Head, sizes: Sizes, place: str, untrained: Collection[str]) -> str | None:
+def _rescale(head: Head, sizes: OutputSizes, place: str, untrained: Collection[str]) -> str | None:
     """Scale the last part of a head that can scale its output; its name, or None if there is none."""
     of = anatomy(head)
     for node in reversed(of.graph.parts):

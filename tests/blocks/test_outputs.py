@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blocks.calibration import Sizes
+from blocks.calibration import OutputSizes
 from blocks.legend import Shape
 from blocks.outputs import GatedNorm, Norm, Output, OutputGate
 
@@ -111,7 +111,7 @@ def test_outputs_start_at_the_size_of_the_teachers(part: Output) -> None:
 
     student = measure()
     teacher = student * torch.logspace(-4, 2, 12, dtype=torch.float64).view(3, 4)
-    weights = start | part.rescale(start, Sizes(student, teacher), SHAPE)
+    weights = start | part.rescale(start, OutputSizes(student, teacher), SHAPE)
     scaled = measure()
     if isinstance(part, Norm) and part.over == "head":
         scaled, teacher = scaled.mean(0), teacher.mean(0)
@@ -123,5 +123,5 @@ def test_outputs_start_at_the_size_of_the_teachers(part: Output) -> None:
 def test_coordinates_that_are_always_zero_keep_their_weight() -> None:
     student, teacher = torch.zeros(3, 4), torch.ones(3, 4)
     weights = {"weight": torch.full((4,), 2.0)}
-    for sizes in (Sizes(student, teacher), Sizes(teacher, student)):
+    for sizes in (OutputSizes(student, teacher), OutputSizes(teacher, student)):
         assert Norm().rescale(weights, sizes, SHAPE)["weight"].equal(weights["weight"])
