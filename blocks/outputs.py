@@ -96,16 +96,11 @@ class OutputGate(Output):
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         return gate_parameters(shape, self.activation, self.rank, bias=self.bias)
 
-    def rescale(self, parameters: Parameters, sizes: Sizes, shape: Shape) -> dict[str, Tensor]:
-        """b by coordinate, if there is one: the gate starts as open as the output needs, and a sigmoid at most as by default."""
+    def rescale(self, parameters: Parameters, sizes: OutputSizes, shape: Shape) -> dict[str, Tensor]:
+        """b by coordinate: the gate starts as open as the output needs, and a sigmoid at most as open as by default. A gate without
+        a bias keeps its start."""
         if not self.bias:
             return {}
-        bias = parameters["gate_bias"]
-        openness = activate(bias.double(), self.activation) * sizes.factor().flatten()
-        return {"gate_bias": bias_of(openness, self.activation).to(bias.dtype)}
-
-    def rescale(self, parameters: Parameters, sizes: OutputSizes, shape: Shape) -> dict[str, Tensor]:
-        """b by coordinate: the gate starts as open as the output needs, and a sigmoid at most as open as by default."""
         bias = parameters["gate_bias"]
         openness = activate(bias.double(), self.activation) * sizes.factor().flatten()
         return {"gate_bias": bias_of(openness, self.activation).to(bias.dtype)}

@@ -94,6 +94,7 @@ def test_an_empty_answer_stays_zero_with_a_finite_gradient() -> None:
         GatedNorm(),
         GatedNorm(first="gate", over="heads"),
         GatedNorm(activation="sigmoid", rank=2),
+        GatedNorm(activation="sigmoid", bias=False),
         OutputGate(activation="swish"),
         OutputGate(),
     ],
@@ -118,6 +119,11 @@ def test_outputs_start_at_the_size_of_the_teachers(part: Output) -> None:
     if isinstance(part, OutputGate) and part.activation == "sigmoid":
         teacher = teacher.minimum(student)
     torch.testing.assert_close(scaled, teacher, rtol=1e-3, atol=0)
+
+
+def test_a_gate_without_a_bias_keeps_its_start() -> None:
+    part = OutputGate(bias=False)
+    assert part.rescale(tensors(part, noise=0.0), OutputSizes(torch.ones(3, 4), torch.ones(3, 4)), SHAPE) == {}
 
 
 def test_coordinates_that_are_always_zero_keep_their_weight() -> None:

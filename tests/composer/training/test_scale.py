@@ -72,7 +72,7 @@ def test_every_shipped_spec_starts_near_the_teacher(name: str, source: Any, teac
     if output is not None and output.output is not None and output.output.normalises:
         far = begin(name, source, teacher, rows, init="parts")
         assert any(layer.distance > FAR for layer in far), "a norm without a scale is as large in every layer"
-        assert all(layer.distance < 1.3 for layer in sizes)
+        assert all(layer.distance < 2.1 for layer in sizes), "a gate of sigmoid without a bias halves the output"
 
 
 def test_a_calibrated_start_is_scaled_too(source: Any, teacher: ComposedForCausalLM, rows: PackedRows) -> None:
