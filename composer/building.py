@@ -31,7 +31,8 @@ from composer.spec.loading import load_spec, resolve_spec
 from composer.trust import refuse_code, translate_transformers_errors
 from composer.weights.config import dimensions
 from composer.weights.lock import Lock, read_lock
-from composer.weights.sources import check_merged, default_output, describe_model, open_model, open_tokenizer
+from composer.weights.sources import check_merged, default_output, describe_model, open_model
+from composer.weights.tokenizer import open_tokenizer
 from converters.bounded import brief
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ _LONGEST = 400
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 # Kernels are fetched from the Hub, and run, where one of these names a repository.
 _IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
+_LIBRARIES = re.compile(r"(composer|peft|transformers)(\.[A-Za-z0-9_]+)+")
+"""Modules of packages that are installed here."""
 _NEVER = "Nothing in a folder is ever run here."
 
 
@@ -69,9 +72,15 @@ def code_in_adapter(config: Mapping[str, Any]) -> str | None:
     if config.get("peft_type") != "LORA":
         return f"has adapters of the type {brief(config.get('peft_type'))}; expected LORA, the one that is read"
     for key in ("megatron_config", "auto_mapping", "tokenizer_kwargs"):
-        if config.get(key):
+        if config.get(key) and not (key == "auto_mapping" and _names_known_class(config[key])):
             return f"needs its own code ({key}: {brief(config[key])})"
     return None
+
+
+def _names_known_class(auto_mapping: object) -> bool:
+    """Whether the class that adapters were made for, which PEFT notes where they have no task, is one of these libraries."""
+    library = auto_mapping.get("parent_library") if isinstance(auto_mapping, Mapping) else None
+    return isinstance(library, str) and _LIBRARIES.fullmatch(library) is not None
 
 
 def check_named_files(folder: Path, refusal: type[ComposerError]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from converters.bounded import MOST_CONFIG, MOST_RECORD, read_json, within
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, EXPORT, RECORD
 from converters.errors import HubError
+from converters.licences import CARD, LICENCE_FILES
 from converters.model_types import is_composed_type
 from converters.source import BROUGHT_ALONG, INDEX, TOKENIZER
 
@@ -30,18 +31,18 @@ def fetch(
     """Download a model into the Hub's local cache. Return its folder there, and the commit of ``revision``.
 
     weights: False downloads only ``config.json``, or, with ``tokenizer``, also the files of its tokenizer. The record and adapters
-    of a model of this project are downloaded, too. Pickles are never downloaded. file: download only this file. A ``HubError``
-    states what to do.
+    of a model of this project are downloaded, too. Pickles are never downloaded. file: download only this file, and the files with
+    its licence. A ``HubError`` states what to do.
     """
-    wanted = ["config.json", *(["*.safetensors", INDEX, *BROUGHT_ALONG] if weights else TOKENIZER if tokenizer else [])]
-    wanted = wanted if file is None else [glob.escape(file)]
+    beside = ["*.safetensors", INDEX, ADAPTER_CONFIG, CARD, *BROUGHT_ALONG] if weights else TOKENIZER if tokenizer else ()
+    wanted = ["config.json", *beside] if file is None else [glob.escape(file), CARD, *LICENCE_FILES]
     with _asking(repo_id, revision):
         from huggingface_hub import snapshot_download
 
         folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=wanted, ignore_patterns=_LEFT_THERE))
         commit = folder.name if _COMMIT.fullmatch(folder.name) else None
-        if weights and file is None and (beside := _beside(folder)):
-            snapshot_download(repo_id, revision=commit or revision, allow_patterns=beside)
+        if weights and file is None and (own := _beside(folder)):
+            snapshot_download(repo_id, revision=commit or revision, allow_patterns=own)
     if file is not None and not (folder / file).exists():
         where = _where(repo_id, revision)
         raise HubError(f"{where} has no file {file!r}, or the Hub cannot be reached. Check the name on the model's page.")

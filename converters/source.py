@@ -33,6 +33,7 @@ from converters.families import family_of
 from converters.family import Family
 from converters.gguf import is_gguf
 from converters.hosts import Host
+from converters.licences import LICENCE_FILES, LicenceFields
 from converters.model_types import is_composed_type
 from converters.shard import Shard, StoredTensor, read_shard
 from converters.trunk import Sizes
@@ -61,7 +62,7 @@ TOKEN_KEYS = (
     "forced_eos_token_id",
 )
 """Keys for tokens in the settings for generation."""
-BROUGHT_ALONG = (*TOKENIZER, PROCESSOR, GENERATION_CONFIG, "LICENSE*", "NOTICE*", "USE_POLICY*")
+BROUGHT_ALONG = (*TOKENIZER, PROCESSOR, GENERATION_CONFIG, *LICENCE_FILES)
 """Files that are copied with the weights: tokenizer, processor, generation settings, chat templates, terms of use."""
 FREE_SIZE = 2**20
 """The largest size in a config that is not compared with the weights."""
@@ -78,13 +79,15 @@ class UnpackedFrom:
     the folder.
 
     quantisation: such as ``GGUF Q4_1, F32`` or ``fp8``, or the words for a text decoder. files: SHA-256 of each file that was read,
-    by name. weights: SHA-256 of each file with unpacked weights, by name. text_only: the folder has a text decoder.
+    by name. weights: SHA-256 of each file with unpacked weights, by name. licence: the fields for one in the card beside the
+    weights, or in the metadata of a GGUF file. text_only: the folder has a text decoder.
     """
 
     path: Path
     quantisation: str
     files: Mapping[str, str]
     weights: Mapping[str, str]
+    licence: LicenceFields
     text_only: bool = False
 
 

@@ -132,12 +132,17 @@ class MergeReport(Readable, Closed):
 @translate_errors
 def run_merge(options: MergeOptions) -> MergeReport:
     model = local_folder(options.model)
-    open_model(model)  # report mistakes before imports that need seconds
+    # Report mistakes before imports that need seconds.
+    opened = open_model(options.model if Path(options.model).expanduser().is_dir() else model)
     target = _out(options.model, options.out, "merged")
     with silent_transformers():
         from composer.training.finetune import merge_adapters
+        from composer.weights.rewrite import Trained, write_trained
 
-        record = merge_adapters(model, target, force=options.force)
+        if opened.unpacked is not None:  # adapters of another program, which were merged as they were opened
+            record = write_trained(model, target, Trained({}, None, (), {}), force=options.force)
+        else:
+            record = merge_adapters(model, target, force=options.force)
     return MergeReport(out=target, spec_hash=record.spec_hash)
 
 

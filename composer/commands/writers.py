@@ -12,6 +12,7 @@ from composer.errors import ComposerError
 from composer.spec.explain import explain_resolved
 from composer.trust import load_tokenizer
 from composer.weights.load import check_backends, open_models
+from composer.weights.sources import local_folder
 from composer.words import size
 from converters.source import TOKENIZER, small_files
 from converters.trunk import Dtype, dtype_name
@@ -29,8 +30,8 @@ def drawing_options(temperature: float, top_p: float) -> dict[str, Any]:
 
 def load_writer(model: str, device: str, backend: str, *, built: bool, dtype: Dtype | None = None) -> tuple[Any, Path]:
     """Return the model, and its folder. dtype: None keeps that of the weights. Raises ComposerError if it writes no text."""
-    folder = Path(model).expanduser()
-    if built and folder.is_dir():
+    if built and Path(model).expanduser().is_dir():
+        folder = local_folder(model)
         loaded: Any = load(folder, dtype=dtype, device=device, backend=backend)
         if loaded.config.labels is not None:
             raise ComposerError(f"{model} is a classifier: it has answers for whole texts, and writes none")

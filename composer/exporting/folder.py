@@ -30,17 +30,18 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.spec.writing import to_yaml
 from composer.training.finetune import merge_adapters
 from composer.versions import versions_of
-from composer.weights.card import PICTURE, datasets_of, lineage
+from composer.weights.card import PICTURE, datasets_of, licence_fields, licence_section, lineage
 from composer.weights.load import load_model
 from composer.weights.output import check_output, check_space, copy_files, link_or_copy, whole_or_nothing, write_json, write_text
 from composer.weights.record import CARD, CONFIG, RECORD, Record, files_in, read_record
 from converters.bounded import MOST_RECORD, read_bytes, read_text
 from converters.composed import ADAPTER_KEY, EXPORT, SPEC_FILE, SPEC_KEYS, TRUNK_KEYS
 from converters.hosts import LATENT
+from converters.licences import LICENCE_FILES
 from converters.model_types import PREFIX
 from converters.source import GENERATION_CONFIG, INDEX, TOKENIZER, open_source, small_files
 
-LICENSE = "LICENSE"
+LICENSE, SPDX = "LICENSE", "Apache-2.0"
 PACKAGES = ("attention-composer", "torch", "transformers")
 
 
@@ -178,9 +179,10 @@ def _documents(
     write_json(partial / CONFIG, exported.config if isinstance(exported, Native) else configuration(model, exported))
     if isinstance(exported, Exported):
         write_text(partial / f"{exported.file}.py", exported.text)
-        write_text(partial / LICENSE, license_text())
+        write_text(partial / f"{exported.file}.{LICENSE}", license_text())
     has_own_index = isinstance(exported, Native) and exported.weights is not None
-    copy_files(merged, small_files(merged, (*TOKENIZER, GENERATION_CONFIG, *([] if has_own_index else [INDEX]))), partial)
+    beside = (*TOKENIZER, GENERATION_CONFIG, *LICENCE_FILES, *([] if has_own_index else [INDEX]))
+    copy_files(merged, small_files(merged, beside), partial)
     if record is not None:
         if not is_native:  # the files of a class of transformers can be a source like any other, which has no record
             copy_files(merged, (RECORD,), partial)
@@ -226,6 +228,7 @@ def card(exported: Exported | Native, record: Record | None, command: str) -> st
     front: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": tags}
     if source is not None and source.repo_id:
         front["base_model"] = source.repo_id
+    front |= licence_fields(record)
     if record is not None and (datasets := datasets_of(record)):
         front["datasets"] = datasets
     trust = "" if isinstance(exported, Native) else ", trust_remote_code=True"
@@ -237,7 +240,9 @@ def card(exported: Exported | Native, record: Record | None, command: str) -> st
         f'model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust}, dtype="auto")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{no_trust})'
     )
-    spec = "" if record is None else f"\n{lineage(record)}\n## Spec\n\n{markdown_block(to_yaml(record.spec), 'yaml')}\n"
+    sections = [] if record is None else [lineage(record)]
+    sections.append(licence_section(record, "" if isinstance(exported, Native) else _licence_of_code(exported)))
+    sections += [] if record is None else [f"## Spec\n\n{markdown_block(to_yaml(record.spec), 'yaml')}\n"]
     drawn = "" if record is None else f"\n![The graph of each head, and the map of layers]({PICTURE})\n"
     paper = "" if record is None or not record.resolved.paper else f" Its heads follow {escape_markdown(record.resolved.paper)}."
     record_file = "" if isinstance(exported, Native) else f" {markdown_code(RECORD)} records how the\nmodel was built and trained."
@@ -250,7 +255,13 @@ def card(exported: Exported | Native, record: Record | None, command: str) -> st
 {markdown_block(load, "python")}
 
 Written by {markdown_code(command)}. {markdown_code(EXPORT)} has the SHA-256 of all files.{record_file}
-{spec}"""
+
+""" + "\n".join(filter(None, sections))
+
+
+def _licence_of_code(exported: Exported) -> str:
+    own = exported.file
+    return f"{markdown_code(f'{own}.py')} is written code, and has the licence {SPDX} ({markdown_code(f'{own}.{LICENSE}')})."
 
 
 def _description(exported: Exported | Native, paper: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from string import Template
 
-HEADER = Template('''"""$title
+HEADER = Template('''# SPDX-License-Identifier: Apache-2.0
+"""$title
 
 The model is transformers' $host_causal. Its projections, MLPs and norms are used as they are. In place of its softmax, the
 attention of each layer calls a head of this file. The file needs torch and transformers, and no other file.

@@ -150,7 +150,7 @@ def _find_packed_reference(source: StoredSource, unpacked: StoredUnpacked) -> st
     changed."""
     path = Path(unpacked.path)
     try:
-        now = {name: sha256(within(path, name) if path.is_dir() else path) for name in unpacked.files}
+        now = {name: sha256(within(path, name) if path.is_dir() else path.with_name(name)) for name in unpacked.files}
         changed = [name for name, digest in unpacked.files.items() if now[name] != digest]
         problem = f"has changed since ({list_first(changed)})" if changed else None
     except OSError as error:

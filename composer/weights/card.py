@@ -11,7 +11,7 @@ import yaml
 from composer.escape import escape_markdown, markdown_block, markdown_code, markdown_link
 from composer.spec.writing import to_yaml
 from composer.weights.config import read_recorded_trunk
-from composer.weights.record import RECORD, Record, StoredSource, TrainedStage
+from composer.weights.record import RECORD, Record, StoredSource, TrainedStage, steps_in_words
 from converters.hub import HUB
 
 PICTURE = "composition.svg"
@@ -35,6 +35,7 @@ def model_card(record: Record, name: str, *, on_hub: bool = False) -> str:
     front["tags"] = ["composed", "linear-attention"]
     if source is not None and source.repo_id:
         front["base_model"] = source.repo_id
+    front |= licence_fields(record)
     if datasets := datasets_of(record):
         front["datasets"] = datasets
     auto = "AutoModelForCausalLM" if trunk.decoder is None else "AutoModelForImageTextToText"
@@ -71,6 +72,7 @@ def model_card(record: Record, name: str, *, on_hub: bool = False) -> str:
 
 {_training_lines(record)}{linked}
 {lineage(record)}
+{licence_section(record)}
 ## Load it
 
 {markdown_block(load, "python")}
@@ -101,9 +103,40 @@ def lineage(record: Record) -> str:
         ]
     for stage in record.training:
         data = ", ".join(map(markdown_code, _references(stage))) or "unnamed data"
-        rows.append((stage.stage, f"{data}: {stage.tokens:,} tokens in {stage.steps:,} steps"))
+        rows.append((stage.stage, f"{data}: {stage.tokens:,} tokens in {steps_in_words(stage)}"))
     table = "\n".join(f"| {escape_markdown(name)} | {value.replace('|', chr(92) + '|')} |" for name, value in rows)
     return f"## Lineage\n\n| | |\n|---|---|\n{table}\n"
+
+
+def licence_fields(record: Record | None) -> dict[str, object]:
+    """Return the fields for a card's front matter of the licence of a model's weights, which is that of their source."""
+    source = None if record is None else record.source
+    stated = {} if source is None else source.licence.fields
+    return {key: value if isinstance(value, str) else list(value) for key, value in stated.items()}
+
+
+def licence_section(record: Record | None, code: str = "") -> str:
+    """Return a section of Markdown on the licence of a model's weights. code: a sentence on that of the code beside them.
+
+    Weights that were built from nothing have no licence of a source.
+    """
+    source = None if record is None else record.source
+    weights = "" if source is None else _licence_of_weights(source)
+    text = " ".join(filter(None, (weights, code)))
+    return f"## Licence\n\n{text}\n" if text else ""
+
+
+def _licence_of_weights(source: StoredSource) -> str:
+    fields, files = source.licence.fields, source.licence.files
+    if not fields and not files:
+        return (
+            "The source of the weights states no licence, neither on its card nor in a file of its folder. Find its terms before "
+            "you share these weights, which derive from it."
+        )
+    values = [value for stated in fields.values() for value in ((stated,) if isinstance(stated, str) else stated)]
+    stated = f": {', '.join(map(markdown_code, values))}" if values else ""
+    terms = f" The terms are in {', '.join(map(markdown_code, files))}." if files else ""
+    return f"The weights derive from the source's, and have its licence{stated}.{terms}"
 
 
 def _references(stage: TrainedStage) -> list[str]:

@@ -19,7 +19,7 @@ from converters.model_types import AUTO_MAP, OWN, PREFIX
 from converters.trunk import DEFAULTS, DTYPE_KEYS, Dtype, Sizes, Trunk
 
 if TYPE_CHECKING:
-    from composer.weights.sources import Tokenizer
+    from composer.weights.tokenizer import Tokenizer
 
 DEVIATION = 0.02
 """Standard deviation of the normal distribution that embeddings and projections start from."""

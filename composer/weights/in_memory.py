@@ -18,7 +18,16 @@ from composer.spec.external_parts import list_stored_parts
 from composer.spec.resolve import Resolved
 from composer.weights.config import config_dict, own_parameters, trunk_from
 from composer.weights.plan import Plan, Weights, make_plan
-from composer.weights.record import Record, StoredSource, describe_source, find_untrained, record_of, versions
+from composer.weights.record import (
+    Record,
+    StoredLicence,
+    StoredSource,
+    describe_source,
+    find_untrained,
+    licence_in,
+    record_of,
+    versions,
+)
 from composer.weights.save import Origin, initial_values_of, keep_records
 from composer.weights.sources import describe_model, is_hub_id
 from composer.weights.stream import count_not_finite, initial_values, not_finite
@@ -232,9 +241,11 @@ def _source_of(model: PreTrainedModel) -> StoredSource:
     named, config = str(model.name_or_path or ""), model.config
     folder = Path(named).expanduser()
     is_here = bool(named) and (folder / "config.json").is_file()
+    licence, before = StoredLicence(), getattr(model, "_origin", None)
     try:
         config_sha256 = describe_model(folder).config_sha256 if is_here else ""
-    except ComposerError:
+        licence = licence_in(folder, before.record if isinstance(before, Origin) else None) if is_here else licence
+    except (ComposerError, ConverterError):
         is_here, config_sha256 = False, ""
     return StoredSource(
         family=str(config.model_type),
@@ -244,4 +255,5 @@ def _source_of(model: PreTrainedModel) -> StoredSource:
         commit=getattr(config, "_commit_hash", None),
         config_sha256=config_sha256,
         spec_hash=getattr(config, "spec_hash", None),
+        licence=licence,
     )

@@ -23,6 +23,7 @@ from composer.weights.output import copy_files, write_text
 from converters.bounded import list_first, parse_json, shorten
 from converters.errors import ConfigError
 from converters.gguf import GGUF, GgufHeader, read_gguf
+from converters.licences import GGUF_KEYS, LICENCE_FILES, LicenceFields, check_fields, read_card_licence
 from converters.model_types import is_composed_type
 from converters.quantised import KEY, check_unpackable, quantisation_of, without_quantisation
 from converters.shard import BYTES, Shard, read_packed_shard
@@ -37,7 +38,7 @@ from converters.source import (
     small_files,
     weight_files,
 )
-from converters.trunk import Dtype
+from converters.trunk import Dtype, dtype_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,8 +75,25 @@ class PackedFile:
         return self.header.quantisation
 
     def files(self) -> dict[str, Path]:
-        """Return the files that decide the unpacked model, by name."""
-        return {self.path.name: self.path}
+        """Return the files that decide the unpacked model, by name, and those with its licence."""
+        return {name: self.path.parent / name for name in (self.path.name, *self._licence_files)}
+
+    is_composed = False
+    dtype = None
+
+    @property
+    def licence(self) -> LicenceFields:
+        """The fields for a licence in the metadata, or in the card beside the file."""
+        return check_fields({key: self.header.metadata.get(own) for key, own in GGUF_KEYS.items()}) or self._card
+
+    @property
+    def _card(self) -> LicenceFields:
+        return read_card_licence(self.path.parent)
+
+    @property
+    def _licence_files(self) -> tuple[str, ...]:
+        """The files with terms beside the file. Where no card there states a licence, they may be those of something else."""
+        return small_files(self.path.parent, LICENCE_FILES) if self._card else ()
 
     def describe(self, dtype: Dtype) -> Described:
         """Describe the unpacked model, with weights of ``dtype``, from its metadata alone. Raises SourceError and ConfigError."""
@@ -100,6 +118,7 @@ class PackedFile:
             model = _check_complete(self.path, loading)
             model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
             tokenizer.save_pretrained(folder)
+        copy_files(self.path.parent, self._licence_files, folder)
 
     @property
     def _problem(self) -> str:
@@ -177,6 +196,20 @@ class PackedFolder:
         names = (CONFIG, INDEX, *self._shards, *small_files(self.path))
         return {name: self.path / name for name in names if (self.path / name).is_file()}
 
+    @property
+    def is_composed(self) -> bool:
+        """Whether the model was built by this project."""
+        return is_composed_type(self.config.get("model_type"))
+
+    @property
+    def dtype(self) -> Dtype | None:
+        """The type that a composed model had before; None for any other model."""
+        return dtype_name(self.config["dtype"]) if self.is_composed and self.config.get("dtype") in BYTES else None
+
+    @property
+    def licence(self) -> LicenceFields:
+        return read_card_licence(self.path)
+
     def describe(self, dtype: Dtype) -> Described:
         """Describe the unpacked model, with weights of ``dtype``, from its config alone. Raises ConfigError."""
         config = without_quantisation(self.config, dtype)
@@ -207,6 +240,10 @@ class PackedFolder:
             (folder / name).unlink(missing_ok=True)
         write_text(folder / CONFIG, json.dumps(without_quantisation(self.config, dtype), indent=2) + "\n")
         copy_files(self.path, small_files(self.path), folder)
+        if self.is_composed:
+            from composer.weights.save import write_unpacked_record
+
+            write_unpacked_record(self.path, folder)
 
     @property
     def _problem(self) -> str:
@@ -253,7 +290,7 @@ def find_packed(path: Path) -> Packed | None:
         config = parse_json(read_config_file(path))
     except (ConfigError, ValueError):  # reported where the folder is opened
         return None
-    if not isinstance(config, dict) or is_composed_type(config.get("model_type")):
+    if not isinstance(config, dict):
         return None
     kind = quantisation_of(config)
     if kind is None:

@@ -22,8 +22,9 @@ from composer.weights.plan import Plan
 from converters.bounded import MOST_RECORD, brief, is_name, read_bytes, reason, within
 from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS, RECORD
 from converters.hub import find_cached_sha256
-from converters.shard import read_shard
-from converters.source import GENERATION_CONFIG, SINGLE, TOKENIZER, Source
+from converters.licences import LICENCE_FILES, LicenceFields, read_card_licence
+from converters.shard import Shard, read_shard
+from converters.source import GENERATION_CONFIG, SINGLE, TOKENIZER, Source, small_files
 
 CARD, CONFIG, TRAINING = "README.md", "config.json", "training"
 READ = (*TOKENIZER, GENERATION_CONFIG, SINGLE, ADAPTER_CONFIG, "adapter_model.*")
@@ -75,6 +76,15 @@ class StoredUnpacked(Closed):
     """The folder has the text decoder of the model at ``path``, whose weights are not quantised."""
 
 
+class StoredLicence(Closed):
+    """The licence of weights, as their source states it."""
+
+    fields: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
+    """``license``, ``license_name`` and ``license_link`` of its card."""
+    files: tuple[str, ...] = ()
+    """Files with its terms, which every folder with these weights has, too."""
+
+
 class StoredSource(Closed):
     """The source of the weights. spec_hash: of the source's spec, where it is itself a student."""
 
@@ -87,6 +97,7 @@ class StoredSource(Closed):
     spec_hash: str | None
     unpacked: StoredUnpacked | None = Field(default=None, exclude_if=lambda unpacked: unpacked is None)
     """The quantised weights of ``folder``, which is a folder of the cache; None if the source was not quantised."""
+    licence: StoredLicence = Field(default_factory=StoredLicence)
 
 
 class Start(Closed):
@@ -128,11 +139,18 @@ class TrainedStage(Closed):
     start: Start | None = Field(default=None, exclude_if=lambda start: start is None)
     """The calibration before the stage; None where all parts kept their initialisation."""
     steps: int
+    planned: int | None = Field(default=None, exclude_if=lambda planned: planned is None)
+    """The steps of the recipe, if the stage was ended at a checkpoint before (``--finish``)."""
     tokens: int
     """Tokens of all training steps, repeated ones counted each time."""
     seconds: float
     before: dict[str, float]
     after: dict[str, float]
+
+
+def steps_in_words(stage: Any) -> str:
+    """Return the steps of a stage, and those of its recipe where it was ended before. stage: a ``TrainedStage`` or an outcome."""
+    return f"{stage.steps:,} steps" if stage.planned is None else f"{stage.steps:,} of {stage.planned:,} steps"
 
 
 class SavedByTransformers(Closed):
@@ -214,14 +232,32 @@ def describe_source(source: Source, student: Record | None) -> StoredSource:
             files=dict(unpacked.files),
             text_only=unpacked.text_only,
         ),
+        licence=licence_in(source.folder, student, None if unpacked is None else unpacked.licence),
     )
 
 
+def licence_in(folder: Path, student: Record | None, fields: LicenceFields | None = None) -> StoredLicence:
+    """Return the licence of the weights in a folder. A student whose card states none has that of its own source. Raises
+    WeightsError.
+
+    student: its record, for a folder with a student. fields: those of a card; None: of the card in the folder.
+    """
+    fields = read_card_licence(folder) if fields is None else fields
+    if not fields and student is not None and student.source is not None:
+        fields = student.source.licence.fields
+    return StoredLicence(fields=dict(fields), files=small_files(folder, LICENCE_FILES))
+
+
 def describe_file(
-    path: Path, how: Placement | Literal["written", "rewritten"], *, origin: Path | None, contents: str | None
+    path: Path,
+    how: Placement | Literal["written", "rewritten"],
+    *,
+    origin: Path | None,
+    contents: str | None,
+    shard: Shard | None = None,
 ) -> StoredFile:
-    """Return the record's entry for the file at ``path``. contents: its SHA-256, if known."""
-    shard, stat = read_shard(path), path.stat()
+    """Return the record's entry for the file at ``path``. contents: its SHA-256, if known. shard: its header, if known."""
+    shard, stat = shard or read_shard(path), path.stat()
     return StoredFile(
         how=how,
         origin=None if origin is None else str(origin.resolve()),

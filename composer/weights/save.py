@@ -21,16 +21,19 @@ from composer.files import sha256, write_whole
 from composer.model.callbacks import KEEPERS
 from composer.notices import warn_caller
 from composer.weights.config import own_parameters, read_recorded_trunk
+from composer.weights.output import copy_files
 from composer.weights.plan import Inherited, Plan, make_plan, weights_of
 from composer.weights.record import CONFIG, RECORD, Record, SavedByTransformers, describe_file, read_record, versions
 from composer.weights.stream import BLOCK, as_tensor, blocks, initial_values, same_contents
 from composer.weights.stub import STUB_TEXT
 from composer.weights.verify import problems_of
+from converters.bounded import MOST_CONFIG, read_json
 from converters.composed import ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.model_types import AUTO_MAP, STUB
-from converters.shard import BYTES, StoredTensor
-from converters.source import GENERATION_CONFIG, INDEX, Source, open_source
+from converters.quantised import quantisation_of
+from converters.shard import BYTES, StoredTensor, read_packed_shard
+from converters.source import GENERATION_CONFIG, INDEX, Source, open_source, weight_files
 from converters.trunk import Trunk
 
 BESIDE = (CONFIG, GENERATION_CONFIG, INDEX)
@@ -95,7 +98,9 @@ class _Records:
         if not isinstance(model._origin, Origin):
             return
         try:
-            record = _record_of_saved(model._origin, folder)
+            _copy_licence(model._origin, folder)
+            packed = quantisation_of(read_json(folder / CONFIG, MOST_CONFIG)) is not None
+            record = _record_of_packed(model._origin, folder) if packed else _record_of_saved(model._origin, folder)
             write_whole(folder / RECORD, record.model_dump_json(indent=2) + "\n")
         except (ComposerError, ConverterError, OSError) as error:
             warn_caller(f"{folder} is saved without {RECORD}, its record: {error}")
@@ -105,6 +110,32 @@ def keep_records() -> None:
     """From now on, keep the record of every composed model that is loaded, and write it where the model is saved."""
     if not any(isinstance(keeper, _Records) for keeper in KEEPERS):
         KEEPERS.append(_Records())
+
+
+def write_unpacked_record(packed: Path, folder: Path) -> None:
+    """Write the record of a model whose quantised weights were unpacked into a folder. packed: the folder of these. Raises
+    ComposerError, ConverterError and OSError."""
+    known = read_record(packed)
+    if known is not None:
+        record = _record_of_saved(Origin(known, None, sha256(packed / RECORD)), folder)
+        write_whole(folder / RECORD, record.model_dump_json(indent=2) + "\n")
+
+
+def _record_of_packed(origin: Origin, folder: Path) -> Record:
+    """Return the record for a folder with quantised weights. Its plan is that of the weights before. Raises ConverterError."""
+    known, shards = origin.record, weight_files(folder, read_packed_shard)
+    save = SavedByTransformers(after=origin.sha256, tensors=len(known.plan.parameters), changed=None, versions=versions())
+    files = {
+        name: describe_file(shard.file, "written", origin=None, contents=sha256(shard.file), shard=shard)
+        for name, shard in shards.items()
+    }
+    return known.model_copy(update={"files": files, "documents": _documents(known, folder), "saved": (*known.saved, save)})
+
+
+def _documents(known: Record, folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of the files beside saved weights."""
+    names = (*BESIDE, *(() if known.source is None else known.source.licence.files))
+    return {name: sha256(folder / name) for name in names if (folder / name).is_file()}
 
 
 def _record_of_saved(origin: Origin, folder: Path) -> Record:
@@ -131,11 +162,20 @@ def _record_of_saved(origin: Origin, folder: Path) -> Record:
                 name: describe_file(shard.file, "written", origin=None, contents=sha256(shard.file))
                 for name, shard in saved.shards.items()
             },
-            "documents": {name: sha256(folder / name) for name in BESIDE if (folder / name).is_file()},
+            "documents": _documents(known, folder),
             "untrained": tuple(name for name in known.untrained if same.get(name) is not False),
             "saved": (*known.saved, save),
         }
     )
+
+
+def _copy_licence(origin: Origin, folder: Path) -> None:
+    """Copy the files with the licence of a model's source, which transformers does not save. Raises OSError."""
+    source = origin.record.source
+    if source is None or origin.folder is None:
+        return
+    missing = [name for name in source.licence.files if (origin.folder / name).is_file() and not (folder / name).exists()]
+    copy_files(origin.folder, missing, folder)
 
 
 def _compare_with_initial(origin: Origin, saved: Source, plan: Plan) -> dict[str, bool | None]:

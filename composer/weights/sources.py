@@ -14,9 +14,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,20 +28,19 @@ from composer.files import failing_as, sha256
 from composer.locks import exclusive_lock, inside
 from composer.notices import inform
 from composer.spec.loading import names_a_spec
-from composer.trust import load_tokenizer
 from composer.versions import versions_of
+from composer.weights.adapted import Adapted, find_adapted
 from composer.weights.output import whole_or_nothing, write_json
 from composer.weights.packed import Packed, find_packed
 from composer.weights.record import StoredFile, StoredUnpacked, describe_file, documents_in
 from composer.weights.stream import digest_and_counts, not_finite
 from composer.weights.text_decoder import TextDecoder, find_text_decoder
-from composer.words import plural
-from converters.bounded import MOST_NAMES, brief, lost_link_message, read_bytes
-from converters.composed import ADAPTER_KEY
+from converters.bounded import MOST_NAMES, lost_link_message, read_bytes
+from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.gguf import GGUF, is_gguf
 from converters.hub import HUB, fetch, fetch_recorded, find_cached_sha256
-from converters.source import TOKENIZER, Described, Source, UnpackedFrom, describe, open_source, small_files, weight_files
+from converters.source import Described, Source, UnpackedFrom, describe, open_source, weight_files
 from converters.trunk import Dtype
 
 TAGGED = re.compile(rf"((?:{HUB})?[\w.-]+(?:/[\w.-]+)?|{HUB}[\w.-]+(?:/[\w.-]+)+{re.escape(GGUF)})@(.+)", re.IGNORECASE)
@@ -78,17 +77,24 @@ def open_model(
 
 
 def _open(path: Path, dtype: Dtype | None, text_only: bool) -> Source:
-    """Open a folder, the unpacked model of a GGUF file or of a quantised folder, or the text decoder in a folder."""
-    if text_only:
-        decoder = _text_decoder(path)
-        return _open_unpacked(decoder, dtype or decoder.dtype)
-    packed = find_packed(path)
-    return open_source(path) if packed is None else _open_unpacked(packed, dtype)
+    """Open a folder, the unpacked model of a GGUF file or of a quantised folder, the text decoder in a folder, or a model with the
+    adapters in a folder."""
+    packed = _text_decoder(path) if text_only else _find_written_anew(path)
+    if packed is None:
+        return open_source(path)
+    return _open_unpacked(packed, dtype or packed.dtype)
+
+
+def _find_written_anew(path: Path) -> Packed | Adapted | None:
+    """Return the weights that must be written anew before they are opened: quantised ones, and those with adapters beside them."""
+    return find_adapted(path, open_model) or find_packed(path)
 
 
 def _text_decoder(path: Path) -> TextDecoder:
     if not path.is_dir():
         raise SourceError(f"--text-only: {path} is a GGUF file, which has a text decoder alone: leave --text-only out.")
+    if find_adapted(path, open_model) is not None:
+        raise SourceError(f"--text-only: {path} has adapters ({ADAPTER_CONFIG}) of the whole model: merge those with PEFT first.")
     return find_text_decoder(path)
 
 
@@ -111,8 +117,8 @@ def describe_model(
         path = place if isinstance(place, Path) else _fetch(place, weights=False)[0]
         if text_only:
             return _text_decoder(path).describe(dtype)
-        packed = find_packed(path)
-        return describe(path) if packed is None else packed.describe(dtype or DTYPE)
+        packed = _find_written_anew(path)
+        return describe(path) if packed is None else packed.describe(dtype or packed.dtype or DTYPE)
 
 
 def tokenizer_folder(reference: str | os.PathLike[str]) -> Path:
@@ -137,7 +143,9 @@ def local_folder(reference: str | os.PathLike[str], *, whole: bool = False) -> P
     with _as_source_errors():
         place = _place(reference, None)
         if isinstance(place, Path) and place.is_dir():
-            return Path(name_of(reference)).expanduser()
+            packed = _find_written_anew(place)
+            is_model = packed is not None and packed.is_composed
+            return _open(place, None, text_only=False).folder if is_model else Path(name_of(reference)).expanduser()
         if not name_of(reference).startswith(HUB):
             on_hub = f" A model of the Hub of that name is {HUB}{reference}." if is_hub_id(name_of(reference)) else ""
             raise SourceError(f'there is no folder "{reference}"; expected one that `compose build` has written.{on_hub}')
@@ -285,7 +293,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "attention-composer"
 
 
-def _open_unpacked(packed: Packed | TextDecoder, dtype: Dtype | None) -> Source:
+def _open_unpacked(packed: Packed | TextDecoder | Adapted, dtype: Dtype | None) -> Source:
     """Open the unpacked model, unpacking it first unless the cache has it. Raises SourceError, BuildError and ConverterError.
 
     dtype: of the weights; None: ``DTYPE``.
@@ -305,11 +313,11 @@ def _open_unpacked(packed: Packed | TextDecoder, dtype: Dtype | None) -> Source:
     weights = {name: str(file.sha256) for name, file in manifest.weights.items()}
     return replace(
         open_source(folder),
-        unpacked=UnpackedFrom(packed.path, packed.quantisation, files, weights, isinstance(packed, TextDecoder)),
+        unpacked=UnpackedFrom(packed.path, packed.quantisation, files, weights, packed.licence, isinstance(packed, TextDecoder)),
     )
 
 
-def _name(packed: Packed | TextDecoder, files: dict[str, str], dtype: Dtype) -> str:
+def _name(packed: Packed | TextDecoder | Adapted, files: dict[str, str], dtype: Dtype) -> str:
     """Return the name of the folder: the model's, the dtype, and a hash of all that decides the contents."""
     key = json.dumps([sorted(files.items()), dtype, versions_of(PACKAGES)])
     label = packed.path.stem if is_gguf(packed.path.name) else packed.path.name
@@ -330,7 +338,7 @@ def _manifest(folder: Path) -> Manifest | None:
     return manifest if manifest.documents == {name: digest for name, digest in documents.items() if name != MANIFEST} else None
 
 
-def _write(packed: Packed | TextDecoder, files: dict[str, str], folder: Path, dtype: Dtype) -> Manifest:
+def _write(packed: Packed | TextDecoder | Adapted, files: dict[str, str], folder: Path, dtype: Dtype) -> Manifest:
     shutil.rmtree(folder, ignore_errors=True)
     inform(f"Unpacking {packed.path} ({packed.quantisation}) to {dtype}, into {folder}")
     with whole_or_nothing(folder) as partial:
@@ -348,52 +356,3 @@ def _write(packed: Packed | TextDecoder, files: dict[str, str], folder: Path, dt
         manifest = Manifest(source=source, weights=weights, documents=documents_in(partial, weights))
         write_json(partial / MANIFEST, manifest.model_dump(mode="json"))
     return manifest
-
-
-@dataclass(frozen=True)
-class Tokenizer:
-    """A tokenizer in a folder. size: embeddings that its tokens need. special: the tokens that generation settings name, by key."""
-
-    folder: Path
-    files: tuple[str, ...]
-    size: int
-    special: Mapping[str, int]
-
-
-def open_tokenizer(reference: str | os.PathLike[str]) -> Tokenizer:
-    """Open the tokenizer of a folder or of a model of the Hub. Raises ``SourceError``, and ``BuildError`` if there is none."""
-    folder = tokenizer_folder(reference)
-    files = small_files(folder, TOKENIZER)
-    if not files:
-        raise BuildError(f"{folder} has no tokenizer: none of the files that one is made of, such as tokenizer.json.")
-    loaded = load_tokenizer(folder, BuildError, f"{folder} has no tokenizer that transformers can read")
-    special = {key: getattr(loaded, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return Tokenizer(
-        folder=folder,
-        files=files,
-        size=max(loaded.get_vocab().values(), default=-1) + 1,
-        special={key: number for key, number in special.items() if number is not None},
-    )
-
-
-def tokenizer_notes(folder: Path, vocabulary: int) -> tuple[str, ...]:
-    """Return a note where the tokenizer in a folder has tokens that a model of this vocabulary has no embedding for.
-
-    Only ``tokenizer.json`` is read, without transformers. A file that cannot be read is left to those who tokenise.
-    """
-    import tokenizers
-
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        return ()
-    try:
-        tokens = tokenizers.Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
-    except Exception:  # tokenizers raises it for every malformed file
-        return ()
-    beyond = sorted((number, token) for token, number in tokens.items() if number >= vocabulary)
-    if not beyond:
-        return ()
-    return (
-        f"The tokenizer has {plural(len(beyond), 'token')} that the model has no embedding for, such as {brief(beyond[0][1])} "
-        f"({beyond[0][0]:,} of {vocabulary:,}): a text with one of them is refused.",
-    )

@@ -20,6 +20,7 @@ from composer.weights.output import copy_files, write_json
 from composer.weights.stream import inherit_piece, write_shard
 from converters.bounded import brief, is_name, list_first
 from converters.hosts import DECODERS, OTHER_PARTS, decoder_of
+from converters.licences import LicenceFields, read_card_licence
 from converters.shard import Shard, StoredTensor
 from converters.source import (
     BROUGHT_ALONG,
@@ -63,6 +64,10 @@ class TextDecoder:
         """Return the files that decide the decoder, by name. Raises ConverterError."""
         names = (CONFIG, INDEX, *self._shards, *small_files(self.path, OF_TEXT))
         return {name: self.path / name for name in names if (self.path / name).is_file()}
+
+    @property
+    def licence(self) -> LicenceFields:
+        return read_card_licence(self.path)
 
     @property
     def dtype(self) -> Dtype:

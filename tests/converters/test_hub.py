@@ -17,6 +17,7 @@ from huggingface_hub.utils import filter_repo_objects
 
 from converters.errors import HubError
 from converters.hub import fetch, find_cached_sha256
+from converters.licences import CARD, LICENCE_FILES
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ADAPTER = "adapter/adapter_model.safetensors"
@@ -52,6 +53,8 @@ def test_the_commit_is_resolved_and_the_revision_handed_on(hub_calls: dict):
         ("tokenizer.model", True),
         ("additional_chat_templates/rag.jinja", True),
         ("LICENSE", True),
+        ("Notice.txt", True),
+        ("README.md", True),
         ("pytorch_model.bin", False),
         ("original/consolidated.00.pth", False),
         ("original/tokenizer.model", False),
@@ -193,5 +196,5 @@ def test_reading_a_folder_imports_neither_torch_nor_the_hub():
 def test_a_file_is_fetched_alone(hub_calls: dict) -> None:
     with pytest.raises(HubError, match="'owner/model' has no file 'sub/a\\[1\\].gguf', or the Hub cannot be reached"):
         fetch("owner/model", file="sub/a[1].gguf")
-    assert hub_calls["allow_patterns"] == ["sub/a[[]1].gguf"]
+    assert hub_calls["allow_patterns"] == ["sub/a[[]1].gguf", CARD, *LICENCE_FILES]
     assert fnmatch.fnmatch("sub/a[1].gguf", hub_calls["allow_patterns"][0])
