@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,9 @@ from torch import Tensor
 from composer.devices import check_device
 from composer.errors import ComposerError, TrainingError
 from composer.model.modeling import ComposedForCausalLM
+from composer.spec.inherit import short_path
 from composer.spec.recipe import Finetune, Stage, Train, Transfer
+from composer.training import checkpoint
 from composer.training.calibration import begin_transfer
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, fold_adapters, loss_of
 from composer.training.loop import length_of, run_stage
@@ -113,6 +115,8 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
             teacher_loss = held_out_loss(teacher)
         setting, outcomes, learned, left = run.setting(run.journal()), [], {}, dict(stages)
         for name, stage in stages.items():
+            if options.finish and checkpoint.newest(run.folder / name) is None:
+                break
             if learned and count() > 1:
                 student = _anew(run, learned)
             course: Course | None = _course(stage, student, teacher, options)
@@ -121,11 +125,12 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
             learned |= {name: parameter for unit in course.units for name, parameter in unit.parameters.items()}
             del left[name]
             course, teacher = None, teacher if learns_from_teacher(left) else None
+        _check_begun(run, outcomes)
         return run.finish(
             outcomes,
             _find_changed(learned, student, merge=options.merge),
             model=student,
-            adapter=_adapter(stages, student, merge=options.merge),
+            adapter=None if "finetune" in left else _adapter(stages, student, merge=options.merge),
             loss=held_out_loss(student),
             teacher_loss=teacher_loss,
         )
@@ -136,6 +141,12 @@ def _begin(run: TrainingRun, stage: Transfer, student: ComposedForCausalLM, teac
     beginning = begin_transfer(student, teacher, stage, run.rows, run.options.seed, run.untrained)
     warn_or_raise(warn_of_sizes(beginning.sizes, stage), run.options)
     return beginning.start
+
+
+def _check_begun(run: TrainingRun, begun: Sequence[object]) -> None:
+    """Raise TrainingError where no stage has a checkpoint to make a model of."""
+    if not begun:
+        raise TrainingError(f"--finish: {short_path(run.folder)} has no checkpoint yet. Train on with --resume.")
 
 
 def _anew(run: TrainingRun, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
@@ -159,6 +170,8 @@ def _check_stored(stages: Mapping[str, Stage], options: TrainingOptions) -> None
 
 
 def _check_streamed(stages: Mapping[str, Stage], options: TrainingOptions) -> None:
+    if options.finish:
+        raise TrainingError("--finish: with --stream, layers learn one after the other, so later ones are untrained. Use --resume.")
     if count() > 1:
         raise TrainingError(
             f"--stream is for one process, and torchrun has started {count()}: leave --stream out, since sharding "
@@ -231,6 +244,7 @@ def train(student: Student, out: str | os.PathLike[str], options: TrainingOption
         prepare(model, options)
         course = FinetuneCourse(model, finetune_unit(model, learned), learned, None, from_nothing=True)
         with run.in_folder():
+            _check_begun(run, [] if options.finish and checkpoint.newest(run.folder / TRAIN) is None else [TRAIN])
             outcome = run_stage(TRAIN, course, learned, run.rows, run.held_out, run.setting(run.journal()))
             loss = None if run.held_out is None else loss_of(model.eval(), run.held_out, 1, stage.average)
             return run.finish([outcome], course.units[0].parameters, loss=loss)

@@ -68,6 +68,7 @@ class StageSetting:
     - watch: called after each step.
     - tell: called with messages to the user. warn: called with warnings.
     - again: how the user continues a stage that was stopped, for messages.
+    - finish: end a stage at its last checkpoint.
     """
 
     folder: Path
@@ -80,6 +81,7 @@ class StageSetting:
     tell: Callable[[str], None] = lambda message: None
     warn: Callable[[Iterable[str]], None] = lambda warnings: None
     again: str = AGAIN
+    finish: bool = False
 
 
 class Outcome(Closed):
@@ -87,6 +89,8 @@ class Outcome(Closed):
 
     stage: str
     steps: Count
+    planned: Count | None = Field(default=None, exclude_if=lambda planned: planned is None)
+    """The steps of the recipe, if the stage was ended at a checkpoint before."""
     tokens: Count
     """The number of tokens of all training steps."""
     seconds: Elapsed
@@ -142,10 +146,22 @@ class _StageRun:
         with seed_for_block(seed_of(self.setting.seed, self.name), str(self.device)):
             self._take_up()
             with await_signals(self.setting.tell) as self.signalled, keep_freed_memory():
-                self._to_the_end()
+                planned = self._end_here() if self.setting.finish and not self.done else self._to_the_end()
         return Outcome(
-            stage=self.name, steps=self.taken, tokens=self.tokens, seconds=self.seconds, before=self.before, after=self.after
+            stage=self.name,
+            steps=self.taken,
+            planned=planned,
+            tokens=self.tokens,
+            seconds=self.seconds,
+            before=self.before,
+            after=self.after,
         )
+
+    def _end_here(self) -> int:
+        """End the stage at its checkpoint, which is kept. Return the steps that it should have had."""
+        self._judge()
+        self._finish()
+        return self.steps
 
     def _to_the_end(self) -> None:
         """Run the remaining steps. Raises Stopped after the part of a step in which a signal was received."""
@@ -234,7 +250,8 @@ class _StageRun:
                 for name, loss in self.course.judge(part.to(self.device), divisor).items():
                     sums[name] = sums.get(name, 0.0) + float(loss)
         sums = add_over_processes(sums)
-        self.setting.journal.write(self.name, self.taken, held_out=sums)
+        if not self.setting.finish:  # the log is that of the run, which may go on
+            self.setting.journal.write(self.name, self.taken, held_out=sums)
         return sums
 
     @cached_property
@@ -305,7 +322,7 @@ class _StageRun:
         self.seconds, self.learning = reached.seconds, reached.learning
         self.before, self.after = reached.before, reached.after
         self.setting.journal.rewind(self.name, self.taken)
-        if not self.done:
+        if not self.done and not self.setting.finish:
             self.setting.tell(f"Continuing after step {self.taken:,} of {self.steps:,} of {self.name}.")
 
     def _problem_of(self, reached: StageState, name: str) -> str | None:

@@ -48,6 +48,11 @@ class LearningOptions(OfData, InBfloat16, Replacing, WithBackend, OnDevice, Seed
     )
     checkpoint_seconds: float = option("Shortest time between two checkpoints, in seconds.", default=60.0, least=0)
     resume: bool = option("Continue a run that was stopped.", default=False)
+    finish: bool = option(
+        "Make a model of the last checkpoint of a run that was stopped. Its record has the steps that were reached. The run is "
+        "kept: --resume --force trains on, and replaces the model.",
+        default=False,
+    )
     strict: bool = option(
         "Make it an error if a run learns nothing, repeats few tokens many times, has no text longer than the heads' windows, "
         "starts with outputs of another size than the teacher's, or predicts worse than chance.",
@@ -59,6 +64,11 @@ class LearningOptions(OfData, InBfloat16, Replacing, WithBackend, OnDevice, Seed
         """The fields that replace those of each stage of a recipe."""
         fields: dict[str, int | None] = {} if self.steps is None else {"steps": self.steps, "epochs": None, "tokens": None}
         return fields if self.batch is None else fields | {"batch": self.batch}
+
+    @property
+    def takes_up(self) -> bool:
+        """Whether a run that was stopped is taken up where it was."""
+        return self.resume or self.finish
 
 
 @options_class

@@ -45,7 +45,7 @@ from composer.training.teacher import Teacher, tokens_of
 from composer.weights.config import check_positions
 from composer.weights.load import load_model
 from composer.weights.output import check_output
-from composer.weights.record import HeldOut, TrainedStage, adapter_in, read_record
+from composer.weights.record import HeldOut, TrainedStage, adapter_in, read_record, steps_in_words
 from composer.weights.rewrite import Adapter, Trained, write_trained
 from composer.words import quantity
 
@@ -102,7 +102,7 @@ class TrainingRun:
             yield
 
     def _take(self, held: ExitStack) -> None:
-        held.enter_context(run_folder(self.folder, self.settings, resume=self.options.resume, force=self.options.force))
+        held.enter_context(run_folder(self.folder, self.settings, resume=self.options.takes_up, force=self.options.force))
         check_output(self.out, self.student.source, force=self.options.force)  # again: another run may have written there meanwhile
 
     def journal(self) -> Journal:
@@ -113,17 +113,19 @@ class TrainingRun:
         """Return the settings of its stages."""
         kind = torch.bfloat16 if self.options.bfloat16 else None
         watch, tell = (self.options.watch, self.options.tell) if is_first() else (None, lambda _: None)
+        options = self.options
         return StageSetting(
             folder=self.folder,
             journal=journal,
-            seed=self.options.seed,
-            checkpoint_seconds=self.options.checkpoint_seconds,
+            seed=options.seed,
+            checkpoint_seconds=options.checkpoint_seconds,
             autocast=kind,
             part_tokens=self._part_tokens,
             watch=watch,
             tell=tell,
-            warn=lambda warnings: warn_or_raise(warnings, self.options),
-            again=self.options.again,
+            warn=lambda warnings: warn_or_raise(warnings, options),
+            again=options.again,
+            finish=options.finish,
         )
 
     @property
@@ -179,7 +181,10 @@ class TrainingRun:
     def _write(self, trained: Trained) -> None:
         draw(self.folder / LOG, self.folder / CURVE, self.options.again)
         write_trained(self.student.source.folder, self.out, trained, force=self.options.force)
-        STORE.remove(self.folder)
+        if trained.stages[-1].planned is None and len(trained.stages) == len(self.stages):
+            STORE.remove(self.folder)
+        elif is_first():
+            self.options.tell(f"The run is kept in {short_path(self.folder)}. To train on: the same command with --resume --force.")
 
 
 def read_finished_run(
@@ -189,14 +194,15 @@ def read_finished_run(
     none. Next-token losses are not in records.
     """
     target = Path(out).expanduser()
-    record = read_record(target) if options.resume and not options.force and target.is_dir() else None
+    record = read_record(target) if options.takes_up and not options.force and target.is_dir() else None
     if record is None or (options.merge and adapter_in(record) is not None):
         return None
     before, done = student.record.training, record.training[len(student.record.training) :]
     of_student = (record.spec_hash, record.source, record.seed, record.training[: len(before)])
     if of_student != (student.record.spec_hash, student.record.source, student.record.seed, before):
         return None
-    if {stage.stage: stage.recipe for stage in done} != {name: stage.model_dump(mode="json") for name, stage in stages.items()}:
+    reached = {stage.stage: stage.recipe for stage in done if stage.planned is None}
+    if reached != {name: stage.model_dump(mode="json") for name, stage in stages.items()}:
         return None
     data = done[0].data
     named = tuple(reference["reference"] for reference in data.get("references", ()))
@@ -233,7 +239,7 @@ def open_run(
     check_held_out(stages, held_out=bool(options.held_out or options.share))
     check_output(target, student.source, force=options.force)
     folder = target.parent / f"{target.name}.run"
-    by_first(lambda: check_run_folder(folder, resume=options.resume, force=options.force))
+    by_first(lambda: check_run_folder(folder, resume=options.takes_up, force=options.force))
     rows, held_out = rows_of(student, options)
     if teacher is not None:
         check_positions(
@@ -265,7 +271,7 @@ def open_run(
         references=references,
         teacher_logits=None if stored is None else stored.hash,
     )
-    if options.resume:
+    if options.takes_up:
         STORE.check_same(folder, settings)
     return TrainingRun(student, teacher, stages, target, options, rows, held_out, folder, settings)
 
@@ -326,7 +332,7 @@ def losses(report: TrainingReport) -> Table:
 def remarks(report: TrainingReport) -> tuple[str, ...]:
     """Time and tokens of each stage, the losses of student and teacher, and the place of the log."""
     lines = [
-        f"{outcome.stage}: {outcome.steps:,} steps, {quantity(outcome.tokens)} tokens, {outcome.seconds:.0f} s"
+        f"{outcome.stage}: {steps_in_words(outcome)}, {quantity(outcome.tokens)} tokens, {outcome.seconds:.0f} s"
         for outcome in report.stages
     ]
     for start in (outcome.start for outcome in report.stages):

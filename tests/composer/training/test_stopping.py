@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from composer.errors import Stopped
+from composer.errors import Stopped, TrainingError
 from composer.training.loop import StepProgress
 from composer.training.transfer import TransferCourse
+from composer.weights.record import read_record
+from composer.weights.verify import verify
 from tests.composer.training.runs import run
 from tests.composer.weights.students import weights
 
@@ -101,3 +103,47 @@ def test_a_signal_keeps_the_run(
     trained = weights(tmp_path / "out")
     assert trained.keys() == whole.keys()
     assert all(trained[name].equal(tensor) for name, tensor in whole.items())
+
+
+REACHED = {"transfer": [("transfer", 3, 6)], "finetune": [("transfer", 6, None), ("finetune", 3, 5)]}
+"""Stages with their steps, and with those of the recipe where they were ended before, by the stage that was stopped."""
+
+
+@pytest.mark.parametrize("stage", REACHED)
+def test_a_stopped_run_is_made_a_model_and_trained_on(
+    student: Path, texts: Path, tmp_path: Path, whole: dict[str, torch.Tensor], stage: str
+) -> None:
+    out, messages = tmp_path / "out", list[str]()
+
+    def stop(step: StepProgress) -> None:
+        if (step.stage, step.step) == (stage, 4):
+            raise KeyboardInterrupt
+
+    with pytest.raises(TrainingError, match="no run to continue"):
+        run(student, out, texts, finish=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(student, out, texts, watch=stop, checkpoint_seconds=0)
+    report = run(student, out, texts, finish=True, tell=messages.append)
+    assert messages[-1] == f"The run is kept in {tmp_path / 'out.run'}. To train on: the same command with --resume --force."
+    assert f"{stage}: 3 of {REACHED[stage][-1][2]} steps" in str(report)
+    record = read_record(out)
+    assert record is not None
+    assert [(done.stage, done.steps, done.planned) for done in record.training] == REACHED[stage]
+    assert verify(out).ok
+    assert "3 of" in (out / "README.md").read_text()
+    assert any(not tensor.equal(whole[name]) for name, tensor in weights(out).items())
+    run(student, out, texts, resume=True, force=True)
+    assert not (tmp_path / "out.run").exists()
+    trained = weights(out)
+    assert all(trained[name].equal(tensor) for name, tensor in whole.items())
+
+
+def test_a_run_without_a_checkpoint_is_no_model(student: Path, texts: Path, tmp_path: Path) -> None:
+    def stop(step: StepProgress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(student, tmp_path / "out", texts, watch=stop)
+    with pytest.raises(TrainingError, match="has no checkpoint yet"):
+        run(student, tmp_path / "out", texts, finish=True)
+    assert not (tmp_path / "out").exists()
