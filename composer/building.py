@@ -141,8 +141,6 @@ class BuildOptions(TakesTokenizer, FreshOrNot, TextDecoderAlone, Replacing, Seed
         super().check()
         if self.source is None and self.lolcats:
             raise BuildError("--lolcats is for a model with a source: name the source with --from")
-        if self.source is not None and self.tokenizer is not None:
-            raise BuildError("--tokenizer is for a model that is built with --fresh: a source has its own tokenizer")
 
     def check_locked(self) -> None:
         """Raise BuildError for options that a lock has already decided."""
@@ -191,10 +189,9 @@ def _build(options: BuildOptions, lock: Lock | None = None) -> BuildReport:
     from composer.weights.build import build_folder as write_folder
 
     loaded = load_spec(options.spec, options.overrides)
-    source = tokenizer = None
+    source, tokenizer = None, None if options.tokenizer is None else open_tokenizer(options.tokenizer)
     if options.source is None:
         resolved = resolve_spec(loaded, None)
-        tokenizer = None if options.tokenizer is None else open_tokenizer(options.tokenizer)
     else:
         described = describe_model(options.source, options.revision, text_only=options.text_only)
         resolved = resolve_spec(loaded, dimensions(described.trunk))

@@ -191,7 +191,7 @@ class FreshOrNot:
 @options_class
 class TakesTokenizer:
     tokenizer: str | None = option(
-        "With --fresh: use the tokenizer of this folder or model of the Hub.",
+        "Use the tokenizer of this folder or model of the Hub: with --fresh, or for a source that has none.",
         default=None,
         converter=to_optional_text,
         metavar="MODEL",

@@ -41,6 +41,7 @@ from composer.weights.config import dimensions, trunk_from
 from composer.weights.record import versions
 from composer.weights.rewrite import write_renamed
 from composer.weights.sources import describe_model, open_model, tokenizer_folder
+from composer.weights.tokenizer import check_tokenizer_of_source, open_tokenizer
 from converters.bounded import reason
 
 if TYPE_CHECKING:
@@ -177,9 +178,11 @@ def _trunk(variant: Variant, request: Request) -> Any:
 
 def _tokenizer_folder(request: Request) -> Path:
     """Return the folder of the tokenizer that all variants have."""
-    if request.source is not None:
+    if request.tokenizer is None:
+        assert request.source is not None, "check_request requires a tokenizer"
         return open_model(request.source).folder
-    assert request.tokenizer is not None, "check_request requires a tokenizer"
+    if request.source is not None:
+        check_tokenizer_of_source(open_tokenizer(request.tokenizer).size, open_model(request.source))
     return tokenizer_folder(request.tokenizer)
 
 

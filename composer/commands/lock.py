@@ -74,8 +74,6 @@ class LockOptions(TakesTokenizer, FreshOrNot, TextDecoderAlone, Replacing, Seede
     def check(self) -> None:
         check_origin(self.source, self.fresh, self.revision)
         super().check()
-        if self.source is not None and self.tokenizer is not None:
-            raise BuildError("--tokenizer is for a model that is built with --fresh: a source has its own tokenizer")
 
 
 @translate_errors

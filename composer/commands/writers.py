@@ -46,7 +46,7 @@ def load_writer(model: str, device: str, backend: str, *, built: bool, dtype: Dt
 def tokenizer_of_writer(folder: Path) -> Any:
     if not small_files(folder, TOKENIZER):
         raise ComposerError(
-            f"{folder} has no tokenizer, so it can read no prompt: copy one there, or name it at the build, with --tokenizer"
+            f"{folder} has no tokenizer, so it can read no prompt: copy one there, or build the model with --tokenizer MODEL"
         )
     problem = f"{folder} has no tokenizer that transformers can read; copy the source's there"
     return load_tokenizer(folder, ComposerError, problem)

@@ -43,7 +43,7 @@ from composer.weights.record import (
 from composer.weights.sources import check_merged
 from composer.weights.stream import TensorToWrite, digest_and_counts, fresh_piece, inherit_piece, refuse_not_finite, write_shard
 from composer.weights.stub import STUB_TEXT
-from composer.weights.tokenizer import Tokenizer, tokenizer_notes
+from composer.weights.tokenizer import Tokenizer, check_tokenizer_of_source, tokenizer_notes
 from composer.weights.verify import problems_of
 from composer.words import plural, quantity, ranges, short_hashes, size
 from converters.canonical import is_composed
@@ -122,7 +122,7 @@ def build_folder(
     - spec_document: the spec as it was read, to be stored.
     - dtype: of every tensor. None: each keeps its own, and without a source all are float32.
     - seed: of the fresh parameters. The same seed leads to the same bytes.
-    - tokenizer: for a model without a source. Its files are copied.
+    - tokenizer: for a model without a source, or whose source has none. Its files are copied.
     - copy: copies the source's bytes instead of linking them.
     - hash_contents: reads linked files to note their SHA-256, so that ``verify`` can check each byte of them later; small models
       (``HASHED_ANYWAY``) are hashed in any case.
@@ -141,6 +141,8 @@ def build_folder(
         plan = make_plan(resolved, trunk)
     else:
         check_merged(source)
+        if tokenizer is not None:
+            check_tokenizer_of_source(tokenizer.size, source)
         beside = read_values(lolcats, resolved, source) if lolcats else None
         plan = make_plan(resolved, source.trunk, weights_of(source), dtype=dtype, beside=beside)
         plan = plan.model_copy(update={"notes": (*plan.notes, *tokenizer_notes(source.folder, source.trunk.vocabulary_size))})

@@ -52,7 +52,7 @@ class Lock(Closed):
     source: LockedSource | None
     """None: the weights are built from nothing."""
     tokenizer: str | None = None
-    """Of a model that is built from nothing."""
+    """Of a model without a source, or of one whose source has none."""
     dtype: Dtype | None = None
     """As ``--dtype``; None keeps the source's."""
     seed: int

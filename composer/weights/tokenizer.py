@@ -1,4 +1,4 @@
-"""The tokenizer of a model that is built from nothing, and notes on that of a source."""
+"""The tokenizer of a model without a source, or whose source has none, and notes on that of a source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from composer.trust import load_tokenizer
 from composer.weights.sources import tokenizer_folder
 from composer.words import plural
 from converters.bounded import brief
-from converters.source import TOKENIZER, small_files
+from converters.source import TOKENIZER, Source, small_files
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,18 @@ def open_tokenizer(reference: str | os.PathLike[str]) -> Tokenizer:
         size=max(loaded.get_vocab().values(), default=-1) + 1,
         special={key: number for key, number in special.items() if number is not None},
     )
+
+
+def check_tokenizer_of_source(size: int, source: Source) -> None:
+    """Raise BuildError if a tokenizer is named for a source that has its own, or too few embeddings. size: embeddings that the
+    tokenizer needs."""
+    if small_files(source.folder, TOKENIZER):
+        raise BuildError(f"--tokenizer: the source {source.folder} has its own tokenizer. Leave --tokenizer out.")
+    if size > source.trunk.vocabulary_size:
+        raise BuildError(
+            f"--tokenizer has {size:,} tokens, and the source {source.folder} has embeddings for {source.trunk.vocabulary_size:,}. "
+            "Name the tokenizer that the source was trained with."
+        )
 
 
 def tokenizer_notes(folder: Path, vocabulary: int) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ import pytest
 
 import composer
 from composer.weights.record import RECORD, read_record
+from converters.source import TOKENIZER, small_files
+from tests.checkpoints import llama
 from tests.composer.cli.conftest import Compose
 
 
@@ -126,6 +128,25 @@ def test_from_nothing_with_a_tokenizer(compose: Compose, whole: str, teacher: Pa
     assert "has 11 tokens, and the trunk has embeddings for 10" in result.stderr
 
 
+def test_a_source_without_a_tokenizer_gets_one(compose: Compose, teacher: Path) -> None:
+    """A locked build has it, too."""
+    for folder, sizes in (("bare", {}), ("narrow", {"vocab_size": 10})):
+        for name in small_files(llama(Path(folder), **sizes), TOKENIZER):
+            Path(folder, name).unlink()
+    assert compose("build", "lawcat", "--from", "bare", "-o", "without").exit_code == 0
+    result = compose("generate", "without", "--prompt", "once upon a time")
+    assert result.exit_code == 2
+    assert "or build the model with --tokenizer MODEL" in " ".join(result.stderr.split())
+    assert compose("build", "lawcat", "--from", "bare", "--tokenizer", teacher, "-o", "with").exit_code == 0
+    assert compose("generate", "with", "--prompt", "once upon a time", "--max-new-tokens", 3).exit_code == 0
+    assert compose("lock", "lawcat", "--from", "bare", "--tokenizer", teacher, "-o", "x.lock.yaml").exit_code == 0
+    assert compose("build", "x.lock.yaml", "-o", "locked").exit_code == 0
+    assert Path("locked/tokenizer.json").read_bytes() == (teacher / "tokenizer.json").read_bytes()
+    result = compose("build", "lawcat", "--from", "narrow", "--tokenizer", teacher, "-o", "out")
+    assert (result.exit_code, Path("out").exists()) == (2, False)
+    assert "has 11 tokens, and the source" in " ".join(result.stderr.split())
+
+
 def test_a_source_or_nothing(compose: Compose, whole: str, teacher: Path) -> None:
     for arguments, message in (
         (
@@ -135,7 +156,7 @@ def test_a_source_or_nothing(compose: Compose, whole: str, teacher: Path) -> Non
         (["lawcat", "--fresh"], "this spec has no `trunk` to build from random weights"),
         ([whole, "--fresh", "--from", teacher], "from a source (--from) or from nothing (--fresh), not both"),
         ([whole], "no source is named: set --from SOURCE, or --fresh"),
-        (["lawcat", "--from", teacher, "--tokenizer", teacher], "--tokenizer is for a model that is built with --fresh"),
+        (["lawcat", "--from", teacher, "--tokenizer", teacher], "has its own tokenizer. Leave --tokenizer out"),
     ):
         result = compose("build", *arguments, "-o", "out")
         assert (result.exit_code, result.stdout) == (2, "")
