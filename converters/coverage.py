@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
-from converters.bounded import shorten
+from converters.bounded import brief, shorten
 from converters.canonical import EMBEDDING, OUTPUT, is_composed, list_expected_tensors
-from converters.errors import CoverageError
+from converters.errors import CoverageError, WeightsError
 from converters.family import Family
 from converters.trunk import Sizes, Trunk
 
+WRAPPERS = {
+    "_orig_mod.": ("torch.compile", "model._orig_mod"),
+    "module.": ("DataParallel or DeepSpeed", "model.module"),
+    "_fsdp_wrapped_module.": ("FSDP", "accelerator.unwrap_model(model), with its whole state"),
+    "base_model.model.": ("PEFT", "model.merge_and_unload()"),
+}
+"""What adds a prefix to the names of all tensors, and the model without it, by the prefix."""
 _SHOWN, _LONGEST = 6, 400
 
 
@@ -115,3 +123,31 @@ def problems_listed(title: str, lines: list[str]) -> list[str]:
         return []
     more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     return [f"{len(lines)} {title}:", *(f"  {shorten(line, _LONGEST)}" for line in lines[:_SHOWN]), *more]
+
+
+def check_names(folder: Path, tensors: Iterable[str]) -> None:
+    """Raise WeightsError for a model that was saved with what it was wrapped in."""
+    names = list(tensors)
+    for prefix, (wrapper, inner) in WRAPPERS.items():
+        if all(name.startswith(prefix) for name in names):
+            raise WeightsError(
+                f"The names of all tensors in {folder} begin with {prefix!r}, which {wrapper} adds. Save the model inside: {inner}."
+            )
+
+
+def cover_folder(folder: Path, config: Mapping[str, Any], family: Family, trunk: Sizes, tensors: Mapping[str, Shaped]) -> Covered:
+    """Return the tensors of a folder by their use, as ``cover`` does. Raises CoverageError, and WeightsError for the
+    weights of a model that is no language model."""
+    try:
+        return cover(family, trunk, tensors)
+    except CoverageError as error:
+        named = config.get("architectures")
+        kind = str(named[0]) if isinstance(named, list) and named else ""
+        if not kind.endswith("Model") or kind.endswith("LMHeadModel"):
+            raise
+        remedy = (
+            "Save it as one: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)."
+            if config.get("tie_word_embeddings")
+            else "Its output matrix is missing: use the checkpoint of the language model."
+        )
+        raise WeightsError(f"{folder} has the weights of {brief(kind)}, which is no language model. {remedy}") from error

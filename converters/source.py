@@ -25,9 +25,9 @@ from converters.bounded import (
     reason,
     within,
 )
-from converters.composed import ADAPTER_CONFIG, EXPORT
+from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS, EXPORT
 from converters.config import are_tokens
-from converters.coverage import Covered, cover
+from converters.coverage import Covered, check_names, cover_folder
 from converters.errors import ConfigError, WeightsError
 from converters.families import family_of
 from converters.family import Family
@@ -157,8 +157,8 @@ def read_config_file(folder: Path) -> bytes:
     try:
         return read_bytes(within(folder, "config.json"), MOST_CONFIG)
     except FileNotFoundError as error:
-        packed = _gguf_files(folder)
-        raise ConfigError(f"{folder} has no config.json, so the family of its weights is unknown.{packed}") from error
+        inside = _gguf_files(folder) or models_inside(folder)
+        raise ConfigError(f"{folder} has no config.json, so the family of its weights is unknown.{inside}") from error
     except OSError as error:
         raise ConfigError(f"{folder / 'config.json'} cannot be read: {reason(error)}.") from error
 
@@ -192,6 +192,7 @@ def open_source(folder: Path) -> Source:
         [(dtype, _)] = Counter(tensor.dtype for tensor in tensors.values()).most_common(1)
         trunk = replace(trunk, dtype=dtype)
     where = f"{folder}: config.json"
+    check_names(folder, tensors)
     if isinstance(trunk, Host):
         check_layers(where, trunk.layers, len(tensors))
     check_sizes(where, source.config, max(math.prod(tensor.shape) for tensor in tensors.values()))
@@ -205,7 +206,7 @@ def open_source(folder: Path) -> Source:
         notes=source.notes,
         shards=shards,
         tensors=tensors,
-        covered=cover(source.family, trunk, tensors),
+        covered=cover_folder(folder, source.config, source.family, trunk, tensors),
         small_files=small_files(folder),
     )
 
@@ -316,6 +317,11 @@ def _no_weights(folder: Path) -> str:
     pickled = f", only pickled weights ({', '.join(pickles[:3])})" if pickles else ""
     if packed := _gguf_files(folder):
         return f"{folder} has no {SINGLE} and no {INDEX}{pickled}.{packed}"
+    if shards := [name for name in files_matching(folder, ("*.safetensors",)) if name != ADAPTER_WEIGHTS]:
+        return (
+            f"{folder} has {list_first(shards)}, and no {INDEX}, which names the file of each tensor. Fetch that file, too, or "
+            f"rename a single file to {SINGLE}."
+        )
     return (
         f"{folder} has no {SINGLE} and no {INDEX}{pickled}. Only safetensors are read. To convert weights that you trust: "
         "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)."
@@ -329,6 +335,16 @@ def _gguf_files(folder: Path) -> str:
     except OSError:
         return ""
     return f" It has GGUF files; name one of them in place of the folder: {list_first(names)}" if names else ""
+
+
+def models_inside(folder: Path) -> str:
+    """Return a sentence on the models in subfolders, such as ``checkpoint-500``, the last one first; empty where there are none."""
+    try:
+        names = [path.name for path in folder.iterdir() if (path / "config.json").is_file()]
+    except OSError:
+        return ""
+    numbered = sorted(names, key=lambda name: (int(name.rpartition("-")[2]) if name.rpartition("-")[2].isdecimal() else -1, name))
+    return f" It has models in folders; name one of them: {list_first(map(str, reversed(numbered)))}" if names else ""
 
 
 def _own_file(folder: Path, name: str) -> Path:

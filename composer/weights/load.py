@@ -33,7 +33,7 @@ from converters.bounded import list_first
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.hub import find_cached_sha256
-from converters.source import Source, open_source
+from converters.source import Source, models_inside, open_source
 from converters.trunk import Dtype, Sizes
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
 
     check_place(device)
     if not (folder / "config.json").is_file():
-        raise SourceError(f"{folder} has no config.json: it is not a built model; `compose build` makes one")
+        raise SourceError(
+            f"{folder} has no config.json: it is not a built model; `compose build` makes one.{models_inside(folder)}"
+        )
     try:
         source = open_source(folder)
         if (adapter := source.config.get(ADAPTER_KEY)) is not None:

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaModel
 
 from converters.canonical import list_expected_tensors
+from converters.coverage import WRAPPERS
 from converters.errors import ConfigError, CoverageError, WeightsError
 from converters.shard import header_bytes, read_shard
 from converters.source import INDEX, SINGLE, Source, open_source
-from tests.checkpoints import LLAMA3_ROPE, edit_config, edit_header, edit_tensors, llama
+from tests.checkpoints import LLAMA3_ROPE, edit_config, edit_header, edit_tensors, llama, llama_model
 from tests.converters.conftest import refusal
 
 VARIANTS = {
@@ -271,3 +273,36 @@ def test_opening_reads_headers_only(single: Path, tmp_path: Path):
         stream.write(header)
         stream.truncate(len(header) + 4 * elements)
     assert open_source(sparse).tensors["lm_head.weight"].shape == (2**24, 32)
+
+
+def test_shards_without_an_index_are_named_with_what_is_missing(sharded: Path):
+    (sharded / INDEX).unlink()
+    message = refusal(sharded, WeightsError)
+    assert "has model-00001-of-" in message
+    assert f"and no {INDEX}, which names the file of each tensor" in message
+
+
+@pytest.mark.parametrize("prefix", WRAPPERS)
+def test_a_wrapped_model_is_refused_in_one_sentence(single: Path, prefix: str):
+    edit_tensors(single / SINGLE, lambda tensors: [tensors.__setitem__(prefix + name, tensors.pop(name)) for name in list(tensors)])
+    message = refusal(single, WeightsError)
+    assert f"begin with {prefix!r}, which {WRAPPERS[prefix][0]} adds. Save the model inside: {WRAPPERS[prefix][1]}." in message
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("tied", "remedy"), [(False, "Its output matrix is missing"), (True, "Save it as one: AutoModelForCausalLM")]
+)
+def test_a_model_without_its_language_model_is_refused_in_one_sentence(tmp_path: Path, tied: bool, remedy: str):
+    LlamaModel(llama_model(tie_word_embeddings=tied).config).save_pretrained(str(tmp_path))
+    message = refusal(tmp_path, WeightsError)
+    assert f"has the weights of 'LlamaModel', which is no language model. {remedy}" in message
+    assert len(message.splitlines()) == 1
+
+
+def test_a_folder_of_checkpoints_names_the_last(tmp_path: Path):
+    for name in ("checkpoint-60", "checkpoint-500", "logs"):
+        (tmp_path / name).mkdir()
+        if name != "logs":
+            (tmp_path / name / "config.json").write_text("{}")
+    assert "has models in folders; name one of them: checkpoint-500, checkpoint-60" in refusal(tmp_path, ConfigError)
