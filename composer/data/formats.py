@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,7 @@ from composer.data.document import Document
 from composer.data.reading import DataRecord
 from composer.data.references import RecordOptions, RowFormat
 from composer.errors import DataError
+from composer.notices import inform
 from composer.spec.places import nearest
 from composer.templates import Rendered
 from converters.bounded import list_first
@@ -96,11 +98,21 @@ def form_of(record: DataRecord, options: RecordOptions) -> RowFormat:
         return options.format
     filled = [name for name in fields if record.fields[name] is not None]  # a file of several forms has all their columns
     for columns in (filled, fields):
-        for form, names in COLUMNS:
-            if set(names) <= set(columns):
-                return form
+        fitting: list[RowFormat] = [form for form, names in COLUMNS if set(names) <= set(columns)]
+        if fitting:
+            chosen, *others = dict.fromkeys(fitting)
+            if others and columns is filled:
+                _announce(chosen, tuple(others))
+            return chosen
     every = dict.fromkeys(name for _, names in COLUMNS for name in names)
     raise DataError(_columns(record, every, "no columns that are understood"))
+
+
+@cache
+def _announce(chosen: RowFormat, others: tuple[RowFormat, ...]) -> None:
+    """Log the form that records of several forms are read in, once in this process."""
+    ways = " or ".join(f"format={form}" for form in others)
+    inform(f"Records have columns of {list_first((chosen, *others))}; they are read as {chosen}. To choose another: {ways}")
 
 
 def _columns(record: DataRecord, wanted: Iterable[str], what: str) -> str:
@@ -138,7 +150,7 @@ def _chat(record: DataRecord, column: str | None, tokenizer: PreTrainedTokenizer
     if not tokenizer.chat_template:
         raise DataError(
             f"{record.place}: messages need a chat template, and the tokenizer ({tokenizer.name_or_path}) has none. Use a "
-            "tokenizer with one, or text columns prompt and completion"
+            f"tokenizer with one, or {'format=text' if record.fields.get('text') else 'text columns prompt and completion'}"
         )
     conversation = conversation_of(record, column)
     try:

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from composer.data import formats
 from composer.data.formats import TextDraft, TextPiece, alpaca_prompt, drafts, encode, form_of
 from composer.data.reading import DataRecord
 from composer.data.references import FileData
@@ -256,3 +257,16 @@ def test_chat_needs_a_template_that_can_be_told_apart(tokenizer: PreTrainedToken
     assert "changes earlier messages as soon as the assistant has written message 3" in message_of({"messages": TALK}, chatty)
     chatty.chat_template = "{{ raise_exception('roles must alternate') }}"
     assert "the chat template refuses these messages: roles must alternate" in message_of({"messages": TALK}, chatty)
+
+
+def test_records_of_several_forms_name_the_precedence_and_the_option(
+    tokenizer: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture
+) -> None:
+    formats._announce.cache_clear()
+    record = DataRecord("texts.jsonl, record 1", {"text": "a b", "messages": [{"role": "user", "content": "a"}]})
+    with caplog.at_level("INFO"):
+        assert [form_of(record, FileData(path="")) for _ in range(2)] == ["messages", "messages"]
+    assert caplog.messages == ["Records have columns of messages, text; they are read as messages. To choose another: format=text"]
+    with pytest.raises(DataError, match=r"has none\. Use a tokenizer with one, or format=text"):
+        drafts(record, FileData(path=""), tokenizer)
+    assert form_of(record, FileData(path="", format="text")) == "text"
