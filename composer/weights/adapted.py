@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections import Counter
@@ -14,14 +15,25 @@ from typing import Any
 from composer.errors import SourceError
 from composer.notices import inform
 from composer.trust import CONFIG, code_in_adapter, refuse_code, translate_transformers_errors
-from composer.weights.output import copy_files
+from composer.weights.output import copy_files, write_json
 from composer.weights.stream import check_loaded
 from converters.adapter import read_foreign_adapter
 from converters.bounded import MOST_CONFIG, brief, list_first, read_json, within
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, ADAPTER_WEIGHTS
 from converters.licences import LicenceFields, read_card_licence
 from converters.model_types import is_composed_type
-from converters.source import BROUGHT_ALONG, GENERATION_CONFIG, TOKENIZER, Described, Source, describe, open_source, small_files
+from converters.quantised import without_quantisation
+from converters.source import (
+    BROUGHT_ALONG,
+    GENERATION_CONFIG,
+    TOKENIZER,
+    Described,
+    Source,
+    describe,
+    describe_config,
+    open_source,
+    small_files,
+)
 from converters.trunk import Dtype, dtype_name
 
 BASE, REVISION = "base_model_name_or_path", "revision"
@@ -83,9 +95,12 @@ class Adapted:
         prefix = "" if base.folder == self.path else f"{base.folder.name}/"
         return {f"{prefix}{name}": base.folder / name for name in names} | inside
 
-    def describe(self, dtype: Dtype | None) -> Described:
-        """Describe the model from its config."""
-        return describe(self.base.folder)
+    def describe(self, dtype: Dtype) -> Described:
+        """Describe the model, with weights of ``dtype``, from its config. A composed model keeps its own."""
+        if self.is_composed:
+            return describe(self.base.folder)
+        config = without_quantisation(self.base.config, dtype)
+        return describe_config(self.base.folder / CONFIG, config, json.dumps(config).encode())
 
     @property
     def is_composed(self) -> bool:
@@ -103,7 +118,7 @@ class Adapted:
         if not base.is_composed:  # what transformers writes beside the weights of a composed model is that model's own
             for name in (CONFIG, GENERATION_CONFIG):
                 (folder / name).unlink(missing_ok=True)
-            copy_files(base.folder, [CONFIG], folder)
+            write_json(folder / CONFIG, without_quantisation(base.config, dtype))
         tokenizer = small_files(self.path, TOKENIZER)
         copy_files(self.path, tokenizer, folder)
         patterns = tuple(pattern for pattern in BROUGHT_ALONG if not tokenizer or pattern not in TOKENIZER)

@@ -64,6 +64,7 @@ def test_adapters_beside_weights_are_applied_as_transformers_does(teacher: Path,
     torch.testing.assert_close(logits(composer.load(tmp_path / "student")), expected, rtol=0, atol=2e-5)
     torch.testing.assert_close(logits(composer.build("softmax", folder)), expected, rtol=0, atol=2e-5)
     assert (expected - logits(AutoModelForCausalLM.from_pretrained(teacher))).abs().max() > 0.1
+    assert composer.build("softmax", folder, dtype="bfloat16").config.dtype == torch.bfloat16
     record = read_record(tmp_path / "student")
     assert record is not None
     assert record.source is not None
