@@ -73,7 +73,7 @@ def figures(findings: dict[tuple[str, int], list[Findings]]) -> list[dict[str, A
             "keys": len(reports),
             "right": sum(all(report.answered.right) for report in reports if report.answered),
             "teacher_right": sum(all(report.teacher_answered.right) for report in reports if report.teacher_answered),
-            "heads": [f"{head.layer}.{head.first + index}" for head in reports[0].heads for index in range(head.heads)],
+            "heads": [f"{head.layer}.{head.numbers[index]}" for head in reports[0].heads for index in range(head.heads)],
             "weight": _means([[head.found for head in report.heads] for report in reports]),
             "teacher_weight": _means([[head.teacher_found for head in report.heads] for report in reports]),
         }

@@ -120,7 +120,7 @@ def shares_of(findings: Findings) -> dict[str, PlainArray]:
     for group in findings.heads:
         latent_shares = group.shown[f"{LATENTS}: p(l|t)"].numbers[list(findings.queries)]
         for head in range(group.heads):
-            shares[f"{group.layer}.{group.first + head}"] = latent_shares[:, head] * group.shares[LATENTS][head][:, None]
+            shares[f"{group.layer}.{group.numbers[head]}"] = latent_shares[:, head] * group.shares[LATENTS][head][:, None]
     return shares
 
 

@@ -8,6 +8,7 @@ from string import ascii_uppercase
 from composer.drawing.style import HEADS
 from composer.drawing.svg import element, escape_svg
 from composer.drawing.text import width
+from composer.spec.layer_rules import runs_of
 from composer.spec.resolve import Group, Resolved
 
 A_ROW, MOST = 32, 96
@@ -83,9 +84,10 @@ def _column(
     """Return one layer: as much of its height for each group as it has of the heads."""
     total = sum(group.heads for group in layer)
     elements, top = [], y
-    for group in layer:
+    for index, key_heads in runs_of(layer):
+        group = layer[index]
         kind = (group.head, group.heads)
-        high = TALL * group.heads / total
+        high = TALL * key_heads * group.heads / group.key_heads / total
         title = f"{group.heads:,} of {total:,} query heads: {group.head}"
         elements.append(
             element(

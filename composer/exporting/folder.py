@@ -209,6 +209,7 @@ def configuration(model: Any, exported: Exported) -> dict[str, Any]:
         "model_type": exported.model_type,
         **config,
         **({"heads": [dict(names) for names in exported.heads]} if exported.heads else {}),
+        **({"key_heads": [dict(numbers) for numbers in exported.key_heads]} if exported.key_heads else {}),
     }
 
 

@@ -22,7 +22,9 @@ from composer.exporting.template import (
     CONVERSION,
     FLA,
     HEADER,
+    HEADS_BY_NUMBER,
     IS_SINGLE,
+    KEY_HEADS,
     MIX,
     MIX_OR_STEP,
     MIXED,
@@ -44,6 +46,7 @@ from composer.graph.composition import HeadSpec
 from composer.model.configuration import host_configuration
 from composer.model.head import Head, anatomy
 from composer.model.hosts import HALVES, attention_of, attentions, layers_of
+from composer.spec.layer_rules import key_heads_of
 from converters.model_types import OWN, PREFIX
 
 SCALE_TOLERANCE = 1e-9
@@ -54,14 +57,16 @@ SCALE_TOLERANCE = 1e-9
 class Exported:
     """An exported file. text: its contents. file: its name without the ending. name: the beginning of its classes' names.
 
-    heads: for each layer, the classes of its heads by name; empty where all layers have the same. one_by_one: why a head takes one
-    token after the other; None where all take many at once.
+    heads: for each layer, the classes of its heads by name; empty where all layers have the same. key_heads: for each layer, the
+    numbers of each head's key heads; empty where the heads of every layer follow each other. one_by_one: why a head takes one token
+    after the other; None where all take many at once.
     """
 
     text: str
     file: str
     name: str
     heads: tuple[Mapping[str, str], ...]
+    key_heads: tuple[Mapping[str, Sequence[int]], ...]
     model_type: str
     host_type: str
     one_by_one: str | None
@@ -101,8 +106,8 @@ def write_file(model: Any, *, step: bool = False) -> Exported:
     taken = {*INPUTS, "rotated", "attend", "reordered", "runs_fla", *(kernel.rpartition(":")[2] for kernel in kernels)}
     fields_read = {field for head in classes for field in head.fields()}
     functions = Functions((call for head in classes for call in head.calls()), taken, fields_read)
-    several = any(len(names) > 1 for names in by_layer)
-    heads = [head.text(functions, f"{name}Config", host.rotary, is_one_of_several=several) for head in classes]
+    several, key_heads = any(len(names) > 1 for names in by_layer), _numbered_heads(model)
+    heads = [head.text(functions, f"{name}Config", host.rotary, is_one_of_several=several and not key_heads) for head in classes]
     fields = {
         "title": _one_line(f"{title} heads in a {host.type} model. {resolved.paper or ''}"),
         "Name": name,
@@ -116,6 +121,7 @@ def write_file(model: Any, *, step: bool = False) -> Exported:
         "layers": host.layers,
         "attention": host.attention_name,
         "base": model.base_model_prefix,
+        "key_heads": KEY_HEADS if key_heads else "",
         "mixing_hooks": MIXING_HOOKS if mixes else "",
         "mixing": MIXING.replace("$mix", MIX_OR_STEP if has_step else MIX) if mixes else "",
         "single": SINGLE if has_step else "",
@@ -130,6 +136,7 @@ def write_file(model: Any, *, step: bool = False) -> Exported:
     if several or len(classes) > 1:
         fields["configured"] = ", and for each layer the classes of its heads by their names"
         fields["heads_field"] = "    heads: list[dict[str, str]] | None = None\n"
+        fields["heads_field"] += "    key_heads: list[dict[str, list[int]]] | None = None\n" if key_heads else ""
         fields["table"] = TABLE.substitute(head_classes=", ".join(f'"{head.name}": {head.name}' for head in classes))
         fields["heads"] = "{name: HEADS[head](config) for name, head in config.heads[layer_idx].items()}"
     else:
@@ -139,7 +146,7 @@ def write_file(model: Any, *, step: bool = False) -> Exported:
         fields["heads"] = ", ".join(f'{{"{name}": {classes[0].name}(config)}}' for name in names)
     fields["sinks_argument"] = "    s_aux: Tensor | None = None,  # H\n" if has_sinks else ""
     fields |= {"what": "composed heads", "pronoun": "them"} if several else {"what": "a composed head", "pronoun": "it"}
-    body = SEVERAL_HEADS if several else ONE_HEAD
+    body = HEADS_BY_NUMBER if key_heads else SEVERAL_HEADS if several else ONE_HEAD
     sinks = ", s_aux[queries]" if several else ", s_aux"
     is_single = "is_single" if all(head.has_step for head in classes) else 'is_single and hasattr(head, "step")'
     run = RUN_OR_STEP.replace("$is_single", is_single) if has_step else RUN
@@ -161,7 +168,7 @@ def write_file(model: Any, *, step: bool = False) -> Exported:
     file = f"modeling_{re.sub(r'[^A-Za-z0-9]', '_', title)}"
     compile(text, f"{file}.py", "exec")
     slow = next((item.one_by_one for item in classes if item.one_by_one is not None), None)
-    return Exported(text, file, name, tuple(by_layer), model_type, host.type, slow)
+    return Exported(text, file, name, tuple(by_layer), key_heads, model_type, host.type, slow)
 
 
 def _scales(model: Any) -> bool:
@@ -224,6 +231,16 @@ def _head_classes(model: Any, step: bool) -> tuple[list[HeadClass], list[dict[st
             names[group.head] = result.name
         by_layer.append(names)
     return classes, by_layer
+
+
+def _numbered_heads(model: Any) -> tuple[dict[str, list[int]], ...]:
+    """Return for each layer the numbers of the key heads of its groups; nothing if the groups of every layer follow each other."""
+    layers = [attention.composed._groups for _, attention in attentions(model)]
+    if all(group.numbers is None for groups in layers for group in groups):
+        return ()
+    return tuple(
+        {group.head: list(numbers) for group, numbers in zip(groups, key_heads_of(groups), strict=True)} for groups in layers
+    )
 
 
 def model_rotation(model: Any) -> Rope | None:

@@ -56,7 +56,7 @@ class ${Name}Attention($host_attention):
         self.config = copy(self.config)  # of this layer alone: settings of the model never replace `attend`
         self.config._attn_implementation = "$model_type"
         self.composed = nn.ModuleDict($heads)
-$mixing_hooks
+$key_heads$mixing_hooks
     def forward(self, hidden_states: Tensor, *arguments: Any, attention_mask: Tensor, **options: Any) -> Any:
         """The forward of $host_attention. Heads rotate queries and keys themselves, so the host rotates by an angle of 0.
 
@@ -274,6 +274,20 @@ $run        outputs.append(output)
         first += head.key_heads
     layer.keep(carried, query.shape[1])
     return torch.cat(outputs, dim=2).contiguous(), None
+"""
+HEADS_BY_NUMBER = """    outputs, carried, per_key = {}, {}, query.shape[2] // key.shape[2]
+    for name, head in module.composed.items():
+        keys = module.key_heads[name]
+        queries = [per_key * number + index for number in keys for index in range(per_key)]
+        inputs = hidden, query[:, :, queries], key[:, :, keys], value[:, :, keys]$sinks
+        empty = head.empty_state(hidden.shape[0], query.dtype, query.device)
+        state = {slot: layer.tensors.get(f"{name}.{slot}", tensor) for slot, tensor in empty.items()}
+$run        outputs.update(zip(queries, output.unbind(2)))
+        carried.update({f"{name}.{slot}": tensor for slot, tensor in state.items()})
+    layer.keep(carried, query.shape[1])
+    return torch.stack([output for _, output in sorted(outputs.items())], dim=2), None
+"""
+KEY_HEADS = """        self.key_heads = config.key_heads[layer_idx]
 """
 RUN = """    output, state = head(*inputs, position, valid, state, rotation)
 """

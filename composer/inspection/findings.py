@@ -102,8 +102,8 @@ class Weighed(Found):
 
     layer: int
     name: str
-    first: int
-    """Its first query head in the layer."""
+    numbers: tuple[int, ...]
+    """Of its query heads in the layer."""
     heads: int
     memories: tuple[str, ...]
     """Their names."""
@@ -201,7 +201,7 @@ def table_of(findings: Findings) -> Table:
 
 def _row(head: HeadFindings, index: int, memories: list[str], headers: list[str]) -> list[str]:
     shares = [f"{100 * head.shares[name][index].mean():.0f}" if name in head.shares else "" for name in memories]
-    row = [f"{head.layer}.{head.first + index}", head.name, *shares]
+    row = [f"{head.layer}.{head.numbers[index]}", head.name, *shares]
     if "on the answer" in headers:
         teacher = head.teacher_found
         row += [f"{_mean(head.found[index]):.3f}", "" if teacher is None else f"{_mean(teacher[index]):.3f}"]

@@ -115,7 +115,7 @@ def _figure(shot: Shot) -> Iterator[str]:
 
 
 SUMMARY, PAGE = "inspection.json", "report.html"
-OF_A_HEAD = ("layer", "name", "first", "heads", "memories", "error", "found", "teacher_found")
+OF_A_HEAD = ("layer", "name", "numbers", "heads", "memories", "error", "found", "teacher_found")
 """Fields of a group of heads in the summary; all others are in the JSON files beside the pictures."""
 PictureName = Annotated[str, StringConstraints(pattern=r"^[a-z]+(-[a-z0-9]+)*$")]
 """The name of a picture's files, without an ending."""

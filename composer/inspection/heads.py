@@ -93,7 +93,7 @@ def head_findings(
     weighed = Weighed(
         layer=layer,
         name=name,
-        first=anatomy(head).place[1],
+        numbers=tuple(anatomy(head).numbers),
         heads=inputs.query.shape[2],
         memories=tuple(weights),
         kinds=tuple(kinds[memory] for memory in weights),

@@ -34,11 +34,12 @@ class TextRun:
         self.found_at = {answer - 1: places for answer, places in zip(text.answers, text.found_at, strict=True) if places}
         self._heads: dict[tuple[int, str], HeadFindings] = {}
         self._teacher: dict[int, dict[int, tuple[Tensor, PlainArray]]] = {}
+        """By layer and number of the query head."""
 
     @property
     def heads(self) -> tuple[HeadFindings, ...]:
         """The findings so far, layer by layer and head by head."""
-        return tuple(sorted(self._heads.values(), key=lambda head: (head.layer, head.first)))
+        return tuple(sorted(self._heads.values(), key=lambda head: (head.layer, head.numbers)))
 
     def student(self, model: ComposedForCausalLM) -> tuple[Answered | None, tuple[Tensor, ...]]:
         """Run the model, and inspect its heads. Returns its answers, and its hidden states."""
@@ -62,7 +63,8 @@ class TextRun:
                 self._tell(f"teacher, layer {layer}")
                 implied = implicit_attention(head, inputs, self.queries, model.base.backend).cpu()
                 rows, on_answer = implied.total()[0].transpose(0, 1), on_answers(implied, self.found_at)
-                self._teacher.setdefault(layer, {})[anatomy(head).place[1]] = rows, on_answer
+                by_head = zip(anatomy(head).numbers, zip(rows, on_answer, strict=True), strict=True)
+                self._teacher.setdefault(layer, {}).update(by_head)
 
         listened = [attention for _, attention in attentions(model)]
         for attention in listened:
@@ -86,9 +88,9 @@ class TextRun:
         """A ``listener`` of the teacher's attention: the student's layer on the same hidden states."""
         if layer not in self.layers:
             return
-        lesson, groups = lesson_of(call, options, attended), sorted(self._teacher.pop(layer).items())
-        rows = torch.cat([weighed for _, (weighed, _) in groups])
-        on_answers_of_teacher = np.concatenate([on_answer for _, (_, on_answer) in groups])
+        lesson, heads_of_teacher = lesson_of(call, options, attended), sorted(self._teacher.pop(layer).items())
+        rows = torch.stack([weighed for _, (weighed, _) in heads_of_teacher])
+        on_answers_of_teacher = np.stack([on_answer for _, (_, on_answer) in heads_of_teacher])
         weights: dict[str, Tensor] = {}
 
         def visit(at: int, name: str, head: Head, inputs: HeadInputs) -> None:
@@ -100,7 +102,7 @@ class TextRun:
         for key, findings in self._heads.items():
             if findings.layer != layer:
                 continue
-            place = slice(findings.first, findings.first + findings.heads)
+            place = list(findings.numbers)
             mine, theirs = heads[0, :, place].double().cpu(), lesson.heads[0, :, place].double().cpu()
             likeness = HeadLikeness(
                 mse=(mine - theirs).square().mean((0, 2)).numpy(),

@@ -262,7 +262,7 @@ class ComposedAttention(nn.Module):
         if mixed is None or len(mixed) == 1:
             return output
         each = output.unflatten(2, (-1, self.facts.head_dim)).chunk(len(mixed))
-        return torch.cat([self.composed.split(states)[index] for index, states in enumerate(each)], dim=2).flatten(2)
+        return self.composed.join([self.composed.split(states)[index] for index, states in enumerate(each)]).flatten(2)
 
     def _held(self, options: Mapping[str, Any]) -> StateLayer | None:
         cache = next((options[name] for name in CACHES if name in options), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -106,22 +106,25 @@ def _lower(head: Compiled, *call: Any) -> None:
 
 
 class Anatomy(NamedTuple):
-    """The insides of a head. place: the layer, and the index of the first of these heads in it. parts: modules by name."""
+    """The insides of a head. place: the layer, and the number of heads in the groups before it. numbers: of its query heads in the
+    layer. parts: modules by name."""
 
     head: HeadSpec
     graph: HeadGraph
     shape: Shape
     place: tuple[int, int]
+    numbers: Sequence[int]
     parts: Mapping[str, Any]
 
 
 class Head(nn.Module):
-    """One group of H query heads on K key heads. place: the layer, and the first of these heads in it; random choices depend on
-    them."""
+    """One group of H query heads on K key heads. place: the layer, and the number of heads in the groups before this one; random
+    choices depend on them. numbers: of its query heads in the layer; None: they follow those groups."""
 
-    def __init__(self, head: HeadSpec, shape: Shape, place: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, head: HeadSpec, shape: Shape, place: tuple[int, int] = (0, 0), numbers: Sequence[int] | None = None) -> None:
         super().__init__()
         self._compiled, self._place = compile_head(head, shape), place
+        self._numbers = range(place[1], place[1] + shape.heads) if numbers is None else numbers
         self._printed: str = AUTO
         """The backend whose program ``print`` shows."""
         self._slots = self._compiled.graph.slots
@@ -196,4 +199,5 @@ class Head(nn.Module):
 
 def anatomy(head: Head) -> Anatomy:
     """Return the graph, shape, place and modules of a head. They are no attributes of it, where a part may have the same name."""
-    return Anatomy(head._compiled.head, head._compiled.graph, head._compiled.shape, head._place, head._modules)
+    compiled = head._compiled
+    return Anatomy(compiled.head, compiled.graph, compiled.shape, head._place, head._numbers, head._modules)

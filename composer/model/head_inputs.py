@@ -46,7 +46,8 @@ class Attentions:
     """The weights of all heads of a model, as transformers has them: B H T T a layer, without gradients."""
 
     def __init__(self, backend: str) -> None:
-        self._layers: dict[int, list[Tensor]] = {}
+        self._layers: dict[int, dict[int, Tensor]] = {}
+        """By layer and number of the query head."""
         self._backend = backend
 
     def collect(self, layer: int, name: str, head: Head, inputs: HeadInputs) -> None:
@@ -58,11 +59,12 @@ class Attentions:
                     "divides, so its weights do not add up to 1 and are no attention; composer.inspect shows them for what they are"
                 )
         implied = implicit_attention(head, inputs, range(inputs.length), self._backend)
-        self._layers.setdefault(layer, []).append(implied.total().transpose(1, 2))
+        by_head = zip(anatomy(head).numbers, implied.total().unbind(2), strict=True)
+        self._layers.setdefault(layer, {}).update(by_head)
 
     def by_layer(self, rows: Rows) -> tuple[Tensor, ...]:
         """Return the weights of each layer, rows and columns in the order of the call."""
-        whole = (torch.cat(groups, dim=1) for _, groups in sorted(self._layers.items()))
+        whole = (torch.stack([weights for _, weights in sorted(heads.items())], dim=1) for _, heads in sorted(self._layers.items()))
         return tuple(_outward(weights, rows) for weights in whole)
 
 

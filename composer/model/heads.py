@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from blocks.positions import Rotary
 from composer.graph.composition import HeadSpec
 from composer.graph.program import HeadInputs
 from composer.model.head import Head, anatomy
+from composer.spec.layer_rules import key_heads_of, runs_of
 from composer.spec.resolve import Resolved
 
 
@@ -54,12 +55,16 @@ class ComposedHeads(nn.Module):
         self._groups, first = resolved.layers[layer], 0
         self._names: dict[str, dict[str, str]] = {}
         """For each head, the names of its state's tensors in the layer's state."""
-        for group in self._groups:
+        per_key = facts.heads // facts.key_heads
+        for group, numbers in zip(self._groups, key_heads_of(self._groups), strict=True):
             shape = replace(resolved.shape(group.heads), window=facts.window, softcap=facts.softcap, sinks=facts.sinks)
-            head = Head(with_rotation(resolved.heads[group.head], rotary), shape, (layer, first))
+            queries = [per_key * number + index for number in numbers for index in range(per_key)]
+            head = Head(with_rotation(resolved.heads[group.head], rotary), shape, (layer, first), queries)
             self.add_module(group.head, head)
             self._names[group.head] = {part: f"{group.head}.{part}" for part in head._slots}
             first += group.heads
+        self._runs = runs_of(self._groups)
+        self._key_heads = sum(group.key_heads for group in self._groups)
         self._mixes = any(head._mixes for head in self._heads())
         """Whether a head mixes the hidden states before queries and keys are projected from them."""
 
@@ -84,7 +89,7 @@ class ComposedHeads(nn.Module):
             output, new = head(own, self._own_state(name, state), backend, in_place)
             outputs.append(output)
             carried |= self._rename_state(name, new)
-        return torch.cat(outputs, dim=2), carried
+        return self.join(outputs), carried
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """Return the layer's state before the first token."""
@@ -93,12 +98,28 @@ class ComposedHeads(nn.Module):
             carried |= self._rename_state(name, head.empty_state(batch, dtype, device))
         return carried
 
-    def split(self, states: Tensor) -> tuple[Tensor, ...]:
+    def split(self, states: Tensor, dim: int = 2) -> tuple[Tensor, ...]:
         """``B T (all heads) D`` to the heads of each group; queries have more heads than keys by the same factor everywhere."""
         if len(self._groups) == 1:
             return (states,)
-        factor = states.shape[2] // sum(group.key_heads for group in self._groups)
-        return states.split([group.key_heads * factor for group in self._groups], dim=2)
+        # Slices need no tensor of indices, which would have to be moved to devices and kept out of CUDA graphs.
+        runs, factor = self._runs, states.shape[dim] // self._key_heads
+        slices = states.split([length * factor for _, length in runs], dim=dim)
+        parts: list[list[Tensor]] = [[] for _ in self._groups]
+        for (group, _), part in zip(runs, slices, strict=True):
+            parts[group].append(part)
+        return tuple(part[0] if len(part) == 1 else torch.cat(part, dim=dim) for part in parts)
+
+    def join(self, groups: Sequence[Tensor], dim: int = 2) -> Tensor:
+        """The inverse of ``split``."""
+        if len(groups) == 1:
+            return groups[0]
+        factor = sum(part.shape[dim] for part in groups) // self._key_heads
+        slices = [
+            iter(part.split([length * factor for group, length in self._runs if group == index], dim=dim))
+            for index, part in enumerate(groups)
+        ]
+        return torch.cat([next(slices[group]) for group, _ in self._runs], dim=dim)
 
     def _heads(self) -> list[Head]:
         return [cast("Head", self._modules[name]) for name in self._names]
@@ -125,15 +146,17 @@ def groups_of(heads: ComposedHeads) -> Iterator[tuple[str, Head]]:
 def split_inputs(heads: ComposedHeads, inputs: HeadInputs) -> Iterator[HeadInputs]:
     """Yield the inputs of each group."""
     queries, keys, values = (heads.split(states) for states in (inputs.query, inputs.key, inputs.value))
-    sinks = [None] * len(queries) if inputs.sinks is None else inputs.sinks.split([states.shape[2] for states in queries])
+    sinks = [None] * len(queries) if inputs.sinks is None else heads.split(inputs.sinks, dim=0)
     for query, key, value, group_sinks in zip(queries, keys, values, sinks, strict=True):
         yield replace(inputs, query=query, key=key, value=value, sinks=group_sinks)
 
 
 def without_groups(heads: ComposedHeads, groups: Container[str]) -> ComposedHeads:
-    """Return a copy without these groups. The modules are shared."""
+    """Return a copy without these groups, in which the heads of the other groups follow each other. The modules are shared."""
     rest = copy.copy(heads)
-    rest._groups = tuple(group for group in heads._groups if group.head not in groups)
+    others = (group for group in heads._groups if group.head not in groups)
+    rest._groups = tuple(group.model_copy(update={"numbers": None}) for group in others)
+    rest._runs, rest._key_heads = runs_of(rest._groups), sum(group.key_heads for group in rest._groups)
     rest._names = {name: parts for name, parts in heads._names.items() if name not in groups}
     rest._modules = {name: heads._modules[name] for name in rest._names}
     return rest

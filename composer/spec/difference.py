@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from blocks.part import Closed, FieldPath
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import without_names
-from composer.spec.document import Spec
+from composer.spec.document import REST, Spec
 from composer.spec.layer_rules import Group, unknown_head_error
 from composer.spec.resolve import Resolved, complete_head, heads_of, meaning
 from composer.spec.sweep import refuse_sweep
@@ -31,10 +31,11 @@ class Difference(Closed):
 
 
 class _Group(Closed):
-    """Query heads that are composed alike. heads: how many, or a share in lowest terms; None where they are all of the layer."""
+    """Query heads that are composed alike. heads: how many, a share in lowest terms, the numbers of their key heads, or ``rest``;
+    None where they are all of the layer."""
 
     head: HeadSpec
-    heads: int | str | None = None
+    heads: int | str | tuple[int, ...] | None = None
 
 
 class _Rule(Closed):
@@ -95,13 +96,18 @@ def _rules(spec: Spec) -> tuple[_Rule, ...]:
         for _, name in uses:
             if name not in heads:
                 raise unknown_head_error(name, heads, ("layers", number, "use"))
+        if any(isinstance(count, tuple) for count, _ in uses):  # the order of groups by number has no meaning
+            uses.sort(key=lambda use: (use[0] == REST, use[0]))
         groups = tuple(_Group(heads=count, head=_head(complete_head(heads[name], None))) for count, name in uses)
         rules.append(_Rule(at=rule.at, use=groups))
     return tuple(rules)
 
 
-def _lowest(heads: int | str) -> int | str:
-    return heads if isinstance(heads, int) else str(Fraction(heads))
+def _lowest(heads: int | str | tuple[int, ...]) -> int | str | tuple[int, ...]:
+    """Return a share in lowest terms, and numbers ascending."""
+    if isinstance(heads, tuple):
+        return tuple(sorted(heads))
+    return str(Fraction(heads)) if isinstance(heads, str) and heads != REST else heads
 
 
 def _heads(spec: Resolved) -> dict[str, HeadSpec]:
@@ -109,7 +115,7 @@ def _heads(spec: Resolved) -> dict[str, HeadSpec]:
 
 
 def _groups(layer: tuple[Group, ...], heads: Mapping[str, HeadSpec]) -> tuple[_Group, ...]:
-    return tuple(_Group(heads=group.heads, head=heads[group.head]) for group in layer)
+    return tuple(_Group(heads=group.numbers or group.heads, head=heads[group.head]) for group in layer)
 
 
 def _head(complete: HeadSpec) -> HeadSpec:

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, PrivateAttr, StringConstraints, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, PrivateAttr, StringConstraints, field_validator, model_validator
 
 from blocks.part import Closed, FieldError, FieldPath, Whole
 from composer.graph.composition import HeadSpec
@@ -21,17 +21,21 @@ from composer.spec.trunk import TrunkSpec
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")]
 HeadShare = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}/[1-9][0-9]{0,8}$")]
 
-MOST_GROUPS, MOST_RULES = 256, 4096
-"""Limits: groups in a layer, rules in a document. The time to check them grows with the square."""
+MOST_GROUPS, MOST_RULES, MOST_NUMBERS = 256, 4096, 4096
+"""Limits: groups in a layer, rules in a document, numbers of key heads in a group. The time to check groups and rules grows with
+the square."""
+
+REST = "rest"
+KeyHeads = Annotated[tuple[NonNegativeInt, ...], Field(min_length=1, max_length=MOST_NUMBERS)]
 
 
 class HeadsOf(Closed):
-    """Consecutive query heads of a layer that are composed alike."""
+    """Query heads of a layer that are composed alike."""
 
     head: Name
     """Which head they are."""
-    heads: PositiveInt | HeadShare
-    """How many query heads, or a share of the layer's such as ``1/4``; whole groups of those that share a key head."""
+    heads: PositiveInt | HeadShare | Literal["rest"] | KeyHeads
+    """How many query heads, a share of the layer's such as ``1/4``, a list of the numbers of key heads from 0, or ``rest``."""
 
 
 class LayerRule(Closed):
@@ -44,7 +48,8 @@ class LayerRule(Closed):
     )
     """A layer, a list of layers, a range ``first:end:step`` as Python slices, or ``all``. -1 is the last layer."""
     use: Name | Annotated[tuple[HeadsOf, ...], Field(min_length=1, max_length=MOST_GROUPS)]
-    """A head for all heads of the layer, or a list ``{head, heads}`` of groups inside it, in this order."""
+    """A head for all heads of the layer, or a list ``{head, heads}`` of groups inside it. Groups with counts or shares follow each
+    other in this order; groups with numbers are listed in any order."""
 
 
 Varied = Annotated[str, StringConstraints(pattern=r"^[^\s=.\[\]]+(\.[^\s=.\[\]]+|\[-?\d+\])*$")]

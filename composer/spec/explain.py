@@ -15,6 +15,7 @@ from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph
 from composer.graph.lowering import AUTO, Lowered, check_backend, list_forms
 from composer.graph.wiring import build_graph
+from composer.spec.layer_rules import Group
 from composer.spec.notes import notes_on_source
 from composer.spec.parameters import graphs_of, head_parameters
 from composer.spec.resolve import Resolved
@@ -67,6 +68,13 @@ class GroupCost(Closed):
     """The source's pairs over these."""
 
 
+class KeyHeads(Closed):
+    """The numbers of the key heads of each group of some layers, by its head."""
+
+    layers: tuple[int, ...]
+    numbers: dict[str, tuple[int, ...]]
+
+
 class Explanation(Readable, Closed):
     """The whole model at one sequence length. on: the source or trunk that it is resolved on, in words."""
 
@@ -79,6 +87,8 @@ class Explanation(Readable, Closed):
     dtype: str
     sequence: int
     groups: tuple[GroupCost, ...]
+    key_heads: tuple[KeyHeads, ...] = ()
+    """The layers whose groups do not follow each other."""
     fresh_parameters: int
     state_bytes: int
     kv_cache_bytes: int | None
@@ -132,6 +142,7 @@ def explain_resolved(
         dtype=dtype,
         sequence=sequence,
         groups=tuple(groups),
+        key_heads=tuple(_numbered(resolved)),
         fresh_parameters=int(total(group.fresh_parameters for group in groups)),
         state_bytes=state,
         kv_cache_bytes=cache,
@@ -144,6 +155,15 @@ def explain_resolved(
         decode_flops_per_token=int(total(group.decode_flops_per_token for group in groups)) if causal else None,
         notes=notes_on_source(resolved, rotations),
     )
+
+
+def _numbered(resolved: Resolved) -> Iterator[KeyHeads]:
+    layers: dict[tuple[Group, ...], list[int]] = {}
+    for index, layer in enumerate(resolved.layers):
+        if any(group.numbers is not None for group in layer):
+            layers.setdefault(layer, []).append(index)
+    for layer, indices in layers.items():
+        yield KeyHeads(layers=tuple(indices), numbers={group.head: group.numbers or () for group in layer})
 
 
 def _kinds(resolved: Resolved, windows: Sequence[int | None] | None) -> Iterator[tuple[str, HeadSpec, Shape, list[int]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from composer.spec.explain import Explanation, GroupCost
 from composer.tables import Table, View
-from composer.words import layers_in_words, plural, quantity, ratio, short_hashes, size
+from composer.words import layers_in_words, plural, quantity, ranges, ratio, short_hashes, size
 
 
 def view_of(explanation: Explanation) -> View:
@@ -13,10 +13,19 @@ def view_of(explanation: Explanation) -> View:
     place = f"{explanation.sequence:,} tokens, {explanation.backend} on {explanation.device}, {explanation.dtype}"
     growth = f" at {explanation.sequence:,} tokens" if any(group.state_grows for group in explanation.groups) else ", at any length"
     whole = Table("The whole model", ("", ""), _figures(explanation, growth))
-    tables = (*(table for group in explanation.groups for table in _of_group(group)), whole)
+    tables = (*(table for group in explanation.groups for table in _of_group(group)), *_key_heads(explanation), whole)
     return View(
         short_hashes(f"{name}{place}, spec {explanation.hash}"), tables, tuple(f"Note: {note}" for note in explanation.notes)
     )
+
+
+def _key_heads(explanation: Explanation) -> tuple[Table, ...]:
+    """Return the key heads of each group by number, where groups do not follow each other."""
+    rows = [
+        (ranges(some.layers), "; ".join(f"{head} {ranges(numbers)}" for head, numbers in some.numbers.items()))
+        for some in explanation.key_heads
+    ]
+    return (Table("Key heads", ("layers", "of each head"), tuple(rows)),) if rows else ()
 
 
 def _of_group(group: GroupCost) -> tuple[Table, ...]:

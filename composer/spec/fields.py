@@ -41,7 +41,7 @@ def alternatives_of(field: FieldInfo) -> Alternatives:
 def limits(annotation: Any) -> dict[str, float]:
     """Return the bounds of the numbers in an annotation: ``gt``, ``ge``, ``lt`` and ``le``."""
     bounds_by_name = bounds(get_args(annotation)[1:]) if get_origin(annotation) is Annotated else {}
-    for member in get_args(annotation):
+    for member in () if get_origin(annotation) in (tuple, list, dict) else get_args(annotation):  # items have their own bounds
         bounds_by_name |= limits(member)
     return bounds_by_name
 

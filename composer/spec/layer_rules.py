@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import groupby
 
-from pydantic import PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from blocks.part import Closed, FieldPath
 from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
 from composer.spec.dimensions import Dimensions
-from composer.spec.document import HeadsOf, Name, Spec
+from composer.spec.document import REST, HeadsOf, Name, Spec
 from composer.spec.places import nearest
 from composer.words import ranges
 from converters.bounded import list_first
@@ -25,11 +27,13 @@ MOST_RULES = 8
 
 
 class Group(Closed):
-    """Consecutive heads of one layer that are composed alike."""
+    """Heads of one layer that are composed alike. numbers: of the key heads, ascending; None if the groups of the layer follow each
+    other, each with consecutive heads."""
 
     head: Name
     heads: PositiveInt
     key_heads: PositiveInt
+    numbers: tuple[NonNegativeInt, ...] | None = Field(default=None, exclude_if=lambda numbers: numbers is None)
 
 
 def layers_of(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec]) -> tuple[tuple[Group, ...], ...]:
@@ -83,7 +87,7 @@ def last_rules(spec: Spec, layers: int) -> list[int | None]:
     return last
 
 
-def unknown_head_error(name: str, heads: Mapping[str, HeadSpec], path: FieldPath) -> GraphError:
+def unknown_head_error(name: str, heads: Iterable[str], path: FieldPath) -> GraphError:
     own = [head for head in heads if head != SOURCE]
     guess = nearest(name, [*own, SOURCE])
     introduction = f"{guess} There" if guess else "; there"
@@ -113,27 +117,122 @@ def layers_at(at: int | tuple[int, ...] | str, layers: int, path: FieldPath) -> 
 def groups_of(
     use: str | tuple[HeadsOf, ...], dimensions: Dimensions, heads: Mapping[str, HeadSpec], path: FieldPath
 ) -> tuple[Group, ...]:
-    taken = (HeadsOf(head=use, heads=dimensions.heads),) if isinstance(use, str) else use
-    for group in taken:
-        if group.head not in heads:
-            raise unknown_head_error(group.head, heads, path)
+    """Return the groups of a layer. Groups by number are in the order of their first key heads, so that every order in which a spec
+    lists them has the same meaning, and that of counts where each group is consecutive."""
+    groups = (HeadsOf(head=use, heads=dimensions.heads),) if isinstance(use, str) else use
+    check_groups(groups, heads, path)
     per_key = dimensions.heads // dimensions.key_heads
-    counts = {group.head: _count(group, dimensions.heads, per_key, path) for group in taken}
-    if len(counts) < len(taken):
-        raise GraphError(TWICE, path)
-    if sum(counts.values()) != dimensions.heads:
-        raise GraphError(
-            f"these groups have {sum(counts.values())} query heads together, and the layer has {dimensions.heads}", path
+    if any(isinstance(group.heads, tuple) for group in groups):
+        numbers = _numbers_of(groups, dimensions.key_heads, path)
+        ordered = sorted(numbers, key=lambda name: numbers[name][0])
+        are_consecutive = [number for name in ordered for number in numbers[name]] == list(range(dimensions.key_heads))
+        return tuple(
+            Group(
+                head=name,
+                heads=len(numbers[name]) * per_key,
+                key_heads=len(numbers[name]),
+                numbers=None if are_consecutive else numbers[name],
+            )
+            for name in ordered
         )
+    counts = {group.head: 0 if group.heads == REST else _count(group, dimensions.heads, per_key, path) for group in groups}
+    others = sum(counts.values())
+    for group in groups:
+        if group.heads == REST:
+            if others >= dimensions.heads:
+                raise GraphError(f'"{group.head}" has no heads: the other groups have {_of_layer(others, dimensions.heads)}', path)
+            counts[group.head] = dimensions.heads - others
+    if sum(counts.values()) != dimensions.heads:
+        raise GraphError(f"these groups have {_of_layer(others, dimensions.heads)}", path)
     return tuple(Group(head=name, heads=count, key_heads=count // per_key) for name, count in counts.items())
 
 
+def _of_layer(count: int, heads: int) -> str:
+    return f"{count} query heads together, and the layer has {heads}"
+
+
+def check_groups(groups: tuple[HeadsOf, ...], heads: Collection[str], path: FieldPath) -> None:
+    """Raise GraphError for a mistake in the groups of a rule that is one on any source. heads: the names of the spec's heads."""
+    for group in groups:
+        if group.head not in heads:
+            raise unknown_head_error(group.head, heads, path)
+    if len({group.head for group in groups}) < len(groups):
+        raise GraphError(TWICE, path)
+    rests = [group.head for group in groups if group.heads == REST]
+    if len(rests) > 1:
+        raise GraphError(f'"{rests[0]}" and "{rests[1]}" both have the rest of the heads: only one group can', path)
+    by_number = [group for group in groups if isinstance(group.heads, tuple)]
+    counted = [group for group in groups if not isinstance(group.heads, tuple) and group.heads != REST]
+    if by_number and counted:
+        raise GraphError(
+            f'"{by_number[0].head}" has numbers of key heads, and "{counted[0].head}" a count or share: give every group of the '
+            "layer numbers, or every group a count or share",
+            path,
+        )
+    owners: dict[int, str] = {}
+    for group in by_number:
+        assert isinstance(group.heads, tuple)
+        for number in group.heads:
+            owner = owners.setdefault(number, group.head)
+            if owner != group.head:
+                raise GraphError(f'key head {number} is in two groups, "{owner}" and "{group.head}": list it once', path)
+        if repeated := sorted(number for number, count in Counter(group.heads).items() if count > 1):
+            raise GraphError(f'"{group.head}" lists {_key_heads(repeated)} twice: list each once', path)
+
+
+def _numbers_of(groups: tuple[HeadsOf, ...], key_heads: int, path: FieldPath) -> dict[str, tuple[int, ...]]:
+    """Return the key heads of each group, ascending, by the group's head.
+
+    Raises GraphError unless each of the layer's ``key_heads`` is in one group."""
+    numbers = {group.head: tuple(sorted(group.heads)) for group in groups if isinstance(group.heads, tuple)}
+    for name, own in numbers.items():
+        if own[-1] >= key_heads:
+            absent = [number for number in own if number >= key_heads]
+            raise GraphError(
+                f'"{name}" lists {_key_heads(absent)}, and the layer has {key_heads}: choose among {ranges(range(key_heads))}', path
+            )
+    missing = tuple(sorted(set(range(key_heads)).difference(*numbers.values())))
+    rest = next((group.head for group in groups if group.heads == REST), None)
+    if rest is not None:
+        if not missing:
+            raise GraphError(f'"{rest}" has no heads: the other groups have all {key_heads} key heads of the layer', path)
+        return numbers | {rest: missing}
+    if missing:
+        several = len(missing) > 1
+        raise GraphError(
+            f"{_key_heads(missing)} {'are' if several else 'is'} in no group: add {'them' if several else 'it'} to one, or write "
+            f"`heads: {REST}` in one",
+            path,
+        )
+    return numbers
+
+
+def _key_heads(numbers: Sequence[int]) -> str:
+    return f"key head{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
+
+
+def key_heads_of(layer: Sequence[Group]) -> tuple[Sequence[int], ...]:
+    """Return the numbers of the key heads of each group of a layer, ascending."""
+    numbers, first = list[Sequence[int]](), 0
+    for group in layer:
+        numbers.append(range(first, first + group.key_heads) if group.numbers is None else group.numbers)
+        first += group.key_heads
+    return tuple(numbers)
+
+
+def runs_of(layer: Sequence[Group]) -> list[tuple[int, int]]:
+    """Return a layer's key heads in order, as runs of neighbours in one group: the index of the group, and the length."""
+    owners = sorted((number, index) for index, numbers in enumerate(key_heads_of(layer)) for number in numbers)
+    return [(index, len(list(run))) for index, run in groupby(index for _, index in owners)]
+
+
 def _count(group: HeadsOf, heads: int, per_key: int, path: FieldPath) -> int:
-    """Return the query heads of a group, out of ``heads`` of which ``per_key`` share each key head."""
-    whole = isinstance(group.heads, int)
-    count = Fraction(group.heads) if whole else Fraction(group.heads) * heads
+    """Return the query heads of a group with a count or a share, out of ``heads`` of which ``per_key`` share each key head."""
+    assert not isinstance(group.heads, tuple), "a count, or a share"
+    is_count = isinstance(group.heads, int)
+    count = Fraction(group.heads) if is_count else Fraction(group.heads) * heads
     if count % per_key:
-        described = f"{count} query heads" if whole else f"{group.heads} of {heads} query heads, which is {count}"
+        described = f"{count} query heads" if is_count else f"{group.heads} of {heads} query heads, which is {count}"
         wanted = (
             f"{per_key} of them share each key head: choose a multiple of {per_key}" if per_key > 1 else "expected a whole number"
         )

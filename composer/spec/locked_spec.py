@@ -17,7 +17,7 @@ def lock_document(resolved: Mapping[str, Any]) -> dict[str, Any]:
     heads = dict(resolved["heads"])
     rules: dict[str, tuple[Any, list[int]]] = {}
     for number, layer in enumerate(resolved["layers"]):
-        groups = [{"head": group["head"], "heads": group["heads"]} for group in layer]
+        groups = [{"head": group["head"], "heads": group.get("numbers") or group["heads"]} for group in layer]
         use = groups[0]["head"] if len(groups) == 1 else groups
         rules.setdefault(repr(use), (use, []))[1].append(number)
     layers = [{"at": numbers if len(numbers) > 1 else numbers[0], "use": use} for use, numbers in rules.values() if use != DEFAULT]

@@ -13,16 +13,15 @@ from composer.graph.composition import HeadSpec
 from composer.graph.rules import mistakes
 from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
-from composer.spec.document import HeadsOf, LayerRule, Spec
+from composer.spec.document import REST, HeadsOf, LayerRule, Spec
 from composer.spec.layer_rules import (
-    TWICE,
+    check_groups,
     check_rule,
     find_unused_heads,
     groups_of,
     layers_at,
     layers_of,
     names_in,
-    unknown_head_error,
 )
 from composer.spec.resolve import complete_head, dimensions_and_trunk, heads_of, refuse_odd, reserved_name_error
 
@@ -91,12 +90,13 @@ def _of_rule(rule: LayerRule, path: FieldPath, heads: dict[str, HeadSpec]) -> It
         except GraphError as error:
             yield error
     groups = (HeadsOf(head=rule.use, heads="1/1"),) if isinstance(rule.use, str) else rule.use
-    missing = [group.head for group in groups if group.head not in heads]
-    if missing:
-        yield unknown_head_error(missing[0], heads, (*path, "use"))
-    elif len({group.head for group in groups}) < len(groups):
-        yield GraphError(TWICE, (*path, "use"))
-    elif all(isinstance(group.heads, str) for group in groups) and (whole := sum(Fraction(group.heads) for group in groups)) != 1:
+    try:
+        check_groups(groups, heads, (*path, "use"))
+    except GraphError as error:
+        yield error
+        return
+    shares = [Fraction(group.heads) for group in groups if isinstance(group.heads, str) and group.heads != REST]
+    if len(shares) == len(groups) and (whole := sum(shares)) != 1:
         yield GraphError(f"these groups are {whole} of the query heads together, and have to be all of them", (*path, "use"))
 
 

@@ -28,7 +28,7 @@ from composer.graph.rules import check_graph
 from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Name, Spec
-from composer.spec.layer_rules import SOURCE, Group, find_unused_heads, layers_of, names_in
+from composer.spec.layer_rules import SOURCE, Group, find_unused_heads, key_heads_of, layers_of, names_in
 from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
@@ -71,7 +71,7 @@ class Resolved(Closed):
 
     def _hash(self, complete: Mapping[str, HeadSpec]) -> str:
         heads = {name: meaning(head) for name, head in complete.items()}
-        layers = [[{"heads": group.heads, "head": heads[group.head]} for group in layer] for layer in self.layers]
+        layers = [[_meaning_of_group(group, heads[group.head]) for group in layer] for layer in self.layers]
         size = self.dimensions.model_dump(mode="json", exclude=NO_SIZES)
         whole = {"compose": self.compose, "dimensions": size, "layers": layers}
         if self.direction != "causal":
@@ -113,10 +113,18 @@ def _check_layers(resolved: Resolved) -> None:
             raise ValueError(f"has no head {unknown[0]}, which a layer names")
         if any(group.heads * size.key_heads != group.key_heads * size.heads for group in layer):
             raise ValueError("has a group of heads that splits a group of key heads")
-        if sum(group.heads for group in layer) != size.heads or len({group.head for group in layer}) < len(layer):
+        if any(group.numbers is not None and len(group.numbers) != group.key_heads for group in layer):
+            raise ValueError("has a group of heads with more or fewer numbers than key heads")
+        numbers = [number for own in key_heads_of(layer) for number in own]
+        if sorted(numbers) != list(range(size.key_heads)) or len({group.head for group in layer}) < len(layer):
             raise ValueError("has a layer whose groups are not its heads")
     if any(memory.name is None or memory.position is None for head in resolved.heads.values() for memory in head.memory):
         raise ValueError("has a memory that leaves its name or its position open")
+
+
+def _meaning_of_group(group: Group, head: Any) -> dict[str, Any]:
+    numbers = {} if group.numbers is None else {"numbers": group.numbers}
+    return {"heads": group.heads, "head": head, **numbers}
 
 
 def heads_of(spec: Spec) -> dict[str, HeadSpec]:

@@ -121,18 +121,17 @@ def _calibrate_layer(
     that were not."""
     length = lesson.hidden.shape[1]
     queries = sorted({(2 * index + 1) * length // (2 * QUERIES) for index in range(QUERIES)})
-    groups = _groups(teacher, lesson, backend)
-    wanted = torch.cat(
-        [implicit_attention(head, inputs, queries, backend).total().clamp(min=0) for _, head, inputs in groups], dim=2
-    )
+    by_head: dict[int, Tensor] = {}
+    for _, head, inputs in _groups(teacher, lesson, backend):
+        total = implicit_attention(head, inputs, queries, backend).total().clamp(min=0)
+        by_head.update(zip(anatomy(head).numbers, total.unbind(2), strict=True))
+    wanted = torch.stack([weights for _, weights in sorted(by_head.items())], dim=2)
     valid = lesson.tokens.valid
     if valid is not None:
         wanted = wanted * valid[:, queries, None, None]
-    calibrated, kept, first = list[str](), list[str](), 0
+    calibrated, kept = list[str](), list[str]()
     for own, head, inputs in _groups(student, lesson, backend):
-        heads = inputs.query.shape[2]
-        done = _Calibration(head, inputs, queries, wanted[:, :, first : first + heads], backend).run()
-        first += heads
+        done = _Calibration(head, inputs, queries, wanted[:, :, list(anatomy(head).numbers)], backend).run()
         for part, module in head.named_children():
             if next(module.parameters(), None) is not None:
                 (calibrated if part in done else kept).append(f"{name}.composed.{own}.{part}")

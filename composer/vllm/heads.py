@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -75,6 +75,10 @@ class ServedHeads(nn.Module):
         """As ``ComposedHeads`` has it."""
         return self.heads.split(states)
 
+    def join(self, groups: Sequence[Tensor]) -> Tensor:
+        """As ``ComposedHeads`` has it."""
+        return self.heads.join(groups)
+
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """Nothing: each request has its own state."""
         return {}
@@ -95,7 +99,7 @@ class ServedHeads(nn.Module):
         if stateful := [name for name in groups if name not in output]:
             joined = _join([groups[name] for name in stateful]) if output else inputs
             output |= dict(zip(stateful, self.stateful.split(self._run_stateful(joined, backend)), strict=True))
-        return torch.cat([output[name] for name in groups], dim=2), {}
+        return self.join([output[name] for name in groups]), {}
 
     def _run_stateful(self, inputs: HeadInputs, backend: str) -> Tensor:
         """Return the output of the groups with states."""

@@ -16,9 +16,11 @@ from composer.errors import BuildError
 from composer.graph.graph import READ_NODE, Edge, HeadGraph, Node, ancestors
 from composer.graph.wiring import build_graph
 from composer.spec.external_parts import find_unregistered_kind, needed_part_message
+from composer.spec.layer_rules import key_heads_of
 from composer.spec.parameters import prefix
 from composer.spec.resolve import Resolved, meaning
 from composer.spec.writing import format_value
+from composer.words import ranges
 from converters.composed import SPEC_KEYS
 
 READ = {Kind.HIDDEN, Kind.QUERY, Kind.KEY, Kind.PAIRS}
@@ -55,13 +57,11 @@ def meanings(resolved: Resolved) -> dict[str, Meaning]:
     """Return the meaning of every part of every head, by the prefix of its parameters' full names."""
     by_prefix: dict[str, Meaning] = {}
     for layer, groups in enumerate(resolved.layers):
-        first = 0
-        for group in groups:
-            graph = build_graph(resolved.heads[group.head], resolved.shape(group.heads))
-            heads = f"heads {first} to {first + group.heads - 1}"
+        for group, numbers in zip(groups, key_heads_of(groups), strict=True):
+            graph, per_key = build_graph(resolved.heads[group.head], resolved.shape(group.heads)), group.heads // group.key_heads
+            heads = f"heads {ranges([number * per_key + index for number in numbers for index in range(per_key)])}"
             for module, part, seen, beside in _modules(graph):
                 by_prefix[prefix(resolved, layer, group.head) + module] = Meaning(_describe(part), heads, seen, beside)
-            first += group.heads
     return by_prefix
 
 

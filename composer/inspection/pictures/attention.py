@@ -61,12 +61,12 @@ def draw_answer_weights(pyplot: Any, findings: Findings) -> DrawnFigure:
         )
     chance = np.mean([len(places) / answer for answer, places in zip(findings.answers, findings.found_at, strict=True) if places])
     axis.axhline(chance, color=MARK, linewidth=1, linestyle="--", label="as if all tokens weighed alike")
-    named_ticks(axis, [f"{head.layer}.{head.first + index}" for head, index in every], upright=16, most=48)
+    named_ticks(axis, [f"{head.layer}.{head.numbers[index]}" for head, index in every], upright=16, most=48)
     axis.set(xlabel="layer.head", ylabel="weight on the answer in the text", ylim=(0, 1))
     axis.set_title(f"{plain(findings.text)}, {len(findings.tokens):,} tokens. Answer right: {_answers_in_words(findings)}")
     legend(figure, axis)
     data = {
-        "head": [f"{head.layer}.{head.first + index}" for head, index in every],
+        "head": [f"{head.layer}.{head.numbers[index]}" for head, index in every],
         "weight": weights,
         "teacher": theirs,
         "uniform": float(chance),
@@ -115,7 +115,7 @@ def weights(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFin
                 cmap=MAP,
                 rasterized=True,
             )
-            axis.set_title(f"{who}head {layer}.{head.first + index}")
+            axis.set_title(f"{who}head {layer}.{head.numbers[index]}")
             axis.invert_yaxis() if place == 0 and row == 0 else None
             ticks(axis, findings.queries)
             for column in {column for places in findings.found_at for column in places}:
@@ -137,7 +137,7 @@ def weights(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFin
         "queries": findings.queries,
         "bin": findings.bin,
         "heads": [
-            {"name": head.name, "first": head.first, "error": head.error, "weights": head.weights, "teacher": head.teacher}
+            {"name": head.name, "numbers": head.numbers, "error": head.error, "weights": head.weights, "teacher": head.teacher}
             for head in heads
         ],
     }
@@ -160,7 +160,7 @@ def shares(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFind
         shown = [name for name in names if name in head.shares]
         axis.stackplot(findings.queries, stacked, labels=shown, colors=[colours[name] for name in shown], step="mid")
         axis.set(ylim=(0, 1), xlim=(findings.queries[0], findings.queries[-1]))
-        axis.set_title(f"head {layer}.{head.first + index}")
+        axis.set_title(f"head {layer}.{head.numbers[index]}")
         if place % 4 == 0:
             axis.set_ylabel("share of the weight")
         axis.set_xlabel("query at token")
@@ -169,7 +169,7 @@ def shares(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFind
     data = {
         "layer": layer,
         "queries": findings.queries,
-        "heads": [{"name": head.name, "first": head.first, "shares": head.shares} for head in heads],
+        "heads": [{"name": head.name, "numbers": head.numbers, "shares": head.shares} for head in heads],
     }
     says = "Each memory's share of a head's weight: they add up to 1. Where weights may be negative their sizes are added up."
     return DrawnFigure(f"shares-{layer}", f"Which memory answers in layer {layer}", says, figure, data)
@@ -207,10 +207,10 @@ def stands(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFind
         ticks(axis, findings.queries)
         whole_ticks(axis, most=4)
         axis.set_xlabel("token")
-        axis.set_title(f"head {layer}.{head.first + index}")
+        axis.set_title(f"head {layer}.{head.numbers[index]}")
     patches = [Patch(color=colours[name], label=name) for name in names]
     figure.legend(handles=patches, loc="outside lower center", ncols=len(names))
-    held_by = [{"name": head.name, "first": head.first, "stands": head.stands} for head in heads]
+    held_by = [{"name": head.name, "numbers": head.numbers, "stands": head.stands} for head in heads]
     data = {"layer": layer, "queries": findings.queries, "heads": held_by}
     says = (
         "The memory that holds the pair of each token (across) at each query (down). If several hold it, the one with fewer pairs."

@@ -52,7 +52,7 @@ def _over_text(pyplot: Any, findings: Findings, name: str, places: list[tuple[He
             upper.axhline(border * each, color="white", linewidth=1)
         every = -(-heads // MOST_NAMED)
         upper.set_yticks(
-            each * (np.arange(heads)[::every] + 0.5), [f"head {head.first + own_head}" for own_head in range(0, heads, every)]
+            each * (np.arange(heads)[::every] + 0.5), [f"head {head.numbers[own_head]}" for own_head in range(0, heads, every)]
         )
         upper.tick_params(axis="y", length=0)
         upper.invert_yaxis()
@@ -101,7 +101,7 @@ def _of_parameters(pyplot: Any, name: str, places: list[tuple[HeadFindings, Show
 def likeness(pyplot: Any, findings: Findings) -> DrawnFigure:
     """To the teacher, head by head, and layer by layer; of the weights only where they are compared at all."""
     every = [(head, head.likeness, index) for head in findings.heads if head.likeness for index in range(head.heads)]
-    names = [f"{head.layer}.{head.first + index}" for head, _, index in every]
+    names = [f"{head.layer}.{head.numbers[index]}" for head, _, index in every]
     nothing = [like.divergence is None for _, like, _ in every]
     drawn = [
         ("MSE of the answers", [like.mse[index] for _, like, index in every]),
@@ -130,7 +130,7 @@ def likeness(pyplot: Any, findings: Findings) -> DrawnFigure:
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2)
     data = {
         "heads": [
-            {"layer": head.layer, "head": head.name, "first": head.first, "likeness": head.likeness} for head in findings.heads
+            {"layer": head.layer, "head": head.name, "numbers": head.numbers, "likeness": head.likeness} for head in findings.heads
         ],
         "stream": stream,
     }

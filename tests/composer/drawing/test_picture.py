@@ -91,6 +91,15 @@ def test_heads_and_layers_are_mapped() -> None:
     assert_legible(drawn)
 
 
+def test_groups_by_number_are_drawn_where_their_heads_are() -> None:
+    """Key heads from top to bottom, neighbours of one group as one cell."""
+    use = [{"head": "source", "heads": [0, 3]}, {"head": "window", "heads": "rest"}]
+    spec = load_spec({"compose": 1, "name": "x", "heads": {"window": HEADS["window"]}, "layers": [{"at": "all", "use": use}]})
+    drawn = picture(resolve(spec, SMALL))
+    titles = [title.text or "" for title in ElementTree.fromstring(drawn.svg).iter(f"{SVG}title")]
+    assert [title.rpartition(": ")[2] for title in titles if "query heads" in title][:3] == ["source", "window", "source"]
+
+
 def test_many_layers_still_fit() -> None:
     deep = picture(on("softmax", layers=1000))
     assert "0–999" in labels_of(deep)

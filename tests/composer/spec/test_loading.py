@@ -142,7 +142,7 @@ NINES = "9" * 5000
         ),
         (f"layers: [{{at: '::-{NINES}', use: head}}]", "layers[0].at: expected"),
         (f"layers: [{{at: {NINES}, use: head}}]", "the number needs more than 64 bits"),
-        (f"layers: [{{at: 0, use: [{{head: head, heads: 1/{NINES}}}]}}]", "heads: expected a whole number or a share such as 1/4"),
+        (f"layers: [{{at: 0, use: [{{head: head, heads: 1/{NINES}}}]}}]", "heads: expected a whole number, a share such as 1/4, "),
         ("layers: [" + "{at: all, use: head}," * 5000 + "]", "layers: expected a list of at most 4096, got a list"),
         ("layers: [{at: 0, use: [" + "{head: head, heads: 1}," * 300 + "]}]", "a list of at most 256, got a list"),
         ("heads: {b: {memory: [" + "full," * 40 + "]}}", "heads.b.memory: expected a list of at most 32, got a list"),

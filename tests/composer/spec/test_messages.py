@@ -169,7 +169,7 @@ HEAD = "compose: 1\nname: x\nhead:\n  "
         ("compose: 1\nname: x\nlayers: [{at: [0, a], use: x}]", 'x.yaml:3:19  layers[0].at[1]: expected a whole number, got "a"'),
         (
             "compose: 1\nname: x\nlayers: [{at: 0, use: [{head: a, heads: 0}]}]",
-            "x.yaml:3:41  layers[0].use[0].heads: expected a number greater than 0 or text, got 0. How many query heads",
+            'x.yaml:3:41  layers[0].use[0].heads: expected a number greater than 0, text, "rest" or a list, got 0.',
         ),
         (
             "compose: 1\nname: x\nlayers: [{at: 0, use: 3}]",

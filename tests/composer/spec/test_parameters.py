@@ -29,7 +29,7 @@ def test_a_name_says_layer_head_part_and_tensor() -> None:
 
 def test_reserved_names_are_pytorchs() -> None:
     own = {name for name in dir(nn.Module()) if name[0].islower()}
-    assert own | {"smart_apply", "empty_state", "mix", "split"} == RESERVED, "one is transformers', the others the head's"
+    assert own | {"smart_apply", "empty_state", "join", "mix", "split"} == RESERVED, "one is transformers', the others the head's"
 
 
 def test_nothing_else_of_a_heads_modules_stands_in_the_way_of_a_name() -> None:
