@@ -13,6 +13,11 @@ from composer.spec.places import brief
 THOUSAND = 1024
 TokenCount = int | str
 """A number of tokens, or such as ``"4k"``, which is 4,096."""
+ByteCount = int | str
+"""A number of bytes, or such as ``"6MiB"``."""
+CountOrShare = int | float | str
+"""A number of things, or a share of them such as 0.15 or ``"15%"``."""
+UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 Numbers = int | str | Sequence[int]
 """One number, several, or such as ``"512,4k"``, where 4k is 4,096."""
 LEAST_SEED, MOST_SEED = -(2**63), 2**63 - 1
@@ -77,6 +82,29 @@ def read_tokens(value: TokenCount, *, least: int = 1) -> int:
     """Return a number of tokens, of which ``"4k"`` is 4,096. Raises ValueError."""
     count = _read(value.strip(), thousands=True) if isinstance(value, str) else value
     return whole_number(count, least=least, example="4096 or 4k")
+
+
+def read_bytes(value: ByteCount, *, least: int = 1) -> int:
+    """Return a number of bytes, of which ``"6MiB"`` is 6,291,456. Raises ValueError."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(B|KiB|MiB|GiB)?", value.strip())
+        count = value if match is None else round(float(match[1]) * UNITS[match[2] or "B"])
+    else:
+        count = value
+    return whole_number(count, least=least, example="6291456 or 6MiB")
+
+
+def read_part(value: CountOrShare, *, least: int = 1) -> int | float:
+    """Return a number of things, or a share of them between 0 and 1, also written as a percentage. Raises ValueError."""
+    if isinstance(value, float) and 0 < value < 1:
+        return value
+    if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%", value.strip())):
+        share = float(match[1]) / 100
+        if not 0 < share < 1:
+            raise ValueError(f"expected a share above 0% and below 100%, got {value.strip()}")
+        return share
+    count = _read(value.strip(), thousands=False) if isinstance(value, str) else value
+    return whole_number(count, least=least, example="4 or 15%")
 
 
 def _bound(value: float | None, least: float | None, most: float | None) -> str:

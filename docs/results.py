@@ -25,6 +25,7 @@ from composer.exporting.folder import ExportRecord
 from composer.inspection.findings import Findings
 from composer.inspection.folder import OF_A_HEAD, SUMMARY
 from composer.publishing.push import PushReport
+from composer.selection.head_report import HeadSelection
 from composer.selection.report import Selection
 from composer.spec.explain import Explanation
 from composer.spec.resolve import Resolved
@@ -56,6 +57,7 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "read": ("", ReadText),
     "sample": ("", Sampled),
     "select": ("and `rules`, the `layers` of its `document`", Selection),
+    "select --heads": ("the same of key heads:", HeadSelection),
     "show": ("the spec; with `--from` or `--fresh` the resolved document, and its `hash`; without SPEC, purposes by name", None),
     "tasks": ("a list, one per task", ("name", "scored", "description", "source", "options")),
     "train": ("", TrainingReport),
@@ -76,6 +78,8 @@ WRITTEN: dict[str, tuple[str, type[BaseModel] | None]] = {
     "`logits.json` of `logits`": ("", LogitsRecord),
     "`report.json` of `ablate`": ("", AblationReport),
     "`selection.json` of `select`": ("and `rules`, the `layers` of its `document`; no `out`", Selection),
+    "`selection.json` of `select --heads`": ("the same of key heads:", HeadSelection),
+    "`heads.json` of `select --heads`": ("the settings that must not change when a run continues", None),
     f"`{SUMMARY}` of `inspect`": (
         f"and the `pictures`' names; of `heads` only {', '.join(f'`{key}`' for key in OF_A_HEAD)}",
         Findings,

@@ -74,6 +74,7 @@ def test_examples_of_docstrings_have_the_functions_that_there_are(name: str) -> 
 
 
 OTHERWISE = {
+    "select": "Selection | HeadSelection",
     "build": "Composed",
     "load": "Composed",
     "chat": "Chat",

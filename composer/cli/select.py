@@ -8,6 +8,7 @@ from composer.cli.bars import training_steps
 from composer.cli.derived import Screen, command
 from composer.cli.screen import heading, print_json, print_view
 from composer.commands.select import SelectOptions, run_select
+from composer.selection.report import Selection
 
 
 @command(SelectOptions, "quiet", "as_json")
@@ -18,4 +19,5 @@ def select(options: SelectOptions, screen: Screen) -> None:
         print_json(report.model_dump(mode="json"))
         return
     print_view(report.view(), wrap=False)
-    heading(f"Kept: {', '.join(map(str, report.keep))}")
+    kept = report.keep if isinstance(report, Selection) else [f"{some.layer}.{head}" for some in report.keep for head in some.heads]
+    heading(f"Kept: {', '.join(map(str, kept))}")

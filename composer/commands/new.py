@@ -111,7 +111,7 @@ head:
 # layers:
 #   - {{at: [0, -1], use: exact}}             # a layer, a list, a range such as 0:8:2, or all
 #   - {{at: 1, use: [{{head: exact, heads: 4}}, {{head: head, heads: 28}}]}}    # groups of query heads inside one layer
-#   - {{at: 2, use: [{{head: exact, heads: [0, 3]}}, {{head: head, heads: rest}}]}}  # key heads by number
+#   - {{at: -1, use: [{{head: exact, heads: [1]}}, {{head: head, heads: rest}}]}}    # the same, by the numbers of key heads
 
 # How it is trained. The hash of the spec does not depend on it.
 # recipe:

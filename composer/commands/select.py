@@ -1,7 +1,8 @@
-"""``select``: which layers of a source should keep their own attention."""
+"""``select``: which layers or key heads of a source should keep their own attention."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
@@ -14,10 +15,12 @@ from composer.data.loading import check_references
 from composer.devices import room_for
 from composer.errors import ComposerError, SelectionError, translate_errors
 from composer.notices import inform, warn_user
-from composer.options import convert_options, function_of, option, options_class
+from composer.numbers import ByteCount, CountOrShare, read_bytes, read_part
+from composer.options import function_of, option, options_class, options_of
 from composer.progress import progress_callback, silent_transformers
 from composer.selection.choice import another_source, candidates, count_within, state_bytes
-from composer.selection.report import By
+from composer.selection.head_choice import bytes_with, candidate_heads, heads_within
+from composer.selection.report import ByAny
 from composer.shared_options import (
     OUT,
     CountedAt,
@@ -29,8 +32,10 @@ from composer.shared_options import (
     Replacing,
     Seeded,
     WithBackend,
+    reads,
     to_optional_path,
     to_path,
+    to_texts,
 )
 from composer.spec.document import Spec
 from composer.spec.inherit import short_path
@@ -40,9 +45,11 @@ from composer.training.student import read_student, stages_of
 from composer.weights.config import dimensions
 from composer.weights.record import read_record
 from composer.weights.sources import describe_model, open_model
+from composer.weights.target import target_of
 from composer.words import plural
 
 if TYPE_CHECKING:
+    from composer.selection.head_report import HeadSelection
     from composer.selection.report import Selection
     from composer.training.options import TrainingOptions
 
@@ -50,64 +57,163 @@ ROWS = 16
 """Held-out rows to score on. Each row needs two passes for each layer."""
 
 
+TASKS = "passkey,multikey,multivalue,niah-single-2,niah-single-3,niah-multikey-1,niah-multiquery,recall,babilong-qa1"
+"""Numbers, UUIDs, words and names, one and several at a time: gates that learn on numbers alone keep the heads for numbers."""
+STEPS = 60
+
+
+@reads(str)
+def to_optional_bytes(value: ByteCount | None) -> int | None:
+    return None if value is None else read_bytes(value)
+
+
+@reads(str)
+def to_optional_part(value: CountOrShare | None) -> int | float | None:
+    return None if value is None else read_part(value)
+
+
 @options_class
 class SelectOptions(Replacing, WithBackend, OnDevice, Seeded, Overriding, CountedAt, OfData, Watched, FromSource, OfSpec):
-    """Find the layers that should keep their own attention.
+    """Find the layers, or the key heads, that should keep their own attention.
 
-    A student with the spec's heads in every layer first learns the source's attention (OUT/student), as the spec's recipe states.
-    Then each layer is scored. OUT/spec.yaml is the spec that keeps the best layers; build and distill it as any other. The same
-    call again continues an interrupted selection.
+    Layers: a student with the spec's heads in every layer first learns the source's attention (OUT/student), as the spec's recipe
+    states. Then each layer is scored. Key heads (--heads): a gate for each mixes the source's attention with a window, or with the
+    trained heads of --student, and the gates alone learn. OUT/spec.yaml is the spec that keeps the best; build and distill it as
+    any other. The same call again continues an interrupted selection.
     """
 
     error: ClassVar[type[ComposerError]] = SelectionError
     example: ClassVar[str] = 'composer.select("lawcat", "teacher", "texts.jsonl", "selected", keep=4).keep'
     out: Path = option("Folder for the spec, the scores and the student.", converter=to_path, kw_only=False, **OUT)
-    keep: int | None = option("Layers that keep the source's attention.", default=None, least=1, metavar="N")
-    budget: int | None = option(
-        "Instead of --keep: as many layers as fit into this number of bytes of state.", default=None, least=1, metavar="BYTES"
+    keep: int | float | None = option(
+        "Layers, or key heads, that keep the source's attention: a number, or a share such as 15%.",
+        default=None,
+        converter=to_optional_part,
+        metavar="N",
     )
-    by: By = option(
-        "The score: what restoring the layer wins, what replacing it alone loses (both KL to the source), or the error of its "
-        "attention.",
-        default="restored",
+    budget: int | None = option(
+        "Instead of --keep: as many as fit into this number of bytes of state, such as 6MiB.",
+        default=None,
+        converter=to_optional_bytes,
+        metavar="BYTES",
+    )
+    by: ByAny | None = option(
+        "The score. restored: what restoring the layer wins. swapped: what replacing it alone loses (both KL to the source). "
+        "error: the error of its attention. With --heads: gates, restored or swapped. Left out, restored, and with --heads, gates.",
+        default=None,
     )
     rows: int = option("Largest number of held-out rows to score on.", default=ROWS, least=1, metavar="N")
     student: Path | None = option(
-        "A trained student of SPEC, such as OUT/student. Nothing is trained then.",
+        "A trained student of SPEC, such as OUT/student. Nothing is trained then but the gates of --heads.",
         default=None,
         converter=to_optional_path,
         metavar="FOLDER",
+    )
+    heads: bool = option("Choose key heads in place of layers.", default=False)
+    tasks: tuple[str, ...] = option(
+        f"With --heads: tasks whose needles the gates learn to find, each followed by its options. Left out: {TASKS}. May be "
+        "repeated.",
+        default=(),
+        converter=to_texts,
+        metavar="TASK,…",
+    )
+    steps: int | None = option(
+        f"With --heads: steps of one row in which the gates learn. Left out, {STEPS}.", default=None, least=1, metavar="N"
     )
 
     def check(self) -> None:
         if self.keep is not None and self.budget is not None:
             raise SelectionError("--keep and --budget exclude each other: leave one of them out.")
         if self.keep is None and self.budget is None:
+            what = "key heads" if self.heads else "layers"
             raise SelectionError(
-                "Neither --keep nor --budget is set. Set --keep N, the number of layers to keep, or --budget "
+                f"Neither --keep nor --budget is set. Set --keep N, the number of {what} to keep, or --budget "
                 "BYTES, the largest size of the state."
             )
         if not self.held_out and not self.share:
             raise SelectionError("Nothing is held out, so there is nothing to score on: set --held-out, or a --share above 0.")
+        if self.by == ("error" if self.heads else "gates"):
+            raise SelectionError(f"--by {self.by} is for {'layers' if self.heads else 'key heads'}: choose another score.")
+        for name, value in (("--tasks", self.tasks), ("--steps", self.steps)):
+            if value and not self.heads:
+                raise SelectionError(f"{name} is for the selection of key heads: add --heads, or leave it out.")
 
 
 @translate_errors
-def run_select(options: SelectOptions) -> Selection:
-    source, loaded, folder = options.source, load_spec(options.spec, options.overrides), options.out.expanduser()
+def run_select(options: SelectOptions) -> Selection | HeadSelection:
+    source, loaded = options.source, load_spec(options.spec, options.overrides)
     resolved = resolve_spec(loaded, dimensions(describe_model(source).trunk))  # report mistakes before imports that need seconds
-    check_possible(loaded, resolved, source, options.keep, options.budget, options.sequence)
     student = None if options.student is None else options.student.expanduser()
+    options = replace(options, keep=check_possible(loaded, resolved, options), student=student)
     if student is not None:
         check_student(student, resolved, source)
     check_references((*options.data, *options.held_out))
+    return _select_heads(options, loaded, resolved) if options.heads else _select_layers(options, loaded)
+
+
+def _select_layers(options: SelectOptions, loaded: Spec) -> Selection:
     from composer.selection.runner import STORE, SelectionOptions, SelectionSettings, select_layers
+
+    folder = options.out.expanduser()
+    training, room = _training(options, folder)
+    by = options.by or "restored"
+    assert by != "gates", "the options refuse it"
+    with (
+        STORE.hold(folder, resume=True, force=options.force),
+        progress_callback(options.progress, bar_of) as watch,
+        room,
+        silent_transformers(),
+    ):
+        student = options.student
+        if student is None:
+            student = _learn(loaded, options.source, folder, replace(training, watch=watch), force=options.force)
+        else:
+            STORE.begin(folder, SelectionSettings(student=str(student)), force=options.force)
+        keep = None if options.keep is None else int(options.keep)
+        chosen = SelectionOptions(keep=keep, budget=options.budget, sequence=options.sequence, by=by, rows=options.rows)
+        return select_layers(loaded, student, folder, training, chosen)
+
+
+def _select_heads(options: SelectOptions, loaded: Spec, resolved: Resolved) -> HeadSelection:
+    from composer.selection.head_runner import STORE, HeadOptions, HeadSubject, read_needles, select_heads
+    from composer.training.teacher import open_language_model
+
+    tasks = read_needles(options.tasks or (TASKS,))
+    target = target_of(None, loaded, options.source)
+    assert target is not None, "there is a source"
+    folder, teacher = options.out.expanduser(), open_language_model(options.source)
+    training, room = _training(options, folder)
+    by = options.by or "gates"
+    assert by != "error", "the options refuse it"
+    chosen = HeadOptions(
+        keep=None if options.keep is None else int(options.keep),
+        budget=options.budget,
+        sequence=options.sequence,
+        by=by,
+        rows=options.rows,
+        steps=options.steps or STEPS,
+        tasks=tasks,
+        student=options.student,
+    )
+    with (
+        STORE.hold(folder, resume=True, force=options.force),
+        progress_callback(options.progress, bar_of) as watch,
+        room,
+        silent_transformers(),
+    ):
+        subject = HeadSubject(loaded, resolved, target)
+        return select_heads(subject, teacher, folder, replace(training, watch=watch), chosen, force=options.force)
+
+
+def _training(options: SelectOptions, folder: Path) -> tuple[TrainingOptions, AbstractContextManager[None]]:
+    """Return the options of what is trained, and the context that explains a lack of memory."""
     from composer.training.options import TrainingOptions
 
-    training = convert_options(
-        options,
-        TrainingOptions,
-        teacher=source,
-        force=False,
+    shared = ("data", "held_out", "share", "seed", "device", "backend", "tell", "parts")
+    known = options_of(TrainingOptions)
+    training = TrainingOptions(
+        **{name: getattr(options, name) for name in shared if name in known},
+        teacher=options.source,
         warn=warn_user if options.tell is inform else options.tell,
         again="run the same command without --force" if options.force else "run the same command again",
     )
@@ -115,18 +221,7 @@ def run_select(options: SelectOptions) -> Selection:
         f"On a machine with more memory, the same command continues from {short_path(folder)}. Shorter rows (recipe.sequence) need "
         "less memory, and need --force to start again."
     )
-    room = room_for(f"on {options.device}", fewer, SelectionError)
-    with (
-        STORE.hold(folder, resume=True, force=options.force),
-        progress_callback(options.progress, bar_of) as watch,
-        room,
-        silent_transformers(),
-    ):
-        if student is None:
-            student = _learn(loaded, source, folder, replace(training, watch=watch), force=options.force)
-        else:
-            STORE.begin(folder, SelectionSettings(student=str(student)), force=options.force)
-        return select_layers(loaded, student, folder, training, convert_options(options, SelectionOptions))
+    return training, room_for(f"on {options.device}", fewer, SelectionError)
 
 
 select = function_of(SelectOptions, run_select)
@@ -158,21 +253,41 @@ def _learn(spec: Spec, source: Reference, folder: Path, training: TrainingOption
     return student
 
 
-def check_possible(spec: Spec, resolved: Resolved, source: Reference, keep: int | None, budget: int | None, sequence: int) -> None:
-    """Raise SelectionError if there are not so many layers to keep, or if not one of them fits into the budget."""
-    free = candidates(resolved)
-    if len(free) < 2:
-        what = plural(len(free), "layer")
-        raise SelectionError(f"{spec.name} has other heads than the source in {what}: there is nothing to choose among.")
-    if keep is not None and keep >= len(free):
+def check_possible(spec: Spec, resolved: Resolved, options: SelectOptions) -> int | None:
+    """Return how many layers or key heads are kept; None where a budget decides.
+
+    Raises SelectionError if there are not so many to choose among, or if not one of them fits into the budget.
+    """
+    heads = candidate_heads(resolved) if options.heads else ()
+    count = len(heads) if options.heads else len(candidates(resolved))
+    described = plural(count, "key head" if options.heads else "layer")
+    if count < 2:
+        raise SelectionError(f"{spec.name} has other heads than the source in {described}: there is nothing to choose among.")
+    keep = options.keep
+    if isinstance(keep, float):
+        keep = int(keep * count + 1e-9)
+        if not keep:
+            raise SelectionError(f"--keep {options.keep:.3g}: of {described} this is none; keep more, or set their number.")
+    if keep is not None and keep >= count:
         raise SelectionError(
-            f"--keep {keep}: {plural(len(free), 'layer')} of {spec.name} have other heads than the source, and with all kept "
+            f"--keep {keep}: {described} of {spec.name} have other heads than the source, and with all kept "
             "it is the source; keep fewer."
         )
-    if budget is not None and free:
-        layers = resolved.dimensions.layers
-        cheapest = min(free, key=lambda layer: state_bytes(spec, (layer,), layers, source, sequence))
-        count_within(lambda count: state_bytes(spec, (cheapest,)[:count], layers, source, sequence), 1, budget)
+    if options.budget is not None:
+        _check_budget(spec, resolved, options, options.budget)
+    return keep
+
+
+def _check_budget(spec: Spec, resolved: Resolved, options: SelectOptions, budget: int) -> None:
+    layers, sequence = resolved.dimensions.layers, options.sequence
+    if options.heads:
+        target = target_of(None, spec, options.source)
+        assert target is not None, "there is a source"
+        heads = candidate_heads(resolved)
+        heads_within(lambda count: bytes_with(spec, resolved, target, heads[:count], sequence), 1, budget)
+        return
+    cheapest = min(candidates(resolved), key=lambda layer: state_bytes(spec, (layer,), layers, options.source, sequence))
+    count_within(lambda count: state_bytes(spec, (cheapest,)[:count], layers, options.source, sequence), 1, budget)
 
 
 def check_student(folder: Path, resolved: Resolved, source: Reference) -> None:

@@ -17,7 +17,7 @@ from composer.spec.layer_rules import SOURCE, layers_at
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.resolve import Resolved
 from composer.weights.record import Record
-from composer.weights.target import target_of
+from composer.weights.target import Target, target_of
 from converters.source import Source
 
 
@@ -55,19 +55,29 @@ def state_bytes(spec: Spec, layers: Sequence[int], layer_count: int, source: str
     target = target_of(None, loaded, source)
     assert target is not None, "there is a source"
     resolved = resolve_spec(loaded, target.size)
+    return resolved_bytes(resolved, target, sequence)
+
+
+def resolved_bytes(resolved: Resolved, target: Target, sequence: int) -> int:
+    """Return the bytes of a model's state at so many tokens. target: what it is resolved on."""
     return explain_resolved(resolved, on=target.on, sequence=sequence, dtype=target.dtype, windows=target.windows).state_bytes
 
 
 def keeping(document: Mapping[str, Any], layers: Sequence[int], layer_count: int) -> dict[str, Any]:
-    """Return the spec with the source's attention in these of its ``layer_count`` layers: a last rule, which the earlier ones do
-    not override.
+    """Return the spec with the source's attention in these of its ``layer_count`` layers."""
+    rule = {"at": layers[0] if len(layers) == 1 else list(layers), "use": SOURCE}
+    return with_rules(document, [rule] if layers else [], layer_count)
 
-    Rules that it leaves without a layer are dropped, and so are heads of ``heads`` that no rule names then: a spec that has such
+
+def with_rules(document: Mapping[str, Any], last_rules: Sequence[Mapping[str, Any]], layer_count: int) -> dict[str, Any]:
+    """Return the spec with further rules for its layers, which the earlier ones do not override.
+
+    Rules that are left without a layer are dropped, and so are heads of ``heads`` that no rule names then: a spec that has such
     heads is refused.
     """
-    if not layers:
+    if not last_rules:
         return dict(document)
-    rules = [*document.get("layers", ()), {"at": layers[0] if len(layers) == 1 else list(layers), "use": SOURCE}]
+    rules = [*document.get("layers", ()), *last_rules]
     last = {
         layer: number for number, rule in enumerate(rules) for layer in layers_at(rule["at"], layer_count, ("layers", number, "at"))
     }

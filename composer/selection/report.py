@@ -14,6 +14,8 @@ from composer.tables import Readable, Table, View
 from composer.words import ranges, size
 
 By = Literal["restored", "swapped", "error"]
+ByAny = Literal["restored", "swapped", "error", "gates"]
+"""Of layers or of key heads."""
 WORDS: dict[By, str] = {
     "restored": "nats a token won by restoring it",
     "swapped": "nats a token lost by replacing it",

@@ -68,7 +68,7 @@ class GroupCost(Closed):
     """The source's pairs over these."""
 
 
-class KeyHeads(Closed):
+class NumberedHeads(Closed):
     """The numbers of the key heads of each group of some layers, by its head."""
 
     layers: tuple[int, ...]
@@ -87,7 +87,7 @@ class Explanation(Readable, Closed):
     dtype: str
     sequence: int
     groups: tuple[GroupCost, ...]
-    key_heads: tuple[KeyHeads, ...] = ()
+    key_heads: tuple[NumberedHeads, ...] = ()
     """The layers whose groups do not follow each other."""
     fresh_parameters: int
     state_bytes: int
@@ -157,13 +157,13 @@ def explain_resolved(
     )
 
 
-def _numbered(resolved: Resolved) -> Iterator[KeyHeads]:
+def _numbered(resolved: Resolved) -> Iterator[NumberedHeads]:
     layers: dict[tuple[Group, ...], list[int]] = {}
     for index, layer in enumerate(resolved.layers):
         if any(group.numbers is not None for group in layer):
             layers.setdefault(layer, []).append(index)
     for layer, indices in layers.items():
-        yield KeyHeads(layers=tuple(indices), numbers={group.head: group.numbers or () for group in layer})
+        yield NumberedHeads(layers=tuple(indices), numbers={group.head: group.numbers or () for group in layer})
 
 
 def _kinds(resolved: Resolved, windows: Sequence[int | None] | None) -> Iterator[tuple[str, HeadSpec, Shape, list[int]]]:

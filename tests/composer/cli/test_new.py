@@ -41,7 +41,7 @@ def test_what_the_template_leaves_in_comments_is_right_too(compose: Compose, tea
     assert spec.recipe is not None
     assert spec.recipe.finetune is not None
     assert set(spec.heads) == {"exact"}
-    assert len(spec.layers) == 2
+    assert len(spec.layers) == 3
     assert compose("check", "whole.yaml", "--from", teacher).exit_code == 0
 
 

@@ -1,0 +1,100 @@
+"""`compose select --heads` writes a valid spec with gates and pictures, continues to the same gates, and finds mistakes early."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import composer
+from composer.cli.main import app
+from tests.composer.cli.test_select import TEACHER, stopped_by_a_signal
+
+TEXTS = ["--data", "stories,samples=20", "--share", "0.2", "--set", "recipe.sequence=256"]
+QUICK = [*TEXTS, "--heads", "--tasks", "passkey,multikey", "--steps", "2", "--rows", "2"]
+
+
+def ran(*words: str):
+    return CliRunner().invoke(app, ["select", *words])
+
+
+def arguments(out: Path, spec: str = "lolcats") -> list[str]:
+    return [spec, "--from", str(TEACHER), *QUICK, "-o", str(out)]
+
+
+@pytest.mark.drawn
+def test_a_spec_that_builds_and_the_same_gates_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, again = tmp_path / "out", tmp_path / "again"
+    done = ran(*arguments(out), "--keep", "25%")
+    assert done.exit_code == 0, done.output
+    assert "Kept: " in done.stdout
+    selection = json.loads((out / "selection.json").read_text())
+    scores = {(score["layer"], score["head"]): score["gate"] for score in selection["scores"]}
+    (kept,) = ((some["layer"], head) for some in selection["keep"] for head in some["heads"])
+    assert scores[kept] == max(scores.values())
+    assert [point["kept"] for point in selection["curve"]] == [0, 1, 2, 4]
+    assert selection["curve"][-1]["divergence"] == 0
+    assert selection["other"] == "streaming", "the heads of LoLCATs are not trained"
+    assert composer.explain(out / "spec.yaml", TEACHER).state_bytes == selection["state_bytes"]
+    assert {"heads.png", "curve.png", "gates", "heads.json"} <= {path.name for path in out.iterdir()}
+    assert ran(*arguments(out), "--keep", "1").exit_code == 2, "existing results are not replaced"
+
+    stopped = stopped_by_a_signal(monkeypatch, *arguments(again), "--keep", "1")
+    assert "To continue, run the same command again." in stopped.stderr, stopped.output
+    other = ran(*arguments(again), "--keep", "1", "--seed", "1")
+    assert "seed: was 0, now 1" in other.stderr
+    done = ran(*arguments(again), "--keep", "1", "--json")
+    assert done.exit_code == 0, done.output
+    assert "Continuing after step 1 of 2" in done.stderr
+    assert json.loads(done.stdout)["scores"] == selection["scores"]
+
+
+def test_by_other_scores_of_heads_that_need_no_training(tmp_path: Path) -> None:
+    """One key head restored in a student of two is the step of the curve, and so is one that alone is replaced."""
+    budget = composer.explain("streaming", TEACHER, overrides=["layers=[{at: 1, use: source}]"]).state_bytes
+    points = {}
+    for by in ("restored", "swapped"):
+        done = ran(*arguments(tmp_path / by, "streaming"), "--by", by, "--budget", str(budget), "--json")
+        assert done.exit_code == 0, done.output
+        points[by] = json.loads(done.stdout)
+    restored, swapped = points["restored"], points["swapped"]
+    best = max(score["restored"] for score in restored["scores"])
+    assert best == pytest.approx(restored["curve"][0]["divergence"] - restored["curve"][1]["divergence"], abs=1e-6)
+    assert all(score["swapped"] >= 0 for score in swapped["scores"])
+    assert restored["other"] == swapped["other"] == "streaming"
+    assert max(restored["state_bytes"], swapped["state_bytes"]) <= budget
+    assert restored["count"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--heads"], "Set --keep N, the number of key heads to keep, or --budget BYTES"),
+        (["--heads", "--keep", "0"], "--keep: expected a whole number of at least 1, got 0"),
+        (["--heads", "--keep", "120%"], "--keep: expected a share above 0% and below 100%, got 120%"),
+        (["--heads", "--keep", "10%"], "of 4 key heads this is none"),
+        (["--heads", "--keep", "4"], "4 key heads of lolcats have other heads than the source"),
+        (["--heads", "--budget", "1KiB"], "bytes with no key head kept"),
+        (["--heads", "--budget", "much"], "--budget: expected a whole number of at least 1, such as 6291456 or 6MiB, got"),
+        (["--heads", "--keep", "1", "--by", "error"], "--by error is for layers"),
+        (["--keep", "1", "--by", "gates"], "--by gates is for key heads"),
+        (["--keep", "1", "--tasks", "passkey"], "--tasks is for the selection of key heads: add --heads"),
+        (["--keep", "1", "--steps", "2"], "--steps is for the selection of key heads: add --heads"),
+        (["--heads", "--keep", "1", "--tasks", "stories"], "--tasks stories: it has no answers to find"),
+        (["--heads", "--keep", "1", "--tasks", "passkei"], 'No task "passkei"'),
+        (["--heads", "--keep", "1", "--tasks", "niah-single-2"], 'The tokenizer cannot write "One of the special magic numbers'),
+        (["--heads", "--keep", "1", "--tasks", "passkey", "--set", "recipe.sequence=48"], "passkey needs at least"),
+        (["--heads", "--keep", "1", "--tasks", "mqar", "--set", "recipe.sequence=76"], "the gates have no effect. Use longer rows"),
+        (["--heads", "--keep", "1", "--student", str(TEACHER)], "it is not a built model"),
+    ],
+    ids=str,
+)
+def test_mistakes(tmp_path: Path, words: list[str], message: str) -> None:
+    texts = ["--data", "stories,samples=20", "--share", "0.2", "--set", "recipe.sequence=128"]
+    done = ran("lolcats", "--from", str(TEACHER), *texts, "-o", str(tmp_path / "out"), *words)
+    assert done.exit_code == 2, done.output
+    assert message in " ".join(done.stderr.split())
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out" / "selection.json").exists()
