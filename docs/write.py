@@ -1,5 +1,5 @@
 """Writes what follows from the catalogues: the tables of parts, of tasks and of kernels, and the JSON schema; and
-the tables of what was measured on a GPU. ``make docs``."""
+the tables of what was measured on a GPU, of which one is part of the product. ``make docs``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from blocks.catalogue import CATALOGUE
 from composer.drawing.picture import TYPICAL
 from composer.graph.lowering import AUTO
+from composer.graph.measured import TABLE, read_table
 from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_spec
 from composer.spec.resolve import resolve
@@ -18,7 +19,7 @@ from composer.spec.shipped import shipped_specs
 from composer.tasks.base import Task
 from composer.tasks.catalogue import TASKS
 from docs import commands
-from docs.measured import MEASUREMENTS, measurements
+from docs.measured import MEASUREMENTS, build_measured_forms, measurements
 from docs.results import page
 from tests.laws.published.compared import COMPARED
 
@@ -95,6 +96,8 @@ def schema() -> str:
 
 
 def main() -> None:
+    TABLE.write_text(build_measured_forms(), encoding="utf-8")
+    read_table.cache_clear()  # the table of kernels depends on it
     PART_TABLE.write_text(list_parts(PART_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     TASK_TABLE.write_text(list_tasks(TASK_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     KERNEL_TABLE.write_text(list_kernels(KERNEL_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
