@@ -21,7 +21,18 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-NEEDED = ("flash-linear-attention", "jaxtyping", "networkx", "peft", "psutil", "pydantic", "rich", "typer", "wonderwords")
+NEEDED = (
+    "flash-linear-attention",
+    "jaxtyping",
+    "networkx",
+    "peft",
+    "psutil",
+    "pydantic",
+    "rich",
+    "tensorboard",
+    "typer",
+    "wonderwords",
+)
 """What the product imports for a build, a call and a step of training."""
 TESTS = ("beartype", "hypothesis", "pytest", "pytest-randomly", "pytest-xdist")
 EXPECTED = frozenset({
@@ -29,6 +40,8 @@ EXPECTED = frozenset({
     "sympy", "tokenizers", "torch", "tqdm", "transformers", "triton", "typing-extensions",
 })  # fmt: skip
 """What is there: torch, Triton, transformers, and what they require."""
+UNUSED = frozenset({"absl-py", "grpcio", "markdown", "pillow", "tensorboard-data-server", "werkzeug"})
+"""What tensorboard requires for its server, and nothing here imports."""
 MOST_BYTES = 40_000_000
 MANYLINUX = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux1")
 
@@ -42,7 +55,7 @@ def collect(folder: Path, python: str, machine: str) -> list[Path]:
     wheels: dict[str, Path] = {}
     while waiting:
         name = waiting.pop(0)
-        if name not in wheels and name not in EXPECTED:
+        if name not in wheels and name not in EXPECTED | UNUSED:
             wheels[name] = download(folder, f"{name}=={pins[name]}" if name in pins else name, python, machine)
             waiting += list_required(wheels[name], environment)
     return [*wheels.values(), build_own(folder)]
@@ -58,7 +71,7 @@ def read_pins() -> dict[str, str]:
 def list_required(wheel: Path, environment: dict[str, str]) -> Iterator[str]:
     """Yield the packages that a wheel requires without extras."""
     with zipfile.ZipFile(wheel) as archive:
-        (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA") and name.count("/") == 1)
         metadata = HeaderParser().parsestr(archive.read(path).decode())
     for requirement in map(Requirement, metadata.get_all("Requires-Dist", [])):
         if requirement.marker is None or requirement.marker.evaluate(environment):
