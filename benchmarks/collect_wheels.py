@@ -40,7 +40,7 @@ EXPECTED = frozenset({
     "sympy", "tokenizers", "torch", "tqdm", "transformers", "triton", "typing-extensions",
 })  # fmt: skip
 """What is there: torch, Triton, transformers, and what they require."""
-UNUSED = frozenset({"absl-py", "grpcio", "markdown", "pillow", "tensorboard-data-server", "werkzeug"})
+UNUSED = frozenset({"grpcio", "markdown", "pillow", "tensorboard-data-server", "werkzeug"})
 """What tensorboard requires for its server, and nothing here imports."""
 MOST_BYTES = 40_000_000
 MANYLINUX = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux1")

@@ -6,6 +6,7 @@ them; and the whole *head*, beside the same head without the kernel's form and b
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from blocks.legend import Shape
 from blocks.memories import lola, pooling, window_above_state
 from blocks.operation import TRITON, Form, Setting, State
 from blocks.softmax import triton_forms
-from composer.graph import lowering
+from composer.graph import lowering, program
 from composer.graph.lowering import AUTO, Compiled
 from composer.graph.measured import Measured
 from composer.graph.program import HeadInputs, Program
@@ -219,6 +220,15 @@ def skip_form(description: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def fail_on_fallback() -> Iterator[None]:
+    """For the block, a kernel that refuses its inputs is an error: another form would be timed in its place."""
+    program._warned.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", program.FallsBack)
+        yield
+
+
 def measure(bench: Bench, case: Case, size: str, call: str, tokens: int, batch: int) -> Row:
     """Time a kernel and its head, each beside its alternatives. The kernel runs on arguments of a call of the head."""
     small = case.small if bench.tiny else ()
@@ -232,7 +242,9 @@ def measure(bench: Bench, case: Case, size: str, call: str, tokens: int, batch: 
     if case.alternatives and not subject.decode:
         figures["kernel"] = measure_kernel(bench, case, subject, figures["apart"])
         bench.free()
-    without, output = subject.without(form), subject.run().detach()
+    without = subject.without(form)
+    with fail_on_fallback():
+        output = subject.run().detach()
     figures["finite"] = bool(torch.isfinite(output).all())
     runs: dict[str, Callable[[], object]] = {"own": differentiate(subject.run, subject.leaves())}
     if tokens <= case.longest:

@@ -125,6 +125,7 @@ def start_process(
     command += ["--tuned"] if options.tuned else []
     command += ["--compile", compiling] if compiling else []
     kept = {"TRITON_CACHE_DIR": str(cache / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
+    kept["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # the processes compile side by side
     interpreted = {"TRITON_INTERPRET": "1" if options.device == "cpu" else "0"}
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     settings = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
