@@ -29,7 +29,7 @@ from blocks.operation import TRITON, Form, Setting, State
 from blocks.softmax import triton_forms
 from composer.graph import lowering, program
 from composer.graph.lowering import AUTO, Compiled
-from composer.graph.measured import Measured
+from composer.graph.measured import MeasuredForm
 from composer.graph.program import HeadInputs, Program
 from composer.model.head import Head
 from composer.spec.loading import load_spec
@@ -211,10 +211,10 @@ def _program(compiled: Compiled, setting: Setting) -> Program:
 def skip_form(description: str) -> Iterator[None]:
     """For the block, ``auto`` does not use the form: its measured speed is 0."""
 
-    def find(form: Form, setting: Setting) -> Measured | None:
+    def find(form: Form, setting: Setting) -> MeasuredForm | None:
         if form.description != description:
             return None
-        return Measured(form=description, device="", head_dim=0, tokens=0, one_token=False, gradients=False, speed=0.0)
+        return MeasuredForm(form=description, device="", head_dim=0, tokens=0, one_token=False, gradients=False, speed=0.0)
 
     with patch.object(lowering, "find_measured", find):
         yield

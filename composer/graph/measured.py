@@ -15,7 +15,7 @@ from blocks.part import Closed
 TABLE = Path(__file__).with_name("measured.json")
 
 
-class Measured(Closed):
+class MeasuredForm(Closed):
     """The measured speed of a form.
 
     - form: its description.
@@ -38,12 +38,12 @@ class Measured(Closed):
 
 
 @cache
-def read_table(path: Path = TABLE) -> tuple[Measured, ...]:
+def read_table(path: Path = TABLE) -> tuple[MeasuredForm, ...]:
     """Return all rows. The table is empty until something has been measured."""
-    return tuple(Measured(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"])
+    return tuple(MeasuredForm(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"])
 
 
-def find_measured(form: Form, setting: Setting) -> Measured | None:
+def find_measured(form: Form, setting: Setting) -> MeasuredForm | None:
     """Return the row for a form in a setting: of this machine's GPU, or else of another one, at the nearest size of the heads."""
     call = setting.one_token, setting.gradients
     rows = [row for row in read_table() if row.form == form.description and (row.one_token, row.gradients) == call]
@@ -59,4 +59,4 @@ def _name_device() -> str | None:
     return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
 
 
-__all__ = ["TABLE", "Measured", "find_measured", "read_table"]
+__all__ = ["TABLE", "MeasuredForm", "find_measured", "read_table"]

@@ -20,7 +20,7 @@ import tests.interpreter  # noqa: F401
 from benchmarks import gpu_kernels, gpu_models, gpu_rows, gpu_speed
 from benchmarks.gpu_rows import Bench, attempt, measure_table, path_of, read_rows
 from benchmarks.gpu_speed import ARCHIVE, TABLES, compile_rows, keep_compiled, main
-from composer.graph.measured import Measured
+from composer.graph.measured import MeasuredForm
 from docs.measured import BEGIN, END, build_measured_forms, measurements
 
 CPU = ("--device", "cpu", "--seconds", "600")
@@ -72,7 +72,7 @@ def test_the_page_and_the_measured_forms_follow(dry: Path, monkeypatch: pytest.M
         "kda-hybrid",
     ):
         assert words in page
-    rows = [Measured(**row) for row in json.loads(build_measured_forms(dry))["rows"]]
+    rows = [MeasuredForm(**row) for row in json.loads(build_measured_forms(dry))["rows"]]
     assert len(rows) == 13
     assert {row.head_dim for row in rows} == {16}
 
@@ -96,7 +96,7 @@ def test_a_run_continues(dry: Path, tmp_path: Path) -> None:
 
 
 def test_failures_are_kept_and_a_broken_device_ends_the_process(tmp_path: Path) -> None:
-    path, told = tmp_path / "table.jsonl", list[str]()
+    path, messages = tmp_path / "table.jsonl", list[str]()
 
     def fail(error: Exception) -> Any:
         raise error
@@ -107,11 +107,11 @@ def test_failures_are_kept_and_a_broken_device_ends_the_process(tmp_path: Path) 
         "last": torch.AcceleratorError("lost"),
     }
     runs = {name: lambda error=error: fail(error) for name, error in rows.items()}
-    assert not measure_table(runs | {"never": lambda: {}}, Bench("cpu"), path, tell=told.append)
+    assert not measure_table(runs | {"never": lambda: {}}, Bench("cpu"), path, tell=messages.append)
     failures = [row["failure"] for row in read_rows(path)]
     assert failures == ["ValueError: of a row", "out of memory", "the device failed: lost"]
-    assert measure_table(runs | {"never": lambda: {}}, Bench("cpu", end=0.0), path, tell=told.append)
-    assert told[-1] == "table: no time left for 1 of 4 rows"
+    assert measure_table(runs | {"never": lambda: {}}, Bench("cpu", end=0.0), path, tell=messages.append)
+    assert messages[-1] == "table: no time left for 1 of 4 rows"
 
 
 def test_a_failing_run_takes_no_other_with_it() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_rows import path_of
-from composer.graph.measured import TABLE, Measured
+from composer.graph.measured import TABLE, MeasuredForm
 from docs.measured import BEGIN, END, MEASUREMENTS, build_measured_forms, list_verdicts, measurements
 
 PAGE = f"before\n{BEGIN}old\n{END}after\n"
@@ -81,7 +81,7 @@ def test_forms(tmp_path: Path) -> None:
     del lone["head"]["without it"]
     backward = kernel_row("x 1b with backward 8192", 2e-3, 1e-3, call="with backward")
     write(tmp_path, "kernels", *steps, wrong, lone, backward, kernel_row("short 1b forward 2048", 1e-3, 2e-3, tokens=2048))
-    rows = [Measured(**row) for row in json.loads(build_measured_forms(tmp_path))["rows"]]
+    rows = [MeasuredForm(**row) for row in json.loads(build_measured_forms(tmp_path))["rows"]]
     assert [(row.one_token, row.gradients, row.speed) for row in rows] == [(True, False, 2.0), (False, True, 0.5)]
     assert {(row.form, row.device, row.head_dim) for row in rows} == {("in one pass", "GPU A", 64)}
 

@@ -12,16 +12,16 @@ from blocks.legend import Shape
 from blocks.operation import Form, Setting
 from composer.graph import measured
 from composer.graph.lowering import AUTO, FIRST, list_forms
-from composer.graph.measured import Measured, find_measured, read_table
+from composer.graph.measured import MeasuredForm, find_measured, read_table
 from tests.composer.graph.heads import graph_of
 from tests.composer.graph.test_lowering import GPU, LINEAR, LOLCATS
 
-ROW = Measured(form="chunk_simple_gla", device="GPU A", head_dim=64, tokens=8192, one_token=False, gradients=False, speed=0.5)
+ROW = MeasuredForm(form="chunk_simple_gla", device="GPU A", head_dim=64, tokens=8192, one_token=False, gradients=False, speed=0.5)
 
 
 @pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> list[Measured]:
-    rows: list[Measured] = []
+def table(monkeypatch: pytest.MonkeyPatch) -> list[MeasuredForm]:
+    rows: list[MeasuredForm] = []
     monkeypatch.setattr(measured, "read_table", lambda: rows)
     return rows
 
@@ -31,22 +31,22 @@ def explain_state(backend: str = AUTO, setting: Setting = GPU) -> tuple[str, str
     return state.backend, state.why_this_form
 
 
-def test_a_slow_form_is_skipped(table: list[Measured]) -> None:
+def test_a_slow_form_is_skipped(table: list[MeasuredForm]) -> None:
     assert explain_state() == ("fla", FIRST)
     table.append(ROW)
-    told = "measured on GPU A at 8,192 tokens: 0.50 times the speed of the head without it"
-    assert explain_state() == ("torch", f"chunk_simple_gla: {told}")
+    speed = "measured on GPU A at 8,192 tokens: 0.50 times the speed of the head without it"
+    assert explain_state() == ("torch", f"chunk_simple_gla: {speed}")
     assert explain_state("fla") == ("fla", FIRST)  # a chosen backend is used
     assert explain_state(setting=replace(GPU, gradients=True)) == ("fla", FIRST)
     assert explain_state(setting=Setting())[0] == "torch"
 
 
-def test_a_measured_form_says_its_speed(table: list[Measured]) -> None:
+def test_a_measured_form_says_its_speed(table: list[MeasuredForm]) -> None:
     table.append(ROW.model_copy(update={"speed": 1.75}))
     assert explain_state() == ("fla", "measured on GPU A at 8,192 tokens: 1.75 times the speed of the head without it")
 
 
-def test_parts_run_by_themselves_where_their_pattern_is_slow(table: list[Measured]) -> None:
+def test_parts_run_by_themselves_where_their_pattern_is_slow(table: list[MeasuredForm]) -> None:
     forms = {part.part: part.form for part in list_forms(graph_of(LOLCATS), AUTO, GPU)}
     table.append(ROW.model_copy(update={"form": forms["state"]}))
     parts = {part.part: part for part in list_forms(graph_of(LOLCATS), AUTO, GPU)}
@@ -55,7 +55,7 @@ def test_parts_run_by_themselves_where_their_pattern_is_slow(table: list[Measure
     assert "0.50 times the speed" in parts["state"].why_this_form
 
 
-def test_the_nearest_size_of_this_machines_gpu_decides(table: list[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nearest_size_of_this_machines_gpu_decides(table: list[MeasuredForm], monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(hidden_size=64, heads=4, key_heads=2, head_dim=96)
     form, setting = Form("fla", ROW.form, run=lambda: None), replace(GPU, shape=shape)
     table += [ROW.model_copy(update={"device": device, "head_dim": dim}) for device in ("A", "B") for dim in (64, 128, 256)]
@@ -63,9 +63,9 @@ def test_the_nearest_size_of_this_machines_gpu_decides(table: list[Measured], mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "B")
     for dim, nearest in ((48, 64), (120, 128), (512, 256)):
-        found = find_measured(form, replace(GPU, shape=replace(shape, head_dim=dim)))
-        assert found is not None
-        assert (found.device, found.head_dim) == ("B", nearest)
+        row = find_measured(form, replace(GPU, shape=replace(shape, head_dim=dim)))
+        assert row is not None
+        assert (row.device, row.head_dim) == ("B", nearest)
     assert find_measured(form, replace(setting, one_token=True)) is None
     assert find_measured(replace(form, description="another"), setting) is None
 
@@ -73,4 +73,4 @@ def test_the_nearest_size_of_this_machines_gpu_decides(table: list[Measured], mo
 def test_the_table_is_read() -> None:
     assert all(row.speed > 0 and row.form for row in read_table())
     with pytest.raises(ValidationError):
-        Measured(**ROW.model_dump(), backend="fla")  # pyright: ignore[reportCallIssue]
+        MeasuredForm(**ROW.model_dump(), backend="fla")  # pyright: ignore[reportCallIssue]
