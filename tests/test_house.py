@@ -312,6 +312,8 @@ RAW_READ = re.compile(
 READS_OF_THEIR_OWN = {
     "composer/cli/streams.py": 2,  # the null device and the standard input of this process
     "composer/exporting/folder.py": 1,  # the licence of this package
+    "composer/exporting/plain.py": 2,  # what its own process wrote
+    "composer/exporting/plain_worker.py": 1,  # what the process that started it wrote
     "composer/benching/memory.py": 1,  # the kernel's file about this process
     "composer/devices.py": 4,  # the kernel's files about this machine
     "composer/graph/measured.py": 1,  # a table of this package

@@ -103,8 +103,8 @@ def compare(exports: Sequence[tuple[Path, bool, ModelText]]) -> list[Comparison]
             raise ExportError(
                 f"the process that loads the export without this package ended with exit code {ended.returncode}: {last}"
             )
-        with safe_open(answers, "pt") as found:
-            problems = found.metadata() or {}
+        with safe_open(answers, "pt") as file:
+            problems = file.metadata() or {}
         logits = load_file(answers)
     return [_comparison(logits.get(str(at), problems.get(str(at), "")), sample) for at, sample in enumerate(samples)]
 

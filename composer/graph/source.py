@@ -50,7 +50,7 @@ RESERVED = frozenset({"parts", "call", "watch", "refusal", *PROVIDED})
 
 
 @dataclass(frozen=True)
-class Source:
+class HeadSource:
     """The source of one function. name: of the function. text: all of it. namespace: the objects that the text names."""
 
     name: str
@@ -78,7 +78,7 @@ def _lines(file: str) -> str | None:
     return None if entry is None or len(entry) == 1 else "".join(entry[2])
 
 
-def write_source(program: Program, *, name: str = "head", mixing: bool = False, watched: bool = False) -> Source:
+def write_source(program: Program, *, name: str = "head", mixing: bool = False, watched: bool = False) -> HeadSource:
     """Return the source of ``name(parts, call, hidden, query, key, value)``, which returns the head's output and new state. In a
     model with attention sinks, ``host_sinks`` is a further argument.
 
@@ -93,7 +93,7 @@ def write_source(program: Program, *, name: str = "head", mixing: bool = False, 
     arguments = ["parts", "call", *inputs_of(program, mixing=mixing), *(["watch"] if watched else [])]
     lines = [f"def {name}({', '.join(arguments)}):", *rotations(steps), *body, *writer.returning(result, steps)]
     text = "\n".join([lines[0], *(f"{INDENT}{line}" for line in lines[1:]), ""])
-    return Source(name, text, writer.namespace)
+    return HeadSource(name, text, writer.namespace)
 
 
 def heading(backend: str, device: str, dtype: str) -> str:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -29,6 +26,7 @@ from composer.training import checkpoint
 from composer.training.journal import Journal
 from composer.training.options import AGAIN
 from composer.training.processes import add_over_processes, broadcast_from_first, rank, shares
+from composer.training.signals import await_signals
 from composer.training.unit import Course, Losses
 from composer.weights.record import Start
 from composer.words import duration
@@ -374,35 +372,3 @@ def length_of(stage: Stage, rows: PackedRows) -> int:
     if stage.epochs is not None:
         lengths.append(steps_of(stage.epochs, len(rows), stage.batch))
     return min(lengths)
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-@contextmanager
-def await_signals(tell: Callable[[str], None]) -> Iterator[Callable[[], int]]:
-    """Yield a function that returns the number of the signal that was received, 0 if none was.
-
-    tell: called with a message to the user when a signal arrives. A signal that other code handles is not changed, and neither are
-    both outside of the main thread.
-    """
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    mine = [number for number in SIGNALS if signal.getsignal(number) is usual[number]]
-    if threading.current_thread() is not threading.main_thread():
-        mine = []
-    came = 0
-
-    def take(number: int, _: FrameType | None) -> None:
-        nonlocal came
-        came = number
-        for other in mine:
-            signal.signal(other, usual[other])
-        tell("Stopping after this part of a step. Press Ctrl-C again to stop now.")
-
-    for number in mine:
-        signal.signal(number, take)
-    try:
-        yield lambda: came
-    finally:
-        for number in mine:
-            signal.signal(number, usual[number])
