@@ -164,11 +164,22 @@ class Form:
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor of a state, per batch row. dtype "pairs" is the model's own, "state" is the accumulating one."""
+    """One tensor of a state, per batch row.
+
+    - dtype: "pairs" is the model's own, "state" is the accumulating one.
+    - empty: the value before the first token.
+    - least, most: bounds of the numbers after any text, in the columns of the last axis from ``bounded_from`` on.
+    - order: of positions, in a memory that receives every pair as its token is read: "ring" if a pair overwrites the oldest one,
+      "first" if it is stored at its own position.
+    """
 
     shape: tuple[int, ...]
     dtype: Literal["pairs", "state", "int64"]
     empty: float = 0.0
+    least: float = -math.inf
+    most: float = math.inf
+    bounded_from: int = 0
+    order: Literal["any", "ring", "first"] = "any"
 
     @property
     def grows(self) -> bool:

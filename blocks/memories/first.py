@@ -38,7 +38,7 @@ class First(Holding):
         return self.size
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        return self.slots(shape, self.size)
+        return self.slots(shape, self.size, "first")
 
     def pairs_held(self, shape: Shape, tokens: int) -> float:
         return self.size

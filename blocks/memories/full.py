@@ -89,8 +89,8 @@ class Full(Memory):
         """Return the state after this many tokens. Keys are stored rotated."""
         pair = (tokens, shape.key_heads)
         slots = {"key": Slot((*pair, shape.head_dim), "pairs"), "value": Slot((*pair, shape.value_dim), "pairs")}
-        slots["position"] = Slot((tokens,), "int64", -1)
-        return slots | ({"faded": Slot((tokens, shape.heads), "state")} if self.fades else {})
+        slots["position"] = Slot((tokens,), "int64", -1, order="first")
+        return slots | ({"faded": Slot((tokens, shape.heads), "state", most=0.0)} if self.fades else {})
 
     def pairs_held(self, shape: Shape, tokens: int) -> float:
         return tokens

@@ -131,7 +131,7 @@ class Latents(Memory):
         return {
             "state": Slot((*latents, shape.value_dim), "state"),
             "maximum": Slot(latents, "state", -math.inf),
-            "total": Slot(latents, "state"),
+            "total": Slot(latents, "state", least=0.0),
         }
 
     def matrix(self, state: State) -> Float[Tensor, "B H L V"]:

@@ -104,7 +104,9 @@ class StateMemory(Recurrent):
 
     def state(self, shape: Shape) -> dict[str, Slot]:
         """S with z as its last column; of exponential features, both divided by exp(M), and their running maximum M."""
-        slots = {"state": Slot((shape.state_heads, shape.features, shape.value_dim + self.normalise), "state")}
+        least = 0.0 if self.normalise and not shape.signed else -math.inf
+        size = (shape.state_heads, shape.features, shape.value_dim + self.normalise)
+        slots = {"state": Slot(size, "state", least=least, bounded_from=-1)}
         if shape.exponential:
             slots["maximum"] = Slot((shape.state_heads, shape.features), "state", -math.inf)
         return slots

@@ -31,12 +31,13 @@ class Holding(Memory):
     def dropping(self) -> Self:
         return self.model_copy(update={"evict": "drop"})
 
-    def slots(self, shape: Shape, count: int) -> dict[str, Slot]:
-        """Return the state of this many pairs, with everything that belongs to them when they are evicted."""
+    def slots(self, shape: Shape, count: int, order: Literal["any", "ring", "first"] = "any") -> dict[str, Slot]:
+        """Return the state of this many pairs, with everything that belongs to them when they are evicted. order: that of
+        positions, as in ``Slot``."""
         by_query_head = self.per_query_head
         pair = (count, shape.heads if by_query_head else shape.key_heads)
         slots = {"key": Slot((*pair, shape.head_dim), "pairs"), "value": Slot((*pair, shape.value_dim), "pairs")}
-        slots["position"] = Slot(pair if by_query_head else pair[:1], "int64", -1)
+        slots["position"] = Slot(pair if by_query_head else pair[:1], "int64", -1, order=order)
         if not self.drops:
             if shape.convolved_heads:
                 slots["convolved"] = Slot((count, shape.heads if by_query_head else shape.convolved_heads, shape.head_dim), "pairs")

@@ -75,7 +75,7 @@ class Window(Holding):
         return self.size if self.is_sliding else 2 * self.size
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        return self.slots(shape, self.held)
+        return self.slots(shape, self.held, "ring")
 
     def pairs_held(self, shape: Shape, tokens: int) -> float:
         return self.held

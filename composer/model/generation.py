@@ -59,12 +59,13 @@ def prepare_cache(model: Any, settings: Any, options: dict[str, Any]) -> None:
 def continuation(count: int, cache: ComposedCache) -> dict[str, Any]:
     """Return the arguments of ``generate`` for ``count`` new tokens of one row after the text of a cache.
 
-    The mask is wider than the input, which states that the input has new tokens alone. It needs the memory of one number.
+    The mask is wider than the input, which states that the input has new tokens alone. One more column is enough: transformers
+    makes tensors of the mask's width, and a state from a file may claim any number of tokens.
     """
     seen = cache.get_seq_length()
     device = cache.state(0).tensors[SEEN].device
     return {
-        "attention_mask": torch.ones(1, 1, dtype=torch.bool, device=device).expand(1, seen + count),
+        "attention_mask": torch.ones(1, count + 1, dtype=torch.bool, device=device),
         "position_ids": torch.arange(seen, seen + count, device=device)[None],
         CACHE: cache,
     }
@@ -98,7 +99,8 @@ def check_continuation(arguments: Sequence[Any], options: Mapping[str, Any]) -> 
         f"To continue its text, pass the whole text with new tokens after it, or the new tokens alone with an attention_mask of "
         f"{seen:,} columns and one more for each of them. For another text, leave the cache out."
     )
-    if new_alone and columns != seen + length:
+    states_place = columns == length + 1 and options.get("position_ids") is not None  # as ``continuation`` does
+    if new_alone and columns != seen + length and not states_place:
         raise ValueError(
             f"the cache has seen {seen:,} tokens, the input has {length:,} new ones, and attention_mask has "
             f"{columns:,} columns. {remedy}"

@@ -19,6 +19,8 @@ from pydantic import Field, ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from blocks.memories.base import Memory
+from blocks.operation import Slot
 from blocks.part import Closed
 from blocks.tensors import accumulating
 from composer.devices import check_memory
@@ -63,12 +65,15 @@ class StateRecord(Closed):
 
 
 class DeclaredState(NamedTuple):
-    """A tensor that a model declares. name: in the cache's layer. shape: with the batch's row."""
+    """A tensor that a model declares. name: in the cache's layer. shape: with the batch's row. is_first: its memory receives every
+    pair as its token is read."""
 
     layer: int
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    slot: Slot
+    is_first: bool = False
 
 
 def declare_states(model: Any, tokens: int) -> dict[str, DeclaredState]:
@@ -82,15 +87,18 @@ def declare_states(model: Any, tokens: int) -> dict[str, DeclaredState]:
             "Pass the text with each call of `compose generate`."
         )
     dtypes = {"pairs": model.dtype, "state": accumulating(model.dtype), "int64": torch.int64}
-    states = {SEEN: DeclaredState(0, SEEN, (1,), torch.int64)}
+    states = {SEEN: DeclaredState(0, SEEN, (1,), torch.int64, Slot((), "int64"))}
     for module in model.modules():
         if isinstance(module, ComposedHeads):
             for group, head in module.named_children():
                 head_anatomy: Any = anatomy(head)  # pyright: ignore[reportArgumentType]
-                layer = head_anatomy.place[0]
-                for name, slot in state_size(head_anatomy.graph, tokens).items():
-                    state_name = f"{group}.{name}"
-                    states[f"layers.{layer}.{state_name}"] = DeclaredState(layer, state_name, (1, *slot.shape), dtypes[slot.dtype])
+                layer, graph = head_anatomy.place[0], head_anatomy.graph
+                for name, slot in state_size(graph, tokens).items():
+                    state_name, above = f"{group}.{name}", graph.into(name.rpartition(".")[0], "pairs")
+                    is_first = not any(isinstance(graph.nodes[edge.start].part, Memory) for edge in above)
+                    states[f"layers.{layer}.{state_name}"] = DeclaredState(
+                        layer, state_name, (1, *slot.shape), dtypes[slot.dtype], slot, is_first
+                    )
     return dict(sorted(states.items()))
 
 
@@ -141,7 +149,8 @@ def load_cache(path: Path, model: Any, owner: StateOwner) -> ComposedCache:
                 if stream.readinto(buffer) != len(buffer):
                     raise _damage_error(path, f"it ends within {name}")
                 digest.update(buffer)
-                _check_values(path, name, tensor, record.tokens)
+                if problem := _problem_of_values(state, tensor, record.tokens):
+                    raise _damage_error(path, f"{name} has {problem}")
                 cache.state(state.layer).tensors[state.name] = tensor.to(model.device)
     except OSError as error:
         raise ComposerError(f"{path} cannot be read: {reason(error)}.") from error
@@ -207,16 +216,40 @@ def _places(path: Path, entries: Mapping[str, Any], states: Mapping[str, Declare
     return places
 
 
-def _check_values(path: Path, name: str, tensor: Tensor, tokens: int) -> None:
-    """Raise ComposerError for numbers that no state has after so many tokens."""
+def _problem_of_values(state: DeclaredState, tensor: Tensor, tokens: int) -> str | None:
+    """Return which values of a tensor no state has after so many tokens, or None."""
     if tensor.is_floating_point():
-        if bool(tensor.isnan().any()):
-            raise _damage_error(path, f"{name} has values that are no numbers")
-    elif name == SEEN:
-        if tensor.tolist() != [tokens]:
-            raise _damage_error(path, f"{name} is {brief(tensor.tolist())}, expected [{tokens}]")
-    elif bool(((tensor < -1) | (tensor >= tokens)).any()):
-        raise _damage_error(path, f"{name} has positions outside of -1 to {tokens - 1:,}")
+        return _problem_of_numbers(state.slot, tensor)
+    return _problem_of_positions(state, tensor, tokens)
+
+
+def _problem_of_numbers(slot: Slot, tensor: Tensor) -> str | None:
+    """Return which numbers of a tensor no state has, or None."""
+    bounded = tensor[..., slot.bounded_from :]
+    problems = {
+        "values that are no numbers": tensor.isnan(),
+        "infinite values": tensor.isinf() & (tensor != slot.empty),
+        f"values below {slot.least:g}": bounded < slot.least,
+        f"values above {slot.most:g}": bounded > slot.most,
+    }
+    return next((problem for problem, wrong in problems.items() if bool(wrong.any())), None)
+
+
+def _problem_of_positions(state: DeclaredState, tensor: Tensor, tokens: int) -> str | None:
+    """Return what is wrong with positions after so many tokens, or None. Numbers of tokens are checked, too."""
+    if state.name == SEEN:
+        return None if tensor.tolist() == [tokens] else f"{brief(tensor.tolist())}, expected [{tokens}]"
+    if bool(((tensor < -1) | (tensor >= tokens)).any()):
+        return f"positions outside of -1 to {tokens - 1:,}"
+    if state.is_first and state.slot.order != "any":
+        count = tensor.shape[1]
+        place = torch.arange(count)
+        last = tokens - 1 - (tokens - 1 - place) % count if state.slot.order == "ring" else place
+        expected = last.where((last >= 0) & (last < tokens), -1).view(count, *[1] * (tensor.dim() - 2))
+        return "positions in an order that reading does not leave" if bool((tensor[0] != expected).any()) else None
+    ordered = tensor.sort(dim=1).values
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    return "a position twice" if bool(twice.any()) else None
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import struct
 import tempfile
 from functools import cache
@@ -11,6 +13,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from safetensors.torch import load, save
 
 import composer
 from composer.model.cache import new_cache
@@ -25,9 +28,16 @@ from tests.fuzz.mutations import CUTS, EDITS, as_json, cut, edited
 from tests.fuzz.outcomes import fuzz, outcome
 
 READ = 20
-HOW = st.sampled_from(["header", "record"]).flatmap(lambda where: st.tuples(st.just(where), EDITS)) | st.tuples(
-    st.just("bytes"), CUTS
+VALUES = st.sampled_from([float("nan"), float("inf"), -float("inf"), -1000.0, -1.0, 0.0, 19.0, 1000.0])
+TENSORS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 10**4), VALUES | st.none()), min_size=1, max_size=4)
+HOW = (
+    st.sampled_from(["header", "record"]).flatmap(lambda where: st.tuples(st.just(where), EDITS))
+    | st.tuples(st.just("bytes"), CUTS)
+    | st.tuples(st.just("tensors"), TENSORS)
+    | st.tuples(st.just("tokens"), st.integers(-1, 2**40))
 )
+"""Damage to a state: edits of its header or record, cuts, other values of tensors (None: shifted by one), another number of tokens.
+The last two have the right hash."""
 
 
 @cache
@@ -57,10 +67,12 @@ def lock() -> Path:
 
 
 def damaged_state(content: bytes, how: tuple[str, Any]) -> bytes:
-    """Return the file with other bytes, another header, or another record in its metadata."""
+    """Return the file with this damage, as ``HOW`` describes it."""
     where, changes = how
     if where == "bytes":
         return cut(content, changes)
+    if where in ("tensors", "tokens"):
+        return forged_state(content, where, changes)
     (length,) = struct.unpack("<Q", content[:8])
     header, tensors = json.loads(content[8 : 8 + length]), content[8 + length :]
     if where == "record":
@@ -72,7 +84,24 @@ def damaged_state(content: bytes, how: tuple[str, Any]) -> bytes:
     return struct.pack("<Q", len(text)) + text + tensors
 
 
-@fuzz(HOW, examples=120)
+def forged_state(content: bytes, where: str, changes: Any) -> bytes:
+    """Return the file with other tensors, and their hash."""
+    tensors = load(content)
+    record = json.loads(json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])["__metadata__"][METADATA])
+    if where == "tokens":
+        tensors["seen"].fill_(changes)
+        record["tokens"] = changes
+    for number, place, value in changes if where == "tensors" else ():
+        entries = tensors[sorted(tensors)[number % len(tensors)]]
+        if value is None:
+            entries.copy_(entries.roll(1, dims=-1))
+        elif entries.is_floating_point() or math.isfinite(value):
+            entries.view(-1)[place % entries.numel()] = value
+    digest = hashlib.sha256(b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors)))
+    return save(tensors, metadata={METADATA: json.dumps({**record, "sha256": digest.hexdigest()})})
+
+
+@fuzz(HOW, examples=160)
 def test_states(how: Any, folder: Path) -> None:
     """An accepted state has the bytes of its hash, and continues with finite logits."""
     path = folder / "state"

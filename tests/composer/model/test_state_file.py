@@ -15,10 +15,11 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from composer.errors import ComposerError
 from composer.model.cache import new_cache
-from composer.model.generation import PIECE, read_in_pieces
+from composer.model.generation import PIECE, continuation, read_in_pieces
 from composer.model.state_file import METADATA, StateOwner, declare_states, growing_layers, load_cache, save_cache
 from composer.spec.explain import explain_resolved
 from tests.composer.model.models import student, tokens
@@ -191,8 +192,18 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (rewritten(lambda tensors, _: tensors.pop("seen")), "it lacks seen"),
     "shape": (rewritten(lambda tensors, _: tensors.update(seen=torch.tensor([[READ]]))), "expected I64 of shape [1] in 8 bytes"),
     "dtype": (rewritten(lambda tensors, _: tensors.update(seen=torch.ones(1, dtype=torch.float64))), "expected I64 of shape [1]"),
-    "count": (rewritten(lambda tensors, _: tensors["seen"].fill_(5)), "seen is [5], expected [90]"),
+    "count": (rewritten(lambda tensors, _: tensors["seen"].fill_(5)), "seen has [5], expected [90]"),
     "position": (rewritten(lambda tensors, _: first(tensors, "position").fill_(2**40)), "positions outside of -1 to 89"),
+    "reordered": (
+        rewritten(lambda tensors, _: first(tensors, "position").copy_(first(tensors, "position").roll(1))),
+        "in an order that",
+    ),
+    "absent": (
+        rewritten(lambda tensors, _: first(tensors, "position").fill_(-1)),
+        "positions in an order that reading does not leave",
+    ),
+    "infinite": (rewritten(lambda tensors, _: first(tensors, "value").view(-1)[0].fill_(torch.inf)), "value has infinite values"),
+    "negative mass": (rewritten(lambda tensors, _: first(tensors, "state.state")[..., -1].neg_()), "state has values below 0"),
     "NaN": (rewritten(lambda tensors, _: first(tensors, "key").fill_(torch.nan)), "has values that are no numbers"),
     "tokens": (rewritten(lambda _, record: record.update(tokens=10**15)), "composer_state: tokens: expected at most 2.14748e+09"),
     "no tokens": (rewritten(lambda _, record: record.update(tokens=0)), "expected at least 1"),
@@ -224,6 +235,36 @@ def test_a_growing_state_is_bounded_by_its_file(tmp_path: Path) -> None:
     rewritten(lambda _, record: record.update(tokens=2**31))(path)
     with pytest.raises(ComposerError, match=r"expected F64 of shape \[1, 2147483648, 2, 16\]"):
         load_cache(path, model, OWNER)
+
+
+class _Largest(TorchDispatchMode):
+    """Counts the numbers of the largest tensor that an operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
+        return result
+
+
+def test_a_claimed_number_of_tokens_takes_no_memory(tmp_path: Path) -> None:
+    """A state of constant size continues as after so many tokens, without a tensor of that length."""
+    model, path = student("lawcat"), tmp_path / "state"
+    cache = new_cache(model.config)
+    read_in_pieces(model, tokens(1, READ), cache)
+    save_cache(path, cache, model, OWNER)
+    rewritten(lambda tensors, record: (tensors["seen"].fill_(2**31), record.update(tokens=2**31)))(path)
+    with _Largest() as largest:
+        claimed = load_cache(path, model, OWNER)
+        made = model.generate(tokens(1, 5), **continuation(5, claimed), max_new_tokens=3, do_sample=False, eos_token_id=None)
+    assert made.shape == (1, 8)
+    assert claimed.get_seq_length() == 2**31 + 7
+    assert largest.numbers < 10**6
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
