@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -33,7 +34,8 @@ def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
         missing_ok=True
     )  # a killed process has left it, or it is a link or a pipe, which nothing must be written through
     try:
-        yield partial
+        with system_errors(path):
+            yield partial
         sync(partial)
         if replace:
             partial.replace(path)
@@ -41,6 +43,18 @@ def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
             _take_free_place(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def system_errors(path: Path) -> Iterator[None]:
+    """Raise OSError for the errors by which libraries in Rust, such as safetensors and tokenizers, report those of the system."""
+    try:
+        yield
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def partial_of(path: Path) -> Path:

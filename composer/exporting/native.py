@@ -25,6 +25,7 @@ from blocks.positions import NoPosition, Rope
 from composer.errors import ExportError
 from composer.exporting.modeling import model_rotation, with_model_rotation
 from composer.exporting.qwen3_next import convert, delta_head, weight_differences
+from composer.files import system_errors
 from composer.graph.composition import HeadSpec
 from composer.model.head import anatomy
 from composer.model.heads import groups_of
@@ -93,7 +94,8 @@ def write_weights(native: Native, folder: Path) -> None:
     tied = set(getattr(model, "all_tied_weights_keys", {}))
     assert not unknown, "every tensor has a name of the class"
     assert set(missing) <= tied, "every parameter of the class has its tensor"
-    model.save_pretrained(folder)
+    with system_errors(folder):
+        model.save_pretrained(folder)
     for name in (CONFIG, GENERATION_CONFIG):  # the folder's documents are written by themselves
         (folder / name).unlink(missing_ok=True)
 

@@ -41,7 +41,7 @@ from composer.training.transfer import Lesson, StopForward, layer_unit, layers_a
 from composer.training.unit import Losses, Unit, add_gradients
 from composer.weights.record import Start
 from composer.weights.stream import as_bytes
-from converters.bounded import check_file
+from converters.bounded import check_file, reason
 
 STAGE = "transfer"
 OUTCOME, DIGEST = "outcome", "sha256"
@@ -228,10 +228,10 @@ def _write_finished(target: Path, tensors: dict[str, Tensor], outcome: Outcome |
     try:
         with whole(target) as partial:
             save_file(tensors, partial, {**metadata, DIGEST: _digest(tensors, metadata.get(OUTCOME))})
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise TrainingError(
-            f"The result of {target.stem} could not be written to {target.parent}: {error}. Free some space, and continue with "
-            "--resume."
+            f"The result of {target.stem} could not be written to {target.parent}: {reason(error)}. Free some space, and continue "
+            "with --resume."
         ) from error
 
 

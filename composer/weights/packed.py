@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer.devices import check_memory
 from composer.errors import SourceError
+from composer.files import system_errors
 from composer.progress import silent_transformers
 from composer.trust import refuse_code, translate_transformers_errors
 from composer.weights.output import copy_files, write_text
@@ -116,6 +117,7 @@ class PackedFile:
                     **where, **_unpacking_arguments(), config=config, dtype=getattr(torch, dtype), output_loading_info=True
                 )
             model = _check_complete(self.path, loading)
+        with _without_bars(), system_errors(folder):
             model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
             tokenizer.save_pretrained(folder)
         copy_files(self.path.parent, self._licence_files, folder)
@@ -390,4 +392,5 @@ def _save_plain(model: PreTrainedModel, config: Any, folder: Path) -> None:
     plain.load_state_dict(model.state_dict(), strict=True, assign=True)
     plain.tie_weights()
     plain.generation_config = GenerationConfig()
-    plain.save_pretrained(folder, max_shard_size=SHARD_SIZE)
+    with system_errors(folder):
+        plain.save_pretrained(folder, max_shard_size=SHARD_SIZE)
