@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import ComposerError
-from converters.bounded import shorten
+from converters.bounded import is_text, shorten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -88,7 +88,11 @@ def render_starts(
         content = json.dumps(request, default=_placeholder).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise TemplateError(f"these messages are not what JSON can hold: {shorten(str(error), _LONGEST_MESSAGE)}") from error
-    return [Rendered(text, tuple((start, end) for start, end in spans)) for text, spans in _ask_for_texts(template, content)]
+    rendered = [Rendered(text, tuple((start, end) for start, end in spans)) for text, spans in _ask_for_texts(template, content)]
+    for text in (entry.text for entry in rendered if not is_text(entry.text)):
+        place = next(place for place, character in enumerate(text) if not is_text(character))
+        raise TemplateError(f"it writes U+{ord(text[place]):04X} at character {place:,}, half of a surrogate pair")
+    return rendered
 
 
 @dataclass

@@ -102,6 +102,8 @@ def load_tokenizer(folder: Path, refusal: type[ComposerError], problem: str) -> 
 
     refuse_code(folder, refusal)
     check_named_files(folder, refusal)
+    if wrong := problem_of_template(_json(folder / TOKENIZER_CONFIG).get("chat_template")):
+        raise refusal(f"{problem} ({TOKENIZER_CONFIG}: {wrong})")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever the libraries of its kind raise
@@ -110,6 +112,21 @@ def load_tokenizer(folder: Path, refusal: type[ComposerError], problem: str) -> 
     if isinstance(model, WordLevel | WordPiece) and model.token_to_id(model.unk_token) is None:
         raise refusal(f"{problem} (its token for unknown words, {brief(model.unk_token)}, is not in its vocabulary)")
     return tokenizer
+
+
+def problem_of_template(template: Any) -> str | None:
+    """Return what is wrong with the type of a tokenizer's chat template, which transformers does not check; None if it is right."""
+    match template:
+        case None | str():
+            return None
+        case dict():
+            if all(isinstance(part, str) for entry in template.items() for part in entry):
+                return None
+        case [*entries]:
+            parts = [entry.get(key) for entry in entries if isinstance(entry, dict) for key in ("name", "template")]
+            if len(parts) == 2 * len(entries) and all(isinstance(part, str) for part in parts):
+                return None
+    return f"chat_template is {brief(template)}; expected text, or a list of objects with a name and a template"
 
 
 def _json(path: Path) -> Mapping[str, Any]:

@@ -77,6 +77,7 @@ def write_gguf(
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, numpy.ndarray] | None = None,
     changed: Mapping[str, Any] | None = None,
+    template: str | None = TEMPLATE,
 ) -> Path:
     """Write a model with matrices of this type and vectors in float32. metadata: further integers, floats and strings by key.
     tensors: further tensors in float32. changed: sizes in the metadata that replace the model's.
@@ -95,6 +96,8 @@ def write_gguf(
         writer.add_rope_dimension_count(model.config.head_dim)
     if tokenizer:
         _add_tokenizer(writer)
+        if template is not None:
+            writer.add_chat_template(template)
     else:
         writer.add_vocab_size(config["vocab_size"])
     adders = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
@@ -120,7 +123,6 @@ def _add_tokenizer(writer: GGUFWriter) -> None:
     writer.add_token_merges(MERGES)
     writer.add_bos_token_id(TOKENS.index("<|endoftext|>"))
     writer.add_eos_token_id(TOKENS.index("<|end|>"))
-    writer.add_chat_template(TEMPLATE)
 
 
 def _name(name: str) -> str:

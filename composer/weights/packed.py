@@ -19,7 +19,7 @@ from composer.devices import check_memory
 from composer.errors import SourceError
 from composer.files import system_errors
 from composer.progress import silent_transformers
-from composer.trust import refuse_code, translate_transformers_errors
+from composer.trust import problem_of_template, refuse_code, translate_transformers_errors
 from composer.weights.output import copy_files, write_text
 from converters.bounded import list_first, parse_json, shorten
 from converters.errors import ConfigError
@@ -113,6 +113,8 @@ class PackedFile:
             self._check_fits(config, self._describe(config).trunk.layers, dtype)
             with _alone(self.path) as where:
                 tokenizer = AutoTokenizer.from_pretrained(**where)
+                if problem := problem_of_template(tokenizer.chat_template):
+                    raise SourceError(f"The tokenizer of {self.path} cannot be used: {problem}.")
                 loading = AutoModelForCausalLM.from_pretrained(
                     **where, **_unpacking_arguments(), config=config, dtype=getattr(torch, dtype), output_loading_info=True
                 )

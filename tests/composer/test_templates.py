@@ -19,7 +19,7 @@ from composer.templates import TemplateError, render, render_starts
 TEACHER = Path(__file__).parents[2] / "examples" / "teacher"
 TALK: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "Héllo \ud800 \U0001f600 <b>"},
+    {"role": "user", "content": "Héllo \U0001f600 <b>"},
     {
         "role": "assistant",
         "content": "Hi",
@@ -155,3 +155,10 @@ def test_the_child_ends_with_its_parent(tokenizer: PreTrainedTokenizerBase, monk
     assert worker.process.stdin is not None
     worker.process.stdin.close()
     assert worker.process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("template", ["{{ '\\ud800' }}", "ab{{ messages[0].content }}"])
+def test_half_of_a_surrogate_pair_is_refused(tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+    """No tokenizer accepts such a text."""
+    with pytest.raises(TemplateError, match=r"it writes U\+D800 at character [02], half of a surrogate pair"):
+        render(tokenizer, [{"role": "user", "content": "\ud800"}], chat_template=template)

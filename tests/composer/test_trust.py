@@ -186,6 +186,16 @@ def test_a_way_of_writing_that_is_elsewhere_is_not_fetched(yes: Yes, student: Pa
     assert (answer.exit_code, answer.stdout) == (0, plain.stdout)
 
 
+@pytest.mark.parametrize("template", [5, True, [1, 2], [{"name": "default"}], [{"name": 3, "template": "x"}], {"a": 1}], ids=str)
+def test_a_chat_template_is_text(student: Path, template: Any) -> None:
+    path = student / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
+    with pytest.raises(
+        ComposerError, match=r"no \(tokenizer_config\.json: chat_template is .*; expected text, or a list of objects"
+    ):
+        load_tokenizer(student, ComposerError, "no")
+
+
 def test_chat_templates_reach_nothing(student: Path) -> None:
     (student / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
     tokenizer = load_tokenizer(student, ComposerError, "")

@@ -63,6 +63,13 @@ def test_a_softmax_student_is_the_unpacked_model(tmp_path: Path, family: str, ki
         assert not torch.equal(student_logits, logits(model)), "quantisation has to show"
 
 
+def test_a_chat_template_that_is_a_number(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "llama.gguf", gguf_model("llama"), metadata={"tokenizer.chat_template": 5}, template=None)
+    with pytest.raises(ComposerError, match="chat_template is 5; expected text"):
+        composer.build_folder("softmax", file, tmp_path / "student")
+    assert not (tmp_path / "student").exists()
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_tokenizer_and_chat_template_are_those_of_the_file(tmp_path: Path, family: str) -> None:
     file = write_gguf(tmp_path / f"{family}.gguf", gguf_model(family))
