@@ -13,7 +13,7 @@ from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, FLA, Call, Form, Kind, Operation, Port, Slot, State, row_obstacle
-from blocks.part import FieldError, Fresh, Parameters, Part, Per, Shown, in_order
+from blocks.part import FieldError, Fresh, Parameters, Part, Per, Shown, Silu, in_order
 from blocks.registry import Role
 from blocks.taps import CONVOLUTION, Filtering, filter_by_kernel, filter_inputs, filter_step, obstacle
 
@@ -41,7 +41,7 @@ class Convolution(Part):
     """Number of taps, the current token included."""
     inputs: Annotated[tuple[ConvolvedInput, ...], Field(min_length=1)] = ("q", "k")
     """Inputs of the convolution: queries, keys, values."""
-    activation: Literal["none", "silu"] = "none"
+    activation: Annotated[Literal["none", "silu"], Silu] = "none"
     """Activation after the convolution."""
     share: Literal["none", "qk"] = "none"
     """qk: queries and keys have one filter. none: each has its own."""

@@ -11,12 +11,12 @@ from blocks.calibration import HALVINGS, OutputSizes
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.norms import rms_norm
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
-from blocks.part import Fresh, Parameters, Part
+from blocks.part import Fresh, Parameters, Part, Silu
 from blocks.registry import Role
 from blocks.tensors import as_dtype
 
-ONE_OF_SWISH, NEARLY_ONE_OF_SIGMOID = 1.2784645, 4.0
-"""Where swish is 1, and sigmoid 0.98: a gate starts open."""
+ONE_OF_SILU, NEARLY_ONE_OF_SIGMOID = 1.2784645, 4.0
+"""Where SiLU is 1, and sigmoid 0.98: a gate starts open."""
 
 
 class Output(Part):
@@ -86,7 +86,7 @@ class OutputGate(Output):
     )
     normalises: ClassVar[bool] = False
     kind: Literal["gate"] = "gate"
-    activation: Literal["swish", "sigmoid"] = "sigmoid"
+    activation: Annotated[Literal["silu", "sigmoid"], Silu] = "sigmoid"
     """act."""
     rank: PositiveInt | Literal["full"] = "full"
     """full: one matrix; a number: two, through that many columns."""
@@ -123,7 +123,7 @@ class GatedNorm(Norm):
     kind: Literal["gated_norm"] = "gated_norm"  # pyright: ignore[reportIncompatibleVariableOverride]
     first: Literal["norm", "gate"] = "norm"
     """gate: what the gate leaves is normalised, as in Mamba-2."""
-    activation: Literal["swish", "sigmoid"] = "swish"
+    activation: Annotated[Literal["silu", "sigmoid"], Silu] = "silu"
     """act."""
     rank: PositiveInt | Literal["full"] = "full"
     """full: one matrix; a number: two, through that many columns."""
@@ -150,8 +150,8 @@ class GatedNorm(Norm):
 def gate_parameters(shape: Shape, activation: str, rank: int | Literal["full"], *, bias: bool) -> dict[str, Fresh]:
     """Return those of a gate of the hidden state, one a coordinate. With a bias it starts open."""
     width, columns = shape.hidden_size, shape.heads * shape.value_dim
-    open_ = ONE_OF_SWISH if activation == "swish" else NEARLY_ONE_OF_SIGMOID
-    # A swish gate without a bias would be 0 with these weights, and with it the gradient of all heads.
+    open_ = ONE_OF_SILU if activation == "silu" else NEARLY_ONE_OF_SIGMOID
+    # A SiLU gate without a bias would be 0 with these weights, and with it the gradient of all heads.
     start = initialise.constant(0.0) if bias or activation == "sigmoid" else initialise.fan_in(width if rank == "full" else rank)
     fresh = {"gate_bias": Fresh((columns,), initialise.constant(open_))} if bias else {}
     if rank == "full":
@@ -175,19 +175,19 @@ def opening(parameters: Parameters, hidden: Float[Tensor, "B T C"], activation: 
     logits = torch.nn.functional.linear(hidden, weight, parameters.get("gate_bias"))
     if logits.requires_grad:
         return activate(logits, activation)
-    return torch.nn.functional.silu(logits, inplace=True) if activation == "swish" else logits.sigmoid_()
+    return torch.nn.functional.silu(logits, inplace=True) if activation == "silu" else logits.sigmoid_()
 
 
 def activate(logits: Tensor, activation: str) -> Tensor:
     """Return the activation of a gate's logits."""
-    return torch.nn.functional.silu(logits) if activation == "swish" else logits.sigmoid()
+    return torch.nn.functional.silu(logits) if activation == "silu" else logits.sigmoid()
 
 
 def bias_of(openness: Float[Tensor, " columns"], activation: str) -> Float[Tensor, " columns"]:
     """Return the bias of a gate that starts so open, which is above 0. A sigmoid is at most as open as its default start."""
     if activation == "sigmoid":
         return torch.logit(openness, 1e-6).clamp(max=NEARLY_ONE_OF_SIGMOID)
-    # swish grows with a positive bias, and is less than 0.5 below it; its inverse has no closed form.
+    # SiLU grows with a positive bias, and is less than 0.5 below it; its inverse has no closed form.
     low, high = torch.zeros_like(openness), openness + 0.5
     for _ in range(HALVINGS):
         middle = (low + high) / 2

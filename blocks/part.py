@@ -51,6 +51,8 @@ def _whole(value: Any) -> Any:
 
 Whole = BeforeValidator(_whole)
 """For numbers in a ``Literal``, which otherwise accepts all values that equal them: true and 1.0 for 1."""
+Silu = BeforeValidator(lambda value: "silu" if isinstance(value, str) and value == "swish" else value)
+"""For the name of an activation: x·sigmoid(x) is ``silu``, as in PyTorch, and its other name ``swish`` is read, too."""
 
 
 @dataclass(frozen=True)

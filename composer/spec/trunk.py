@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from blocks.part import Closed, FieldError, bare
+from blocks.part import Closed, FieldError, Silu, bare
 from converters.config import LARGEST, LARGEST_NUMBER, MOST_LABELS, MOST_LAYERS
 from converters.trunk import Activation
 
@@ -19,7 +19,7 @@ class GatedMLP(Closed):
     kind: Literal["gated"] = "gated"
     width: TrunkSize | None = None
     """Numbers between up and down. Left out: 8/3 of the trunk's width, up to the next multiple of 64."""
-    activation: Activation = "silu"
+    activation: Annotated[Activation, Silu] = "silu"
     """act; gelu is the exact one."""
 
     def complete(self, width: int) -> Self:
@@ -33,7 +33,7 @@ class PlainMLP(Closed):
     kind: Literal["plain"] = "plain"
     width: TrunkSize | None = None
     """Numbers between up and down. Left out: 4 times the trunk's width."""
-    activation: Activation = "gelu"
+    activation: Annotated[Activation, Silu] = "gelu"
     """act; gelu is the exact one."""
 
     def complete(self, width: int) -> Self:

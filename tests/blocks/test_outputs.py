@@ -43,14 +43,14 @@ def test_all_heads_are_divided_by_the_root_mean_square_of_all() -> None:
 
 
 @pytest.mark.parametrize("rank", ["full", 2])
-@pytest.mark.parametrize("activation", ["swish", "sigmoid"])
+@pytest.mark.parametrize("activation", ["silu", "sigmoid"])
 def test_the_gate_is_an_activation_of_the_hidden_state(activation: str, rank: int | str) -> None:
     part = GatedNorm(activation=activation, rank=rank)
     output, hidden = torch.randn(1, 3, 3, 4, dtype=torch.float64), torch.randn(1, 3, 6, dtype=torch.float64)
     weights = tensors(part, noise=0.5)
     matrix = weights["gate"] if rank == "full" else weights["gate_up"] @ weights["gate_down"]
     logits = (hidden[0, 1] @ matrix.T + weights["gate_bias"]).view(3, 4)
-    gate = logits / (1 + (-logits).exp()) if activation == "swish" else 1 / (1 + (-logits).exp())
+    gate = logits / (1 + (-logits).exp()) if activation == "silu" else 1 / (1 + (-logits).exp())
     expected = Norm().finish(weights, output, hidden)[0, 1] * gate
     torch.testing.assert_close(part.finish(weights, output, hidden)[0, 1], expected, rtol=0, atol=1e-12)
     last = part.model_copy(update={"first": "gate"})
@@ -64,7 +64,7 @@ def test_the_gate_is_an_activation_of_the_hidden_state(activation: str, rank: in
 def test_a_gate_starts_open() -> None:
     output, hidden = torch.randn(1, 3, 3, 4, dtype=torch.float64), torch.randn(1, 3, 6, dtype=torch.float64)
     norm = Norm().finish(tensors(Norm(), noise=0.0), output, hidden)
-    for activation, nearness in (("swish", 1e-6), ("sigmoid", 0.02)):
+    for activation, nearness in (("silu", 1e-6), ("sigmoid", 0.02)):
         part = GatedNorm(activation=activation)
         torch.testing.assert_close(part.finish(tensors(part, noise=0.0), output, hidden), norm, rtol=nearness, atol=0)
         alone = OutputGate(activation=activation)

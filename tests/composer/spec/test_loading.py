@@ -176,3 +176,12 @@ def test_what_is_no_spec_is_refused(spec: Any, overrides: Any, message: str) -> 
     for read in (load_spec, variants_of):
         with pytest.raises(SpecError, match=message):
             read(spec, overrides)
+
+
+def test_one_activation_has_two_names() -> None:
+    """A spec with either name is the same spec, for each part with the activation."""
+    trunk = "trunk={width: 64, layers: 1, heads: 4, vocabulary: 600}"
+    paths = ("head.output={{kind: gate, activation: {}}}", "head.conv={{kernel: 4, activation: {}}}", "trunk.mlp.activation={}")
+    one, other = (load_spec("lawcat", overrides=[trunk, *(path.format(name) for path in paths)]) for name in ("silu", "swish"))
+    assert one == other
+    assert "swish" not in other.model_dump_json()
