@@ -34,6 +34,14 @@ class Closed(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, defer_build=True)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in type(self).model_fields:
+            raise AttributeError(
+                f"{type(self).__name__}.{name} cannot be changed. To change a spec, load it again with overrides, such as "
+                'load_spec("lolcats", overrides=["head.memory.0.size=16"])'
+            )
+        super().__setattr__(name, value)
+
 
 class FieldError(ValueError):
     """Fields of a schema contradict each other. path: of the field that the message is about."""

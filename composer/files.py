@@ -51,10 +51,10 @@ def system_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
+        system = re.search(r"([^:]+) \(os error (\d+)\)", str(error))
+        if system is None:
             raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        raise OSError(int(system[2]), system[1].strip(), str(path)) from error
 
 
 def partial_of(path: Path) -> Path:

@@ -102,7 +102,7 @@ LINES: Mapping[str, Line] = {
 LEARNED = frozenset({"biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "opt"})
 """Families with a vector for each position, those among them that write without being sources."""
 
-PAST_BASE = "its language model calls its layers past its base model, where heads learn which tokens a call has"
+PAST_BASE = "its language model runs its layers without its base model, which passes the tokens of a call to the heads"
 NO_INTERFACE = "its attention does not use transformers' attention interface, through which heads are called"
 CHOSEN = "each query sees the tokens that a learned index chooses, and heads see all tokens"
 UNEVEN = "its layers with a local window have twice as many key heads as the others, and a spec has one number of key heads"

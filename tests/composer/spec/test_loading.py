@@ -182,6 +182,15 @@ def test_one_activation_has_two_names() -> None:
     """A spec with either name is the same spec, for each part with the activation."""
     trunk = "trunk={width: 64, layers: 1, heads: 4, vocabulary: 600}"
     paths = ("head.output={{kind: gate, activation: {}}}", "head.conv={{kernel: 4, activation: {}}}", "trunk.mlp.activation={}")
-    one, other = (load_spec("lawcat", overrides=[trunk, *(path.format(name) for path in paths)]) for name in ("silu", "swish"))
-    assert one == other
-    assert "swish" not in other.model_dump_json()
+    silu, swish = (load_spec("lawcat", overrides=[trunk, *(path.format(name) for path in paths)]) for name in ("silu", "swish"))
+    assert silu == swish
+    assert "swish" not in swish.model_dump_json()
+
+
+def test_a_loaded_spec_names_the_way_to_change_it() -> None:
+    spec = load_spec("lolcats")
+    assert spec.head is not None
+    with pytest.raises(AttributeError, match=r'Window\.size cannot be changed\..*overrides=\["head\.memory\.0\.size=16"\]'):
+        spec.head.memory[0].size = 16  # pyright: ignore
+    with pytest.raises(AttributeError, match=r"Spec\.name cannot be changed"):
+        spec.name = "other"  # pyright: ignore
