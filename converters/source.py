@@ -150,6 +150,10 @@ def describe(folder: Path) -> Described:
     return describe_config(path, config, content)
 
 
+RESULTS_OF = {"inspection.json": "inspect", "bench.json": "bench", "results.json": "eval"}
+"""The files of result folders, and the commands that write them."""
+
+
 def read_config_file(folder: Path) -> bytes:
     """Return the contents of a folder's ``config.json``. Raises ConfigError."""
     if not folder.is_dir():
@@ -157,6 +161,10 @@ def read_config_file(folder: Path) -> bytes:
     try:
         return read_bytes(within(folder, "config.json"), MOST_CONFIG)
     except FileNotFoundError as error:
+        if result := next((name for name in RESULTS_OF if (folder / name).is_file()), None):
+            raise ConfigError(
+                f"{folder} has results of `compose {RESULTS_OF[result]}` ({result}), and no model. Name the folder of a model."
+            ) from error
         inside = _gguf_files(folder) or models_inside(folder)
         raise ConfigError(f"{folder} has no config.json, so the family of its weights is unknown.{inside}") from error
     except OSError as error:

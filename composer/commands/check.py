@@ -41,6 +41,12 @@ class SpecCheck(Closed):
     mistakes: tuple[Mistake, ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """The spec. A variant of a sweep is named in words: after a colon, ``16`` would read as a line of the file."""
+        sweep, separator, variant = self.spec.rpartition(SEPARATOR)
+        return f"{sweep}, variant {variant}" if separator and "/" not in variant else self.spec
+
 
 class CheckReport(Readable, Closed):
     """The checks of all specs, and of all variants of sweeps."""
@@ -60,7 +66,7 @@ class CheckReport(Readable, Closed):
         """Return a row for each spec without a mistake."""
         hashes = [check.hash for check in self.checks if check.ok]
         return tuple(
-            ("ok", check.spec, *([short_hashes(check.hash or "")] if any(hashes) else []), check.says)
+            ("ok", check.label, *([short_hashes(check.hash or "")] if any(hashes) else []), check.says)
             for check in self.checks
             if check.ok
         )

@@ -49,7 +49,8 @@ class LockReport(Readable, Closed):
     @property
     def remarks(self) -> tuple[str, ...]:
         source = "no source" if self.source is None else f"source {self.source}"
-        return (source, f"spec {self.spec_hash}", f"hashes of {plural(self.files, 'file')} of the build")
+        files = f"hashes of {plural(self.files, 'file')} of the build"
+        return (source, f"spec {self.spec_hash}", files, f"Next: compose build {short_path(self.out)} -o FOLDER")
 
 
 @options_class

@@ -65,8 +65,8 @@ class ViewOptions(OfSource, OfShownSpec):
 def run_view(options: ViewOptions) -> Served:
     text, place = _open(options.spec)
     if options.source is not None:
-        size = dimensions(describe_model(options.source, options.revision).trunk)
-        place = EditorContext(place.called, place.folder, size)
+        trunk = describe_model(options.source, options.revision).trunk
+        place = EditorContext(place.called, place.folder, dimensions(trunk), trunk.dtype)  # as `explain` counts
     made = page(text, place)
     return Served(launch(made, port=options.port, open_browser=options.browser), made)
 

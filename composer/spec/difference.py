@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from itertools import zip_longest
 from typing import Any
 
 from pydantic import BaseModel
@@ -41,6 +42,10 @@ class _Group(Closed):
 class _Rule(Closed):
     at: int | tuple[int, ...] | str
     use: tuple[_Group, ...]
+
+
+PARTED = (HeadSpec, _Group, _Rule)
+"""What is shown field by field where only one side has it."""
 
 
 def differences_of_specs(first: Spec, second: Spec) -> list[Difference]:
@@ -131,11 +136,22 @@ def _between(first: Any, second: Any, path: FieldPath) -> Iterator[tuple[FieldPa
         for name in type(first).model_fields:
             if name != "name":
                 yield from _between(getattr(first, name), getattr(second, name), (*path, name))
-    elif isinstance(first, tuple) and isinstance(second, tuple) and _kinds(first) == _kinds(second) != []:
-        for index, (item, other) in enumerate(zip(first, second, strict=True)):
+    elif isinstance(first, tuple) and isinstance(second, tuple) and _comparable(first, second):
+        for index, (item, other) in enumerate(zip_longest(first, second)):
             yield from _between(item, other, (*path, index))
+    elif (value := first if second is None else second) is not None and None in (first, second) and isinstance(value, PARTED):
+        for name in meaning(value):
+            item = getattr(value, name)
+            nothing = () if isinstance(item, tuple) else None
+            one, other = (item, nothing) if second is None else (nothing, item)
+            yield from _between(one, other, (*path, name))
     else:
         yield path, meaning(first), meaning(second)
+
+
+def _comparable(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+    """Whether the items of two lists are compared one by one: items of the same kinds, and any number of groups and rules."""
+    return _kinds(first) == _kinds(second) != [] or any(isinstance(item, PARTED) for item in (*first, *second))
 
 
 def _kinds(items: tuple[Any, ...]) -> list[type[BaseModel]]:

@@ -77,7 +77,7 @@ def page(text: str | None = None, place: EditorContext | None = None) -> Blocks:
                     ]
                 with gradio.Row():
                     tokens = gradio.Number(4096, label="tokens", precision=0, minimum=1, min_width=90, elem_id="tokens")
-                    dtype = gradio.Dropdown(list(BYTES), value="float32", label="computes in", min_width=120, elem_id="dtype")
+                    dtype = gradio.Dropdown(list(BYTES), value=at.dtype, label="computes in", min_width=120, elem_id="dtype")
             with gradio.Column(scale=3, min_width=480):
                 status = gradio.HTML(begun.status, elem_id="status")
                 with gradio.Tab("Picture"):

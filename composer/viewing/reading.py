@@ -31,11 +31,13 @@ TYPED = ("layers", "hidden_size", "heads", "key_heads", "head_dim")
 @dataclass(frozen=True)
 class EditorContext:
     """The surroundings of the text in the editor. called: its name in messages. folder: where the names that it extends start;
-    None: it may extend shipped specs only. base: the source's sizes, before those that the user types."""
+    None: it may extend shipped specs only. base: the source's sizes, before those that the user types. dtype: the first choice
+    on the page."""
 
     called: str = "spec.yaml"
     folder: Path | None = None
     base: Dimensions = TYPICAL
+    dtype: str = "float32"
 
 
 def resolve_text(text: str, place: EditorContext, sizes: tuple[float | None, ...]) -> Resolved:

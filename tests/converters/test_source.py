@@ -16,7 +16,7 @@ from converters.canonical import list_expected_tensors
 from converters.coverage import WRAPPERS
 from converters.errors import ConfigError, CoverageError, WeightsError
 from converters.shard import header_bytes, read_shard
-from converters.source import INDEX, SINGLE, Source, open_source
+from converters.source import INDEX, RESULTS_OF, SINGLE, Source, describe, open_source
 from tests.checkpoints import LLAMA3_ROPE, edit_config, edit_header, edit_tensors, llama, llama_model
 from tests.converters.conftest import refusal
 
@@ -306,3 +306,10 @@ def test_a_folder_of_checkpoints_names_the_last(tmp_path: Path):
         if name != "logs":
             (tmp_path / name / "config.json").write_text("{}")
     assert "has models in folders; name one of them: checkpoint-500, checkpoint-60" in refusal(tmp_path, ConfigError)
+
+
+@pytest.mark.parametrize("name", RESULTS_OF)
+def test_a_folder_of_results_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match=f"has results of `compose {RESULTS_OF[name]}`"):
+        describe(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -105,3 +106,10 @@ def test_two_specs_beside_each_other(compose: Compose) -> None:
 
 def test_pictures_of_the_command_are_legible(teacher: Path) -> None:
     assert_legible(composer.draw("lola", teacher))
+
+
+def test_a_terminal_gets_a_file(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads SVG on a terminal."""
+    monkeypatch.setattr("composer.cli.draw.sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True)))
+    assert compose("draw", "ablations/lola-scores:recent").stdout.startswith("lola-scores-recent.svg  ")
+    assert Path("lola-scores-recent.svg").read_text(encoding="utf-8").startswith("<svg")
