@@ -91,7 +91,7 @@ class OutputGate(Output):
     rank: PositiveInt | Literal["full"] = "full"
     """full: one matrix; a number: two, through that many columns."""
     bias: bool = True
-    """Whether there is a b. Without it, a swish gate starts at random and nearly closed, and a sigmoid gate at 1/2."""
+    """Whether there is a b. Without it, a SiLU gate starts at random and nearly closed, and a sigmoid gate at 1/2."""
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         return gate_parameters(shape, self.activation, self.rank, bias=self.bias)
@@ -128,7 +128,7 @@ class GatedNorm(Norm):
     rank: PositiveInt | Literal["full"] = "full"
     """full: one matrix; a number: two, through that many columns."""
     bias: bool = True
-    """Whether there is a b. Without it, a swish gate starts at random and nearly closed, and a sigmoid gate at 1/2."""
+    """Whether there is a b. Without it, a SiLU gate starts at random and nearly closed, and a sigmoid gate at 1/2."""
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         return super().parameters(shape) | gate_parameters(shape, self.activation, self.rank, bias=self.bias)

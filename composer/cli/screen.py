@@ -23,7 +23,6 @@ from composer.errors import ComposerError, mistakes_of
 from composer.escape import escape_json, escape_message, escape_text
 from composer.notices import LOG
 from composer.tables import UNBOUNDED, View, text_table
-from converters import hub
 from converters.errors import ConverterError
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 WIDTH = 80
 """Columns without a terminal."""
 WIDEST = 120
+HUB_LOG = "converters.hub"
+"""The log of `converters/hub.py`, which is not imported for its name alone."""
 MISTAKE, INTERRUPTED = 2, 130
 """Exit codes."""
 PATIENCE = 10.0
@@ -86,7 +87,7 @@ def notices_shown() -> Iterator[None]:
 
     Log records and warnings of other libraries are escaped, too.
     """
-    shown, logs = _OnStderr(), (LOG, logging.getLogger(hub.__name__))
+    shown, logs = _OnStderr(), (LOG, logging.getLogger(HUB_LOG))
     before = [(log.level, log.propagate) for log in logs]
     show_warning, record_factory = warnings.showwarning, logging.getLogRecordFactory()
 

@@ -143,8 +143,8 @@ def _between(first: Any, second: Any, path: FieldPath) -> Iterator[tuple[FieldPa
         for name in meaning(value):
             item = getattr(value, name)
             nothing = () if isinstance(item, tuple) else None
-            one, other = (item, nothing) if second is None else (nothing, item)
-            yield from _between(one, other, (*path, name))
+            left, right = (item, nothing) if second is None else (nothing, item)
+            yield from _between(left, right, (*path, name))
     else:
         yield path, meaning(first), meaning(second)
 

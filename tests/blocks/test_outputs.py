@@ -95,13 +95,13 @@ def test_an_empty_answer_stays_zero_with_a_finite_gradient() -> None:
         GatedNorm(first="gate", over="heads"),
         GatedNorm(activation="sigmoid", rank=2),
         GatedNorm(activation="sigmoid", bias=False),
-        OutputGate(activation="swish"),
+        OutputGate(activation="silu"),
         OutputGate(),
     ],
     ids=str,
 )
 def test_outputs_start_at_the_size_of_the_teachers(part: Output) -> None:
-    """Norms and gates of swish reach any size, coordinate by coordinate; a norm of each head reaches it for all heads together. A
+    """Norms and gates of SiLU reach any size, coordinate by coordinate; a norm of each head reaches it for all heads together. A
     gate of sigmoid makes outputs smaller, not larger."""
     generator = torch.Generator().manual_seed(0)
     output, hidden = (torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in ((2, 50, 3, 4), (2, 50, 6)))

@@ -64,7 +64,6 @@ def test_a_source_without_its_option(compose: Compose) -> None:
     ("arguments", "meant"),
     [
         (["explain", "lawcat", "--source", "teacher"], "--from"),
-        (["distill", "student", "--steps", "4"], "--set recipe.finetune.steps=…, --set recipe.transfer.steps=…"),
         (["distill", "student", "--fresh-lr=1e-3"], "--set recipe.finetune.fresh_lr=…"),
         (["distill", "student", "--sequence", "64"], "--set recipe.sequence=…"),
         (["train", "student", "--lr", "1e-3"], "--set recipe.train.lr=…"),
