@@ -6,7 +6,7 @@ the mixture keeps the source's next-token distribution, with a penalty on open g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -130,6 +130,9 @@ class GateCourse:
 
     def judge(self, batch: Batch, total: float) -> Losses:
         return {}
+
+    def warn_at_start(self, losses: Mapping[str, float]) -> Iterable[str]:
+        return ()
 
     @torch.no_grad()
     def clamp(self) -> None:

@@ -255,14 +255,14 @@ def _files(teacher: Teacher, training: TrainingOptions, options: HeadOptions) ->
 def _setting(folder: Path, training: TrainingOptions) -> StageSetting:
     kind = torch.bfloat16 if training.bfloat16 else None
     return StageSetting(
-        folder,
-        Journal(folder, training.again),
-        training.seed,
-        training.checkpoint_seconds,
-        kind,
-        training.watch,
-        training.tell,
-        training.again,
+        folder=folder,
+        journal=Journal(folder, training.again),
+        seed=training.seed,
+        checkpoint_seconds=training.checkpoint_seconds,
+        autocast=kind,
+        watch=training.watch,
+        tell=training.tell,
+        again=training.again,
     )
 
 
