@@ -179,13 +179,12 @@ def _build_locked(lock: Lock, options: BuildOptions) -> BuildReport:
             raise SourceError(f"{error} A copy of the locked source, {lock.source.reference}, is named with --from.") from error
         lock.check_source(opened)
     decided = {name: getattr(lock, name) for name in ("spec", "seed", "dtype", "tokenizer", "text_only")}
-    return _build(
-        replace(options, **decided, source=source, revision=revision, fresh=lock.source is None, hash_contents=True), lock
-    )
+    fixed = replace(options, **decided, source=source, revision=revision, fresh=lock.source is None, hash_contents=True)
+    return _build(fixed, lock, options.spec)
 
 
-def _build(options: BuildOptions, lock: Lock | None = None) -> BuildReport:
-    """Build a model. lock: what its files are compared with before they are in place."""
+def _build(options: BuildOptions, lock: Lock | None = None, named: object = None) -> BuildReport:
+    """Build a model. lock: what its spec and its files are compared with before they are in place. named: its file."""
     from composer.weights.build import build_folder as write_folder
 
     loaded = load_spec(options.spec, options.overrides)
@@ -196,6 +195,8 @@ def _build(options: BuildOptions, lock: Lock | None = None) -> BuildReport:
         described = describe_model(options.source, options.revision, text_only=options.text_only)
         resolved = resolve_spec(loaded, dimensions(described.trunk))
         source = open_model(options.source, options.revision, options.dtype, text_only=options.text_only)
+    if lock is not None:
+        lock.check_spec(resolved, named)
     with progress_callback(options.progress, _bar_of, "name", "bar", "bytes", "speed") as moved:
         return write_folder(
             resolved,

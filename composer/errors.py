@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from converters.bounded import reason
+from converters.bounded import reason, shorten
 from converters.errors import ConverterError
 
 Arguments = ParamSpec("Arguments")
@@ -169,7 +170,8 @@ def name_of(reference: object) -> str:
 def system_message(error: OSError) -> str:
     """Return the message of an error of the operating system, with the file that it is about."""
     name = error.filename
-    file = "" if name is None else f"{os.fsdecode(name) if isinstance(name, str | bytes) else name}: "
+    file = "" if name is None else os.fsdecode(name) if isinstance(name, str | bytes) else str(name)
+    file = f"{shorten(file) if error.errno == errno.ENAMETOOLONG else file}: " if file else ""
     return f"{file}{reason(error)}"
 
 

@@ -11,12 +11,12 @@ import os
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, ValidationError
 from pydantic_core import from_json
 
 from composer.errors import ComposerError
 from composer.files import write_whole
-from converters.bounded import MOST_CONFIG, MOST_LOG, brief, read_bytes, reason, shorten
+from converters.bounded import MOST_CONFIG, MOST_LOG, brief, is_name, read_bytes, reason, shorten
 
 LARGEST = 1e39
 """The largest absolute value of a measured number. It is just above the largest float32, and its square is a finite float."""
@@ -26,6 +26,19 @@ Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Measured = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Elapsed = Annotated[float, Field(ge=0, le=LARGEST)]
 """Seconds."""
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""A SHA-256."""
+
+
+def _check_name(name: str) -> str:
+    if "\\" in name or not all(map(is_name, name.split("/"))):
+        raise ValueError(f"no file of a folder can be called {brief(name)}")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_check_name)]
+"""A file of the folder itself, or of a folder in it, such as ``adapter/adapter_model.safetensors``. The name is never absolute, and
+never leads upwards. What it names may still be a link: open it by ``converters.bounded.within``."""
 PROBLEMS = {"missing": "the field is missing", "extra_forbidden": "the field is unknown"}
 """Problems by pydantic's names, where pydantic's own text does not fit a file."""
 BOUNDS = {"less_than_equal": ("at most", "le"), "greater_than_equal": ("at least", "ge")}
@@ -84,7 +97,8 @@ def first_problem(error: ValidationError) -> str:
         problem = f"expected {words} {details.get('ctx', {})[bound]:,g}"
     else:
         problem = PROBLEMS.get(kind, details["msg"][:1].lower() + details["msg"][1:])
-    value = "" if kind in (*PROBLEMS, "json_invalid") else f", got {brief(details['input'])}"
+    problem = problem.removeprefix("value error, ")
+    value = "" if kind in (*PROBLEMS, "json_invalid", "value_error") else f", got {brief(details['input'])}"
     return (f"{field}: " if field else "") + shorten(problem, 200) + value
 
 

@@ -192,6 +192,8 @@ def shorten(text: str, most: int = _SHOWN) -> str:
 
 def reason(error: OSError) -> str:
     """Return why a file could not be read or written: ``No space left on device``; never empty."""
+    if error.errno == errno.ENAMETOOLONG:
+        return "a name in this path is longer than the file system allows (mostly 255 bytes). Choose a shorter one"
     return error.strerror or str(error) or type(error).__name__
 
 

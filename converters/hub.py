@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from converters.bounded import MOST_CONFIG, MOST_RECORD, read_json, within
+from converters.bounded import MOST_CONFIG, MOST_RECORD, brief, read_json, shorten, within
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, EXPORT, RECORD
+from converters.endpoint import MOST_FILES, checked_answers, patience
 from converters.errors import HubError
 from converters.licences import CARD, LICENCE_FILES
 from converters.model_types import is_composed_type
@@ -21,8 +21,9 @@ HUB = "hub:"
 """Before a name on the Hub, where a folder or a file might be meant."""
 _LOG = logging.getLogger(__name__)
 _REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+LONGEST_ID = 96
+"""Characters of a repository's name, as the Hub allows them."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def fetch(
@@ -70,6 +71,8 @@ def fetch_recorded(repo_id: str, revision: str | None) -> Path:
     names = read_recorded_names(folder)
     if not names:
         raise HubError(f"{_where(repo_id, revision)} has no {RECORD} and no {EXPORT}; expected a model that `compose push` wrote.")
+    if len(names) > MOST_FILES:
+        raise HubError(f"The record of {_where(repo_id, revision)} names {len(names):,} files; expected at most {MOST_FILES:,}.")
     commit = folder.name if _COMMIT.fullmatch(folder.name) else revision
     return fetch_files(repo_id, commit, names)
 
@@ -94,18 +97,18 @@ def _where(repo_id: str, revision: str | None) -> str:
 @contextmanager
 def _asking(repo_id: str, revision: str | None) -> Iterator[None]:
     """For the block, limit the time for an answer of the Hub, and raise errors of ``huggingface_hub`` as HubErrors."""
-    if not _REPO_ID.fullmatch(repo_id):
-        raise HubError(f"{repo_id!r} is neither a folder here nor a model's name on the Hub, such as 'owner/model'.")
-    try:
-        from huggingface_hub import errors
-    except ImportError as error:
-        raise HubError(f"Fetching {repo_id!r} needs huggingface_hub: pip install huggingface_hub.") from error
+    if not _REPO_ID.fullmatch(repo_id) or len(repo_id) > LONGEST_ID:
+        raise HubError(f"{brief(repo_id)} is neither a folder here nor a model's name on the Hub, such as 'owner/model'.")
+    from huggingface_hub import constants, errors
+
     where = _where(repo_id, revision)
     if not _is_offline():
-        _LOG.info(f"Requesting {where} from the Hub, with a limit of {_patience()} s for each answer (HF_HUB_ETAG_TIMEOUT) …")
+        _LOG.info(f"Requesting {where} from the Hub, with a limit of {patience()} s for each answer (HF_HUB_ETAG_TIMEOUT) …")
     try:
-        with _limit_time():
+        with checked_answers():
             yield
+    except HubError:
+        raise
     except errors.GatedRepoError as error:
         raise HubError(f"{where} is gated: accept its terms on its page on the Hub, then log in with `hf auth login`.") from error
     except errors.RevisionNotFoundError as error:
@@ -119,7 +122,7 @@ def _asking(repo_id: str, revision: str | None) -> Iterator[None]:
         if _is_offline():
             reason, remedy = "HF_HUB_OFFLINE is set, so the Hub was not asked", "Unset HF_HUB_OFFLINE"
         elif type(error.__cause__).__name__.endswith("Timeout"):
-            reason = f"the Hub has not answered within {_patience()} s"
+            reason = f"the Hub has not answered within {patience()} s"
             remedy = "Wait longer (HF_HUB_ETAG_TIMEOUT=SECONDS)"
         else:
             reason, remedy = "the Hub cannot be reached", "Connect"
@@ -127,7 +130,14 @@ def _asking(repo_id: str, revision: str | None) -> Iterator[None]:
             f"{where} is not a folder here, not (or not all) in the Hub's local cache, and {reason}. {remedy}, or name a folder."
         ) from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
-        raise HubError(f"Fetching {where} failed: {error}") from error
+        raise HubError(f"Fetching {where} failed: {_on_one_line(error)}") from error
+    except Exception as error:  # for an answer of another form, the library raises errors of any class
+        problem = _on_one_line(error).rstrip(".")
+        raise HubError(f"Fetching {where} failed, as {constants.ENDPOINT} does not answer as a Hub does: {problem}.") from error
+
+
+def _on_one_line(error: Exception) -> str:
+    return shorten(" ".join(str(error).split()) or type(error).__name__, 500)
 
 
 def _is_offline() -> bool:
@@ -135,32 +145,6 @@ def _is_offline() -> bool:
     from huggingface_hub import constants
 
     return constants.HF_HUB_OFFLINE
-
-
-def _patience() -> int:
-    """Seconds for an answer, as huggingface_hub reads them from the environment."""
-    from huggingface_hub import constants
-
-    return constants.HF_HUB_ETAG_TIMEOUT
-
-
-@contextmanager
-def _limit_time() -> Iterator[None]:
-    """For the block, requests for a list of files, which huggingface_hub sends without a time limit, have that of the others."""
-    from huggingface_hub import get_session
-
-    session, seconds = get_session(), _patience()
-    before = session.event_hooks
-
-    def limit(request: Any) -> None:
-        limits = request.extensions.get("timeout", {})
-        request.extensions["timeout"] = {part: limits.get(part) or seconds for part in ("connect", "read", "write", "pool")}
-
-    session.event_hooks = {**before, "request": [*before["request"], limit]}
-    try:
-        yield
-    finally:
-        session.event_hooks = before
 
 
 def _beside(folder: Path) -> list[str]:
@@ -174,12 +158,6 @@ def _beside(folder: Path) -> list[str]:
     adapter = config.get(ADAPTER_KEY)
     within = [] if adapter is None else [f"{glob.escape(str(adapter))}/{name}" for name in (ADAPTER_CONFIG, "*.safetensors")]
     return [RECORD, *within]
-
-
-def find_cached_sha256(file: Path) -> str | None:
-    """Return the SHA-256 of a weight file's contents if the Hub's cache has it: its large files are named by it."""
-    blob = file.resolve()
-    return blob.name if blob.parent.name == "blobs" and _SHA256.fullmatch(blob.name) else None
 
 
 _LEFT_THERE = ["original/*", "*/*.safetensors", "consolidated*"]

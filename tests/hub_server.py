@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,7 +40,9 @@ class Repository:
 
 @dataclass
 class LocalHub:
-    """The state of the server. uploads: the large files that were sent, by SHA-256. calls: method and path of each request."""
+    """The state of the server. uploads: the large files that were sent, by SHA-256. calls: method and path of each request.
+    intercept: called first with a request and its path; it returns whether it has answered.
+    """
 
     endpoint: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
@@ -48,6 +50,7 @@ class LocalHub:
     uploads: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     refuse_commits_with: int | None = None
+    intercept: Callable[[Handler, str], bool] = lambda request, path: False
 
     def create(self, repo_id: str, files: dict[str, bytes] | None = None, *, private: bool = False) -> Repository:
         repository = Repository(private)
@@ -67,6 +70,8 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.hub.calls.append(f"{self.command} {path}")
+        if self.hub.intercept(self, path):
+            return
         if path == "/api/repos/create":
             self.create(json.loads(body))
         elif path == "/api/validate-yaml":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import ClassVar
 
 from blocks.part import Closed
 from composer.building import BuildOptions, check_origin, run_build
 from composer.errors import BuildError, ComposerError, translate_errors
-from composer.files import failing_as, write_whole
+from composer.files import failing_as, recover, unique_partial_of, write_whole
+from composer.locks import beside, exclusive_lock
 from composer.options import convert_options, function_of, option, options_class
 from composer.shared_options import (
     OUT_FILE,
@@ -88,11 +91,8 @@ def run_lock(options: LockOptions) -> LockReport:
     assert target is not None, "there is a source, or fresh"
     document = lock_document(resolve_spec(loaded, target.size).model_dump(mode="json"))
     opened = None if options.source is None else open_model(options.source, dtype=options.dtype, **of_source)
-    with failing_as(BuildError, f"{out.parent} cannot be written to"):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(prefix=".compose-lock-", dir=out.parent)
-    with scratch as folder:
-        built = Path(folder) / loaded.name
+    with _scratch(out) as folder:
+        built = folder / "model"
         run_build(
             convert_options(
                 options, BuildOptions, spec=document, overrides=(), out=built, hash_contents=True, force=False, progress=False
@@ -118,6 +118,22 @@ def run_lock(options: LockOptions) -> LockReport:
     with failing_as(BuildError, f"{out} cannot be written"):
         write_whole(out, lock.yaml, replace=options.force)
     return LockReport(out=out, spec_hash=lock.spec_hash, source=None if source is None else source.reference, files=len(lock.files))
+
+
+@contextmanager
+def _scratch(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside ``out``. It is removed after the block, and that of a killed run before it. Raises
+    BuildError."""
+    partial = unique_partial_of(out)
+    busy = BuildError(f"Another lock of {out} is being written. Wait until it has ended, or choose another file.")
+    with ExitStack() as stack:
+        with failing_as(BuildError, f"{out.parent} cannot be written to"):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            if stack.enter_context(exclusive_lock(beside(out), busy)):
+                recover(out)
+            partial.mkdir()
+        stack.callback(shutil.rmtree, partial, ignore_errors=True)
+        yield partial
 
 
 lock = function_of(LockOptions, run_lock)

@@ -18,6 +18,7 @@ from composer.data.parquet import ROWS, records_of
 from composer.data.references import HUB, HubData
 from composer.errors import DataError
 from converters.bounded import MOST_CONFIG, brief, read_text, shorten
+from converters.endpoint import checked_answers
 
 KINDS = ("arrow", "csv", "json", "parquet", "text")
 """The readers of ``datasets`` that open only the files passed to them."""
@@ -29,7 +30,7 @@ NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*|[\w-][\w.-]*")
 def read_hub(data: HubData) -> Iterator[dict[str, Any]]:
     """Yield the records of a data set. Raises DataError."""
     try:
-        with _silent() as datasets:
+        with checked_answers(None, limit_tries=False), _silent() as datasets:
             revision = _check_revision(data, datasets)
             rows = datasets.load_dataset(data.name, data.config, split=data.split, revision=revision).with_format("arrow")
     except DataError:

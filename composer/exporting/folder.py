@@ -28,13 +28,14 @@ from composer.files import sha256
 from composer.model.classes import Composed
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.writing import to_yaml
+from composer.state import Digest, FileName
 from composer.training.finetune import merge_adapters
 from composer.versions import versions_of
 from composer.weights.card import PICTURE, datasets_of, licence_fields, licence_section, lineage
 from composer.weights.load import load_model
 from composer.weights.output import check_output, check_space, copy_files, link_or_copy, whole_or_nothing, write_json, write_text
 from composer.weights.record import CARD, CONFIG, RECORD, Record, files_in, read_record
-from converters.bounded import MOST_RECORD, read_bytes, read_text
+from converters.bounded import MOST_RECORD, read_bytes, read_text, reason, within
 from converters.composed import ADAPTER_KEY, EXPORT, SPEC_FILE, SPEC_KEYS, TRUNK_KEYS
 from converters.hosts import LATENT
 from converters.licences import LICENCE_FILES
@@ -55,7 +56,7 @@ class ExportRecord(Closed):
     """``config.json`` of the composed model that it was made of, with the fields of its heads."""
     step: bool = False
     """Whether the Python file has a method for one token by the option of this name."""
-    files: dict[str, str]
+    files: dict[FileName, Digest]
     """SHA-256 of each file, by name."""
     versions: dict[str, str]
 
@@ -63,7 +64,7 @@ class ExportRecord(Closed):
 def read_export(folder: Path) -> ExportRecord | None:
     """Return the record of an export, or None if the folder has none. Raises ExportError if it is damaged."""
     try:
-        return ExportRecord.model_validate_json(read_bytes(folder / EXPORT, MOST_RECORD))
+        return ExportRecord.model_validate_json(read_bytes(within(folder, EXPORT), MOST_RECORD))
     except FileNotFoundError:
         return None
     except (ValidationError, OSError) as error:
@@ -139,10 +140,13 @@ def differences(folder: Path, record: ExportRecord) -> dict[str, str]:
     """Return the changed, missing and added files of an export, by name, with what is wrong."""
     problems = {}
     for name, digest in record.files.items():
-        if not (folder / name).is_file():
+        try:
+            if sha256(within(folder, name)) != digest:
+                problems[name] = "its SHA-256 is another one"
+        except FileNotFoundError:
             problems[name] = "it is missing"
-        elif sha256(folder / name) != digest:
-            problems[name] = "its SHA-256 is another one"
+        except OSError as error:
+            problems[name] = reason(error)
     strangers = [name for name in files_in(folder) if name not in (*record.files, EXPORT) and not name.startswith("__pycache__/")]
     return problems | dict.fromkeys(strangers, "the export did not write it")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,16 +14,17 @@ import yaml
 from composer.drawing.picture import picture
 from composer.errors import PushError
 from composer.escape import escape_markdown, markdown_block, markdown_code, markdown_link
-from composer.files import read_text_file
+from composer.files import read_text_file, sha256
 from composer.spec.inherit import find_spec
 from composer.spec.loading import SpecLike, load_document, load_spec, variants_of
 from composer.spec.places import plain
 from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.writing import to_yaml
 from composer.weights.card import PICTURE, model_card
-from composer.weights.record import CARD, RECORD, Record, not_of_the_build, read_record
+from composer.weights.record import CARD, RECORD, Record, StoredFile, not_of_the_build, read_record
 from composer.weights.target import on_source
-from converters.bounded import MOST_RECORD, read_bytes
+from composer.weights.verify import verify
+from converters.bounded import MOST_RECORD, check_file, read_bytes, reason, within
 from converters.composed import EXPORT, SPEC_FILE
 from converters.hub import HUB
 
@@ -68,16 +69,32 @@ def contents_of(pushed: SpecLike, repo_id: str, results: Sequence[object] = ()) 
 
 
 def _of_model(folder: Path, record: Record, repo_id: str, results: Sequence[object]) -> Contents:
+    """Return the files of a model, all of which have been read and compared with the record."""
+    files: dict[str, Path | bytes] = {**_paths_of(folder, (*record.files, *record.documents, RECORD))}
     strangers, changed = not_of_the_build(folder, record)
-    sizes = {name: stored.bytes for name, stored in record.files.items()}
-    names = (*record.files, *record.documents, RECORD)
-    wrong = [name for name in names if not (folder / name).is_file()]
-    wrong += [name for name in changed if name != CARD and name not in wrong]
-    wrong += [name for name, size in sizes.items() if name not in wrong and (folder / name).stat().st_size != size]
-    _refuse_changed(folder, wrong)
+    failed = [check.subject for check in verify(folder).failed]
+    _refuse_changed(folder, [name for name in dict.fromkeys((*failed, *changed)) if name not in (*strangers, CARD)])
     text = read_text_file(folder / CARD, PushError, MOST_RECORD) if CARD in changed else model_card(record, repo_id, on_hub=True)
-    files: dict[str, Path | bytes] = {name: folder / name for name in names}
+    if hashed := _hash_linked(folder, record):
+        stored = record.model_copy(update={"files": record.files | hashed})
+        files[RECORD] = f"{json.dumps(stored.model_dump(mode='json'), indent=2, ensure_ascii=False)}\n".encode()
     return Contents("model", files | {CARD: with_results(text, repo_id, results)}, tuple(strangers))
+
+
+def _hash_linked(folder: Path, record: Record) -> dict[str, StoredFile]:
+    """Return the entries of large linked files that the build has not hashed, with their hashes.
+
+    Raises PushError for a file that is not the linked one any more: nothing shows that its contents are those of the build.
+    """
+    unhashed = {name: stored for name, stored in record.files.items() if stored.sha256 is None}
+    for name, stored in unhashed.items():
+        stat = (folder / name).stat()
+        if (stat.st_dev, stat.st_ino, stat.st_mtime_ns) != (stored.device, stored.inode, stored.modified_ns):
+            raise PushError(
+                f"{folder / name} is not the file that the build linked, and its record has no hash of it. Build the model again "
+                "with --hash."
+            )
+    return {name: stored.model_copy(update={"sha256": sha256(folder / name)}) for name, stored in unhashed.items()}
 
 
 def _of_export(folder: Path, repo_id: str, results: Sequence[object]) -> Contents:
@@ -85,14 +102,29 @@ def _of_export(folder: Path, repo_id: str, results: Sequence[object]) -> Content
 
     record = read_export(folder)
     assert record is not None, "the folder has its file"
+    files: dict[str, Path | bytes] = {**_paths_of(folder, record.files)}
     changed = differences(folder, record)
     _refuse_changed(folder, [name for name in changed if name in record.files and name != CARD])
     text = read_text_file(folder / CARD, PushError, MOST_RECORD).replace('"FOLDER"', json.dumps(repo_id))
-    files: dict[str, Path | bytes] = {name: folder / name for name in record.files}
     card = with_results(text, repo_id, results)
     stored = record.model_copy(update={"files": record.files | {CARD: hashlib.sha256(card).hexdigest()}})
     files |= {CARD: card, EXPORT: f"{stored.model_dump_json(indent=2)}\n".encode()}
     return Contents("export", files, tuple(name for name in changed if name not in record.files))
+
+
+def _paths_of(folder: Path, names: Iterable[str]) -> dict[str, Path]:
+    """Return the paths of files of a folder. Raises PushError for one that is missing, is no regular file, or is a link out of the
+    folder: what it names is not the model's."""
+    paths = {}
+    for name in names:
+        try:
+            paths[name] = within(folder, name)
+            check_file(paths[name])
+        except FileNotFoundError:
+            _refuse_changed(folder, [name])
+        except OSError as error:
+            raise PushError(f"{folder / name} cannot be pushed: {reason(error)}. Build or export {folder} again.") from error
+    return paths
 
 
 def _refuse_changed(folder: Path, names: Sequence[str]) -> None:

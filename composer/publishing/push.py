@@ -12,10 +12,11 @@ from composer.publishing.contents import SPEC_FILES, Contents, ContentsKind
 from composer.spec.on_hub import NAMED
 from composer.tables import Readable, Table, View
 from composer.weights.record import RECORD
-from converters.bounded import list_first
+from converters.bounded import brief, list_first
 from converters.composed import EXPORT, SPEC_FILE
+from converters.endpoint import checked_answers
 from converters.errors import ConverterError
-from converters.hub import HUB, fetch_files, read_recorded_names
+from converters.hub import HUB, LONGEST_ID, fetch_files, read_recorded_names
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -66,8 +67,8 @@ class PushReport(Readable, Closed):
 def check_repo_id(repo_id: str) -> None:
     """Raise PushError for a name that is not OWNER/NAME."""
     match = NAMED.fullmatch(f"{HUB}{repo_id}")
-    if match is None or match["file"] is not None or match["revision"] is not None:
-        raise PushError(f"{repo_id!r} is no repository of the Hub; expected OWNER/NAME.")
+    if match is None or match["file"] is not None or match["revision"] is not None or len(repo_id) > LONGEST_ID:
+        raise PushError(f"{brief(repo_id)} is no repository of the Hub; expected OWNER/NAME, of at most {LONGEST_ID} characters.")
 
 
 def plan_push(contents: Contents, repo_id: str, branch: str, *, private: bool) -> PushReport:
@@ -164,12 +165,13 @@ def progress_bars(*, visible: bool) -> Iterator[None]:
 @contextmanager
 def _in_words(repo_id: str) -> Iterator[None]:
     """For the block, raise errors of ``huggingface_hub`` as PushErrors of one sentence and what to do."""
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     transport: type[Exception] = errors.HfHubHTTPError.__bases__[0]  # of httpx, whichever version huggingface_hub uses
     log_in = "log in with a token that may write there: `hf auth login`."
     try:
-        yield
+        with checked_answers():
+            yield
     except errors.OfflineModeIsEnabled as error:
         raise PushError(f"{repo_id} cannot be pushed to, as HF_HUB_OFFLINE is set. Unset it, and push again.") from error
     except errors.LocalTokenNotFoundError as error:
@@ -183,11 +185,15 @@ def _in_words(repo_id: str) -> Iterator[None]:
         raise PushError(f"The Hub refused the push to {repo_id} (status {status}): {_first_line(error)}") from error
     except ConverterError as error:
         raise PushError(str(error)) from error
-    except (errors.HFValidationError, ValueError) as error:
+    except errors.HFValidationError as error:
         raise PushError(f"{repo_id} cannot be pushed to: {_first_line(error)}") from error
     except (transport, OSError) as error:
         raise PushError(
             f"The Hub cannot be reached for the push to {repo_id}: {_first_line(error)}. Connect, and push again."
+        ) from error
+    except Exception as error:  # for an answer of another form, the library raises errors of any class
+        raise PushError(
+            f"{repo_id} cannot be pushed to, as {constants.ENDPOINT} does not answer as a Hub does: {_first_line(error)}."
         ) from error
 
 

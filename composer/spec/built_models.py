@@ -9,7 +9,7 @@ from typing import Any
 
 from composer.errors import SpecError
 from composer.spec.external_parts import first_missing, needed_part_message, read_recorded_parts
-from composer.spec.locked_spec import lock_document
+from composer.spec.locked_spec import WHOLE, lock_document
 from composer.spec.places import Place, SpecNode, at, from_plain
 from converters.bounded import MOST_CONFIG, MOST_RECORD, check_file, read_json, reason, within
 from converters.composed import RECORD, SPEC_KEYS
@@ -42,7 +42,15 @@ def read_built(folder: Path, shown: str) -> SpecNode:
     document = _read(folder, RECORD, MOST_RECORD).get("spec") if file == RECORD else _read_resolved_document(folder)
     if not isinstance(document, Mapping):
         raise SpecError(at(place, (), "damaged, or of another version: it does not describe the model's heads"))
-    return from_plain(document, place=place)
+    node = from_plain(document, place=place)
+    check_whole(node)
+    return node
+
+
+def check_whole(stored: SpecNode) -> None:
+    """Raise SpecError for a spec of a lock or of a record that extends another."""
+    if (extends := stored.child("extends")) is not None:
+        raise SpecError(at(extends.where, ("extends",), WHOLE))
 
 
 def _read_resolved_document(folder: Path) -> dict[str, Any] | None:

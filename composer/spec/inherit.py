@@ -4,10 +4,12 @@ another kind starts anew."""
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 from blocks.part import FieldPath
 from composer.errors import SpecError
+from composer.notices import inform
 from composer.spec.built_models import is_built
 from composer.spec.fields import Alternatives, parts, under
 from composer.spec.on_hub import FORM, spec_on_hub
@@ -154,14 +156,28 @@ def _check_own(parent: SpecNode, child: SpecNode, extends: SpecNode) -> None:
 
 
 def find_spec(reference: str, folder: Path) -> Path | None:
-    """Return the path of a spec: a file of this name (relative to ``folder``), else the shipped spec of this name, with or without
-    ``.yaml``, else the folder of a built model. A spec of the Hub is fetched first. Raises SpecError if that fails."""
+    """Return the path of a spec: the shipped spec of this name, else a file of this name (relative to ``folder``), else the shipped
+    spec of this name before ``.yaml``, else the folder of a built model.
+
+    So what happens to be in the folder never replaces a shipped spec: ``./lolcats`` and ``lolcats.yaml`` name files. A spec of the
+    Hub is fetched first. Raises SpecError if that fails.
+    """
     if reference.startswith(HUB):
         return spec_on_hub(reference)
     path = folder / reference
+    if shipped := shipped_specs().get(reference):
+        if os.path.lexists(path):
+            _tell_shipped(reference)
+        return shipped
     if os.path.exists(path) and not os.path.isdir(path) and not is_gguf(reference):
         return path
     return shipped_specs().get(reference.removesuffix(".yaml")) or (path if is_built(path) else None)
+
+
+@cache
+def _tell_shipped(name: str) -> None:
+    """Log once which of two specs is used."""
+    inform(f"{name} is the shipped spec. Write ./{name} for the file or the folder of this name.")
 
 
 def own_source(reference: object) -> Path | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+WHOLE = "a stored spec is whole, and extends no other file"
+"""The problem with ``extends`` in a lock or in a record, which would open a file that nobody has named."""
 DEFAULT = "head"
 """The name in a resolved spec of the head of all layers that no rule names."""
 

@@ -16,7 +16,7 @@ from yaml.composer import Composer
 from yaml.resolver import BaseResolver
 
 from composer.errors import SpecError
-from composer.spec.built_models import is_built, read_built
+from composer.spec.built_models import check_whole, is_built, read_built
 from composer.spec.indentation import find_misplaced
 from composer.spec.places import DEEPEST, Place, SpecNode, at, brief
 from converters.bounded import read_bytes, reason
@@ -137,6 +137,7 @@ def read_spec(text: str, shown: str) -> SpecNode:
         raise
     if root.child("lock") is not None and (spec := root.child("spec")) is not None and isinstance(spec.value, dict):
         root = spec  # of a lock
+        check_whole(root)
     if root.child("compose") is None:
         raise SpecError(at(root.where, ("compose",), "missing. A spec begins with `compose: 1`"))
     return root

@@ -271,7 +271,7 @@ class _Writer:
     def _link(self, source: Source, shard: ShardPlan, target: Path) -> StoredFile:
         origin = source.shards[shard.file]
         how, digest = link_or_copy(origin.file, target, copy=self.copy, moved=self._byte_counter(target.name, shard.bytes))
-        contents = find_known_sha256(source, self.student, shard.file)
+        contents = None if self.hash_contents else find_known_sha256(source, self.student, shard.file)
         if contents is None and (self.hash_contents or self.plan.bytes("link") <= HASHED_ANYWAY):
             contents, counts = digest_and_counts(origin)
             refuse_not_finite(origin.file, counts, self.plan.dropped)

@@ -20,7 +20,7 @@ from composer.notices import warn_user
 from composer.spec.external_parts import find_changed_parts, find_unregistered_kind, needed_part_message, read_recorded_parts
 from composer.spec.parameters import graphs_of
 from composer.spec.resolve import Resolved
-from composer.state import first_problem
+from composer.state import FileName, first_problem
 from composer.tasks.catalogue import TASKS
 from composer.trust import refuse_code, translate_transformers_errors
 from composer.weights.config import dimensions
@@ -32,7 +32,6 @@ from converters.adapter import check_adapter
 from converters.bounded import list_first
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY
 from converters.errors import ConverterError
-from converters.hub import find_cached_sha256
 from converters.source import Source, models_inside, open_source
 from converters.trunk import Dtype, Sizes
 
@@ -126,7 +125,7 @@ class OpenedFacts(Closed):
     config_sha256: str
     spec_hash: str | None
     """The hash of a composed model's spec; None of other models."""
-    weights: dict[str, str]
+    weights: dict[FileName, str]
     dtype: str
 
 
@@ -171,7 +170,7 @@ class Opened:
             return model.to(device).requires_grad_(False).eval()
 
     def facts(self, dtype: Dtype | None) -> OpenedFacts:
-        """Return the model's identity. Reads all weights whose hash is not recorded."""
+        """Return the model's identity. Reads all weights."""
         folder, source = self.source.folder, self.source
         files = {name: shard.file for name, shard in source.shards.items()}
         adapter = source.config.get(ADAPTER_KEY)
@@ -187,7 +186,7 @@ class Opened:
             commit=source.commit,
             config_sha256=source.config_sha256,
             spec_hash=record.spec_hash if record is not None else None,
-            weights={name: find_cached_sha256(path) or sha256(path) for name, path in files.items()},
+            weights={name: sha256(path) for name, path in files.items()},
             dtype=dtype or source.trunk.dtype,
         )
 

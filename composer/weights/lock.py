@@ -6,29 +6,29 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from blocks.part import Closed
 from composer.errors import BuildError, SpecError
 from composer.files import read_text_file, sha256
 from composer.spec.external_parts import StoredPart, find_changed_parts, first_missing, needed_part_message
 from composer.spec.inherit import find_spec, short_path
+from composer.spec.locked_spec import WHOLE
 from composer.spec.places import plain
 from composer.spec.reading import MOST_BYTES, read_text
+from composer.spec.resolve import Resolved
 from composer.spec.writing import to_yaml
-from composer.state import first_problem
+from composer.state import Digest, FileName, first_problem
 from composer.weights.record import CARD, Record, versions
 from converters.bounded import list_first
-from converters.hub import HUB, find_cached_sha256
+from converters.hub import HUB
 from converters.source import Source
 from converters.trunk import Dtype
 
 SUFFIX = ".lock.yaml"
 """The end of a lock's name where none is named."""
-Digest = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
-"""A SHA-256; empty where a build states none."""
 LOCK_KEY = re.compile(r"^lock:", re.MULTILINE)
 
 
@@ -37,7 +37,7 @@ class LockedSource(Closed):
 
     reference: str
     """The folder or the name on the Hub, with the commit."""
-    files: dict[str, Digest]
+    files: dict[FileName, Digest]
     text_only: bool = Field(default=False, exclude_if=lambda is_text_only: not is_text_only)
     """Whether the build takes the text decoder alone of a model that reads images or sound, too. ``files`` are the decoder's."""
 
@@ -56,10 +56,17 @@ class Lock(Closed):
     dtype: Dtype | None = None
     """As ``--dtype``; None keeps the source's."""
     seed: int
-    files: dict[str, Digest]
+    files: dict[FileName, Digest]
     parts: dict[str, StoredPart] = Field(default_factory=dict, exclude_if=lambda parts: not parts)
     """The origins of parts from outside, by kind."""
     versions: dict[str, str]
+
+    @field_validator("spec")
+    @classmethod
+    def _check_whole(cls, spec: dict[str, Any]) -> dict[str, Any]:
+        if "extends" in spec:
+            raise ValueError(WHOLE)
+        return spec
 
     @property
     def text_only(self) -> bool:
@@ -78,6 +85,14 @@ class Lock(Closed):
             raise BuildError(f"{needed_part_message(named, kind, stored)}.")
         if changed := list(find_changed_parts(self.parts)):
             raise BuildError(f"{named} is locked with other parts: {'; '.join(changed)}. Lock the spec again, or install those.")
+
+    def check_spec(self, resolved: Resolved, named: object) -> None:
+        """Raise BuildError if the spec resolves to something else than at the time of the lock. named: the lock, in words."""
+        if not resolved.has_hash(self.spec_hash):
+            raise BuildError(
+                f"The spec of {named} has the hash {resolved.hash}, and {self.spec_hash} is locked: somebody has changed the file. "
+                "Lock the spec again."
+            )
 
     def check_source(self, source: Source) -> None:
         """Raise BuildError for a source with other files."""
@@ -127,10 +142,8 @@ def lock_reference(reference: str, source: Source) -> str:
 
 
 def files_of_source(source: Source) -> dict[str, str]:
-    """SHA-256 of the files of a source that a build reads."""
-    weights = {name: find_cached_sha256(shard.file) or sha256(shard.file) for name, shard in source.shards.items()}
-    names = ("config.json", *source.small_files)
-    return dict(sorted({**weights, **{name: sha256(source.folder / name) for name in names}}.items()))
+    """SHA-256 of the files of a source that a build reads. Each is read whole, whatever is said of its contents elsewhere."""
+    return {name: sha256(source.folder / name) for name in sorted({"config.json", *source.small_files, *source.shards})}
 
 
 def files_of_build(record: Record) -> dict[str, str]:

@@ -17,7 +17,7 @@ from composer.files import move_folder, recover, sync, unique_partial_of
 from composer.locks import beside, exclusive_lock
 from composer.weights.record import RECORD, Placement, not_of_the_build, read_record
 from composer.weights.stream import blocks
-from converters.bounded import check_file, circle_of_links, reason
+from converters.bounded import check_file, circle_of_links, reason, within
 from converters.source import Source
 
 
@@ -171,10 +171,13 @@ def copy_file(source: Path, target: Path, moved: Callable[[int], object] = lambd
 
 
 def copy_files(source: Path, names: Iterable[str], folder: Path) -> None:
-    """Copy files of one folder into another. They are never linked: a later save would write through a link into the source."""
+    """Copy files of one folder into another. They are never linked: a later save would write through a link into the source.
+
+    Raises OSError, also for a link out of the folder.
+    """
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True)
-        copy_file(source / name, folder / name)
+        copy_file(within(source, name), folder / name)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

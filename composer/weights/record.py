@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from blocks.part import Closed
 from composer.errors import BuildError
@@ -16,12 +16,11 @@ from composer.files import sha256
 from composer.graph.lowering import AUTO
 from composer.spec.external_parts import StoredPart, find_unregistered_kind, needed_part_message, read_recorded_parts
 from composer.spec.resolve import Resolved
-from composer.state import first_problem
+from composer.state import Digest, FileName, first_problem
 from composer.versions import versions_of
 from composer.weights.plan import Plan
-from converters.bounded import MOST_RECORD, brief, is_name, read_bytes, reason, within
+from converters.bounded import MOST_RECORD, read_bytes, reason, within
 from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS, RECORD
-from converters.hub import find_cached_sha256
 from converters.licences import LICENCE_FILES, LicenceFields, read_card_licence
 from converters.shard import Shard, read_shard
 from converters.source import GENERATION_CONFIG, SINGLE, TOKENIZER, Source, small_files
@@ -35,16 +34,6 @@ Placement = Literal["linked", "copied"]
 _PACKAGES = ("attention-composer", "torch", "transformers", "safetensors")
 
 
-def _check_name(name: str) -> str:
-    if not all(map(is_name, name.split("/"))):
-        raise ValueError(f"no file of a folder can be called {brief(name)}")
-    return name
-
-
-FileName = Annotated[str, AfterValidator(_check_name)]
-"""A file of the folder, or of a folder in it, such as ``adapter/adapter_model.safetensors``."""
-
-
 class StoredFile(Closed):
     """A weight file as it was when the build ended.
 
@@ -56,8 +45,8 @@ class StoredFile(Closed):
     origin: str | None
     """The source's file that was linked or copied."""
     bytes: int
-    header_sha256: str
-    sha256: str | None
+    header_sha256: Digest
+    sha256: Digest | None
     device: int
     inode: int
     modified_ns: int
@@ -70,7 +59,7 @@ class StoredUnpacked(Closed):
     """The GGUF file, or the folder."""
     quantisation: str
     """Such as ``GGUF Q4_1, F32``, the type of most weights first, or ``fp8``."""
-    files: dict[str, str]
+    files: dict[FileName, Digest]
     """SHA-256 of each file that was read, by name."""
     text_only: bool = Field(default=False, exclude_if=lambda is_text_only: not is_text_only)
     """The folder has the text decoder of the model at ``path``, whose weights are not quantised."""
@@ -179,7 +168,7 @@ class Record(Closed):
     """As ``config.json`` has it; its dtype is that of fresh parameters."""
     plan: Plan
     files: dict[FileName, StoredFile]
-    documents: dict[str, str] = Field(default_factory=dict)
+    documents: dict[FileName, Digest] = Field(default_factory=dict)
     """SHA-256 of every other file of the build, by path."""
     given: dict[str, str] = Field(default_factory=dict, exclude_if=lambda files: not files)
     """SHA-256 of the files beside the source that parameters are from, by path."""
@@ -271,16 +260,18 @@ def describe_file(
 
 
 def find_known_sha256(source: Source, student: Record | None, file: str) -> str | None:
-    """Return the SHA-256 of a source's file if it is known: from unpacking, from the Hub's cache, or from a student's record."""
+    """Return the SHA-256 of a source's file if somebody has read the file: at its unpacking, or at a student's build.
+
+    A file of a student is unchanged if its size, its header and its time stamp are those of the record. The names of files in the
+    Hub's cache are not hashes that anybody has computed here.
+    """
     shard = source.shards[file]
     if source.unpacked is not None:
         return source.unpacked.weights.get(file)
-    if (cached := find_cached_sha256(shard.file)) is not None:
-        return cached
     stored = student.files.get(file) if student else None
     if stored is None or (stored.bytes, stored.header_sha256) != (shard.bytes, shard.header_sha256):
         return None
-    return stored.sha256
+    return stored.sha256 if stored.modified_ns == shard.file.stat().st_mtime_ns else None
 
 
 def versions() -> dict[str, str]:

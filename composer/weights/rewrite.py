@@ -29,7 +29,7 @@ from composer.weights.record import (
 )
 from composer.weights.sources import open_model
 from composer.weights.stream import TensorToWrite, all_finite, as_bytes, inherit_piece, write_shard
-from converters.bounded import MOST_NAMES, read_json
+from converters.bounded import MOST_NAMES, read_json, within
 from converters.canonical import EMBEDDING
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, ADAPTER_WEIGHTS
 from converters.model_types import STUB
@@ -82,7 +82,7 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
         copy_files(source.folder, source.small_files, folder)
         files = {name: _file(folder / name, source, record, trained.changed) for name in source.shards}
         if (source.folder / INDEX).is_file():
-            write_json(folder / INDEX, read_json(source.folder / INDEX, MOST_NAMES))
+            write_json(folder / INDEX, read_json(within(source.folder, INDEX), MOST_NAMES))
         files |= _adapter(folder, trained.adapter)
         for name, path in trained.documents.items():
             (folder / TRAINING).mkdir(exist_ok=True)

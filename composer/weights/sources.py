@@ -28,6 +28,7 @@ from composer.files import failing_as, sha256
 from composer.locks import exclusive_lock, inside
 from composer.notices import inform
 from composer.spec.loading import names_a_spec
+from composer.state import Digest, FileName
 from composer.versions import versions_of
 from composer.weights.adapted import Adapted, find_adapted
 from composer.weights.output import whole_or_nothing, write_json
@@ -39,7 +40,7 @@ from converters.bounded import MOST_NAMES, lost_link_message, read_bytes
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.gguf import GGUF, is_gguf
-from converters.hub import HUB, fetch, fetch_recorded, find_cached_sha256
+from converters.hub import HUB, fetch, fetch_recorded
 from converters.source import Described, Source, UnpackedFrom, describe, open_source, weight_files
 from converters.trunk import Dtype
 
@@ -282,8 +283,8 @@ class Manifest(Closed):
     """
 
     source: StoredUnpacked
-    weights: dict[str, StoredFile]
-    documents: dict[str, str]
+    weights: dict[FileName, StoredFile]
+    documents: dict[FileName, Digest]
 
 
 def cache_folder() -> Path:
@@ -300,7 +301,7 @@ def _open_unpacked(packed: Packed | TextDecoder | Adapted, dtype: Dtype | None) 
     """
     dtype = dtype or DTYPE
     with failing_as(SourceError, f"{packed.path} cannot be read"):
-        files = {name: find_cached_sha256(path) or sha256(path) for name, path in packed.files().items()}
+        files = {name: sha256(path) for name, path in packed.files().items()}
     root = cache_folder() / FOLDER
     folder = root / _name(packed, files, dtype)
     manifest = _manifest(folder)

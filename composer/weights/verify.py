@@ -24,6 +24,7 @@ from composer.files import sha256
 from composer.graph.rules import check_graph
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec
+from composer.spec.locked_spec import WHOLE
 from composer.spec.parameters import fresh_parameters
 from composer.spec.resolve import Resolved, resolve
 from composer.tables import Readable, Table, View
@@ -152,7 +153,7 @@ def _spec(record: Record) -> tuple[Verdict, str]:
     if not record.resolved.has_hash(record.spec_hash):
         return "failed", f"the stored document hashes to {record.resolved.hash}, not to {record.spec_hash}"
     if "extends" in record.spec:
-        return "failed", "the stored spec extends another, and one that is stored is whole"
+        return "failed", WHOLE
     try:
         spec = load_spec(record.spec)
         again = resolve(spec, None if spec.trunk is not None else record.resolved.dimensions, idle=True)
@@ -253,24 +254,23 @@ def _contents(shard: Shard, stored: StoredFile, digest: str) -> tuple[Verdict, s
 
 
 def _documents(folder: Path, record: Record, present: Mapping[str, Path]) -> Iterator[Check]:
-    """Check the hashes of the build's other files. Config and index are left out: other checks read their contents.
+    """Check the hashes of the build's other files. Of config and index, other checks read the contents.
 
-    present: the files of the folder. Raises BuildError for one that cannot be read.
+    present: the files of the folder. Raises BuildError for one that cannot be read. What is no regular file of the folder itself,
+    such as a link out of it, fails whatever its name.
     """
     for name, wanted in record.documents.items():
+        try:
+            digest = sha256(within(folder, name)) if name in present else None
+        except OSError as error:
+            yield make_check("contents", name, "failed", _why_not_of_a_build(present[name], error))
+            continue
         if name in (CONFIG, INDEX):
             continue
-        problem = "it is missing"
-        if name in present:
-            try:
-                digest = sha256(within(folder, name))
-            except OSError as error:
-                problem = _why_not_of_a_build(present[name], error)
-            else:
-                if digest == wanted:
-                    yield make_check("contents", name, "passed", f"SHA-256 {digest}")
-                    continue
-                problem = f"SHA-256 is {digest}, at the build it was {wanted}"
+        if digest == wanted:
+            yield make_check("contents", name, "passed", f"SHA-256 {digest}")
+            continue
+        problem = "it is missing" if digest is None else f"SHA-256 is {digest}, at the build it was {wanted}"
         if is_read(name):
             yield make_check("contents", name, "failed", problem)
         else:

@@ -16,7 +16,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
 from converters.errors import HubError
-from converters.hub import fetch, find_cached_sha256
+from converters.hub import fetch
 from converters.licences import CARD, LICENCE_FILES
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -154,20 +154,6 @@ def test_a_path_is_never_looked_up_as_a_repository(hub_calls: dict, name: str):
     with pytest.raises(HubError, match="neither a folder here nor a model's name"):
         fetch(name)
     assert not hub_calls
-
-
-def test_the_cache_tells_the_hash_of_its_large_files(tmp_path: Path):
-    digest = "ab" * 32
-    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / COMMIT
-    blobs.mkdir()
-    snapshot.mkdir(parents=True)
-    for blob, name in ((digest, "model.safetensors"), ("cd" * 20, "config.json")):
-        (blobs / blob).write_bytes(b"")
-        (snapshot / name).symlink_to(blobs / blob)
-    (snapshot / digest).write_bytes(b"")
-    assert find_cached_sha256(snapshot / "model.safetensors") == digest
-    assert find_cached_sha256(snapshot / "config.json") is None
-    assert find_cached_sha256(snapshot / digest) is None
 
 
 def test_a_model_in_the_cache_is_found_without_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from composer.errors import GraphError, SpecError
-from composer.spec import Spec, load_spec, locate, shipped, shipped_specs
+from composer.spec import Spec, inherit, load_spec, locate, shipped, shipped_specs
 from composer.spec.loading import variants_of
 from composer.spec.places import Place
 from tests.composer.spec.error_messages import message_of
@@ -52,11 +52,11 @@ def test_a_wheel_brings_its_specs_along(tmp_path: Path, monkeypatch: pytest.Monk
     assert shipped_specs() == {"c": tmp_path / "composer/specs/c.yaml"}
 
 
-def test_a_name_is_a_file_first_and_never_a_folder(write: Callable[[str, str], Path]) -> None:
+def test_a_name_is_a_file_and_never_a_folder(write: Callable[[str, str], Path]) -> None:
     Path("lawcat").mkdir()
     assert load_spec("lawcat").name == "lawcat"
-    write("softmax", TEXT)
-    assert load_spec("softmax").name == "x"
+    write("soft", TEXT)
+    assert load_spec("soft").name == "x"
     assert re.match('no file "lawct.yaml" here, .* did you mean "lawcat"', message_of("lawct.yaml"))
     Path("sub").mkdir()
     assert message_of(Path("sub")).startswith('"sub" is a folder')
@@ -194,3 +194,23 @@ def test_a_loaded_spec_names_the_way_to_change_it() -> None:
         spec.head.memory[0].size = 16  # pyright: ignore
     with pytest.raises(AttributeError, match=r"Spec\.name cannot be changed"):
         spec.name = "other"  # pyright: ignore
+
+
+def test_nothing_in_the_folder_replaces_a_shipped_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """A file needs a separator or an extension in its name there. Which of both is used is logged."""
+    monkeypatch.chdir(tmp_path)
+    own = "compose: 1\nname: own\nhead: {memory: [full]}\n"
+    for name in ("lolcats", "lola.yaml"):
+        (tmp_path / name).write_text(own)
+    (tmp_path / "gla").mkdir()
+    (tmp_path / "mine.yaml").write_text("compose: 1\nname: mine\nextends: lolcats\n")
+    caplog.set_level("INFO", logger="composer")
+    inherit._tell_shipped.cache_clear()
+    assert load_spec("gla").name == "gla"
+    for _ in range(2):
+        assert load_spec("lolcats").name == "lolcats"
+    assert caplog.messages == [
+        f"{name} is the shipped spec. Write ./{name} for the file or the folder of this name." for name in ("gla", "lolcats")
+    ]
+    assert load_spec("mine.yaml").head == load_spec("lolcats").head
+    assert [load_spec(name).name for name in ("./lolcats", "lola.yaml", "lola")] == ["own", "own", "lola"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -9,11 +12,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from huggingface_hub import constants
 
 import composer
 from composer.errors import BuildError, ComposerError, SpecError
+from composer.files import unique_partial_of
+from composer.locks import beside, exclusive_lock
 from composer.weights.lock import read_lock
 from composer.weights.record import read_record
+from converters.source import SINGLE
 from tests.checkpoints import llama
 from tests.composer.model.trunks import document
 from tests.gguf_files import gguf_model, write_gguf
@@ -127,6 +134,92 @@ def test_a_source_of_the_hub_is_locked_at_its_commit(source: Path, tmp_path: Pat
         assert record is not None
         assert record.source is not None
         assert f"hub:owner/teacher@{record.source.commit}" == lock.source
+
+
+@pytest.mark.parametrize("where", ["cache", "mirror"])
+def test_bytes_are_hashed_and_not_believed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """The Hub's cache names files by the hashes that a server has sent, and those of a mirror may be others."""
+    monkeypatch.chdir(tmp_path)
+    with local_hub(str(tmp_path / "cache")) as hub:
+        hub.create("owner/teacher", {path.name: path.read_bytes() for path in source.iterdir()})
+        composer.lock("lolcats", "owner/teacher", "mine.lock.yaml")
+        weights = (source / SINGLE).read_bytes()
+        changed = weights[:-8] + bytes(8)
+        if where == "cache":
+            (blob,) = [path for path in Path("cache").rglob("blobs/*") if path.read_bytes() == weights]
+            blob.write_bytes(changed)
+        else:
+            monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "another"))
+            header = {"X-Repo-Commit": hub.repositories["owner/teacher"].branches["main"]}
+            header["ETag"] = f'"{hashlib.sha256(weights).hexdigest()}"'
+            hub.intercept = lambda request, path: path.endswith(SINGLE) and request.send_bytes(changed, 200, header) is None
+        with pytest.raises(BuildError, match=r"model\.safetensors has the SHA-256 \w+, and \w+ is locked"):
+            composer.build_folder("mine.lock.yaml", out="built")
+    assert not Path("built").exists()
+
+
+def test_a_record_is_not_believed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source of a lock may be a student, whose record has hashes of linked weights."""
+    monkeypatch.chdir(tmp_path)
+    student = composer.build_folder("softmax", source, "student", copy=True).out
+    composer.lock("lolcats", student, "mine.lock.yaml")
+    weights = student / "source-1-of-1.safetensors"
+    stat = weights.stat()
+    weights.write_bytes(weights.read_bytes()[:-8] + bytes(8))
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with pytest.raises(BuildError, match=r"source-1-of-1\.safetensors has the SHA-256 \w+, and \w+ is locked"):
+        composer.build_folder("mine.lock.yaml", out="built")
+
+
+def edit_lock(path: Path, change: Callable[[dict], object]) -> None:
+    document = yaml.safe_load(path.read_text())
+    change(document)
+    path.write_text(yaml.safe_dump(document))
+
+
+def test_the_hash_of_the_spec_is_compared(locked: Path) -> None:
+    edit_lock(locked, lambda lock: lock["spec"]["head"]["memory"][0].update(size=4))
+    with pytest.raises(BuildError, match=r"mine\.lock\.yaml has the hash \w+, and \w+ is locked: .*Lock the spec again"):
+        composer.build_folder(locked, out="built")
+    assert not Path("built").exists()
+
+
+def test_a_lock_and_a_record_open_no_other_spec(locked: Path, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.yaml").write_text("compose: 1\nname: secret\nhead: {memory: [full]}\n")
+    built = composer.build_folder(locked, source, "built").out
+    edit_lock(locked, lambda lock: lock.update(spec={"compose": 1, "name": "mine", "extends": str(tmp_path / "secret.yaml")}))
+    record = json.loads((built / "composition.json").read_text())
+    record["spec"] = {"compose": 1, "name": "mine", "extends": str(tmp_path / "secret.yaml")}
+    (built / "composition.json").write_text(json.dumps(record))
+    whole = "a stored spec is whole, and extends no other file"
+    with pytest.raises(SpecError, match=f"a damaged lock, at spec: {whole}"):
+        composer.build_folder(locked, source, "again")
+    for stored in (locked, built):
+        for read in (composer.show, composer.load_spec):
+            with pytest.raises(SpecError, match=f"extends: {whole}"):
+                read(stored)
+    assert not composer.verify(built).ok
+
+
+@pytest.mark.parametrize("name", ["../secret", "/secret", "a/../../secret"])
+@pytest.mark.parametrize("files", ["source", "build"])
+def test_names_of_a_lock_are_those_of_a_folder(locked: Path, name: str, files: str) -> None:
+    edit_lock(locked, lambda lock: (lock["source"] if files == "source" else lock)["files"].update({name: "0" * 64}))
+    with pytest.raises(SpecError, match=r"is a damaged lock, at .*no file of a folder can be called"):
+        composer.build_folder(locked, out="built")
+
+
+def test_what_a_killed_run_has_left_is_removed(locked: Path, source: Path, tmp_path: Path) -> None:
+    left = unique_partial_of(locked)
+    (left / "model").mkdir(parents=True)
+    (left / "model" / "weights").write_text("half")
+    composer.lock("lolcats", source, locked, force=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"source", locked.name}
+
+
+def test_a_second_run_is_refused(locked: Path, source: Path) -> None:
+    with exclusive_lock(beside(locked), None), pytest.raises(BuildError, match="Another lock of .* is being written"):
+        composer.lock("lolcats", source, locked, force=True)
 
 
 def test_a_damaged_lock_is_named(locked: Path) -> None:
