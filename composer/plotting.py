@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +42,27 @@ STYLE: Any = {
 
 
 def offscreen() -> Any:
-    """Return matplotlib's pyplot. Its import needs a second."""
-    import matplotlib as mpl
+    """Return matplotlib's pyplot. Its import needs a second.
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
+    The import reads the file ``matplotlibrc`` of the current folder, and fails if that is damaged.
+    """
+    hides_settings = "matplotlib" not in sys.modules and os.path.lexists("matplotlibrc")
+    with chdir(Path(__file__).parent) if hides_settings else nullcontext():
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        from matplotlib import pyplot
 
     return pyplot
 
 
 @contextmanager
 def plotting() -> Iterator[Any]:
-    """matplotlib's pyplot, in this style."""
+    """matplotlib's pyplot, in this style alone: settings of users' files do not count."""
     pyplot = offscreen()
-    with pyplot.rc_context(STYLE):
+    with pyplot.rc_context():
+        pyplot.rcdefaults()
+        pyplot.rcParams.update(STYLE)
         yield pyplot
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import ComposerError
+from composer.subprocesses import environment_of_child
 from converters.bounded import is_text, shorten
 
 if TYPE_CHECKING:
@@ -177,8 +178,8 @@ def _placeholder(value: object) -> str:
 
 
 def _start() -> _Worker:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", str(_WORKER), str(SECONDS), str(MEMORY), str(LONGEST)]
+    environment = environment_of_child(OPENBLAS_NUM_THREADS="1")
+    command = [sys.executable, str(_WORKER), str(SECONDS), str(MEMORY), str(LONGEST)]
     process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     return _Worker(process)
 

@@ -10,7 +10,7 @@ import composer
 
 FLOORS = (
     {"escape"},
-    {"errors", "files", "notices", "progress", "tables", "versions", "words"},
+    {"errors", "files", "notices", "progress", "subprocesses", "tables", "versions", "words"},
     {"devices", "local_requests", "locks", "plotting", "state", "template_worker", "templates", "trust"},
     {"graph"},
     {"spec"},

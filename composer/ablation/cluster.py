@@ -7,8 +7,9 @@ import math
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from blocks.external_parts import list_named_parts, register_parts
@@ -16,6 +17,7 @@ from composer.ablation.plan import AblationStep
 from composer.ablation.runner import StartWorkers, Workers
 from composer.ablation.steps import FAILURE, MARK, Figures, run_step
 from composer.errors import AblationError
+from composer.subprocesses import protected_children
 from composer.versions import install_command
 
 LOCAL, AUTO = "local", "auto"
@@ -42,15 +44,18 @@ def ray_workers(address: str, *, gpus: float = 0) -> StartWorkers:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if address not in (LOCAL, AUTO):
             _check_answers(address)
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            where = "that this machine belongs to" if address == AUTO else f"at {address}"
-            raise AblationError(f"There is no Ray cluster {where}: {str(error).splitlines()[0]}") from error
-        try:
-            yield _Cluster(ray, gpus)
-        finally:
-            ray.shutdown()
+        with TemporaryDirectory(prefix="composer-ray-") as empty, protected_children():
+            try:
+                # Ray's workers import from the folder that is the current one here. A step moves to the caller's.
+                with chdir(empty):
+                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                where = "that this machine belongs to" if address == AUTO else f"at {address}"
+                raise AblationError(f"There is no Ray cluster {where}: {str(error).splitlines()[0]}") from error
+            try:
+                yield _Cluster(ray, gpus)
+            finally:
+                ray.shutdown()
 
     return start
 

@@ -21,6 +21,7 @@ from composer.errors import AblationError
 from composer.locks import suppress_warning
 from composer.notices import warn_user
 from composer.progress import silence_transformers
+from composer.subprocesses import protected_children
 
 LIBRARIES = (
     "transformers",
@@ -176,16 +177,17 @@ def processes(count: int) -> StartWorkers:
 
     @contextmanager
     def start() -> Iterator[Workers]:
-        context = _context()
-        stop = context.Event()
-        executor = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(stop, list_named_parts()))
-        try:
-            yield _Pool(executor, count)
-        except BaseException:
-            stop.set()
-            raise
-        finally:
-            executor.shutdown(cancel_futures=True)
+        with protected_children():
+            context = _context()
+            stop = context.Event()
+            executor = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(stop, list_named_parts()))
+            try:
+                yield _Pool(executor, count)
+            except BaseException:
+                stop.set()
+                raise
+            finally:
+                executor.shutdown(cancel_futures=True)
 
     return start
 

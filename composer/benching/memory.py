@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from composer.benching.report import Workload
 from composer.benching.trial import Contestant, Gauge, Trial, run_trial, warm
 from composer.errors import BenchError
 from composer.progress import silence_transformers
+from composer.subprocesses import environment_of_child
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -86,7 +86,7 @@ def peaks_of(folder: Path, options: BenchOptions, trial: Trial, tell: Callable[[
         "parts": list_named_parts(),
         "trial": trial.model_dump(),
     }
-    environment = {**os.environ, **AT_ONCE, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    environment = environment_of_child(**AT_ONCE)
     command = [sys.executable, "-m", "composer.benching.memory", json.dumps(request)]
     peaks: Peaks = {}
     with (

