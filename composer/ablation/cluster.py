@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,8 @@ from composer.subprocesses import protected_children
 from composer.versions import install_command
 
 LOCAL, AUTO = "local", "auto"
+STARTS = 3
+"""Tries to start a cluster on this machine."""
 PATIENCE = 10.0
 """Seconds in which a cluster has to answer."""
 
@@ -45,19 +47,33 @@ def ray_workers(address: str, *, gpus: float = 0) -> StartWorkers:
         if address not in (LOCAL, AUTO):
             _check_answers(address)
         with TemporaryDirectory(prefix="composer-ray-") as empty, protected_children():
-            try:
-                # Ray's workers import from the folder that is the current one here. A step moves to the caller's.
-                with chdir(empty):
-                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                where = "that this machine belongs to" if address == AUTO else f"at {address}"
-                raise AblationError(f"There is no Ray cluster {where}: {str(error).splitlines()[0]}") from error
+            # Ray's workers import from the folder that is the current one here. A step moves to the caller's.
+            with chdir(empty):
+                _connect(ray, address, options)
             try:
                 yield _Cluster(ray, gpus)
             finally:
                 ray.shutdown()
 
     return start
+
+
+def _connect(ray: Any, address: str, options: Mapping[str, Any]) -> None:
+    """Connect to a cluster, or start one here. Raises AblationError.
+
+    A server of Ray's aborts if its own agent, a program of Python, has not started within 15 seconds, which happens on a busy
+    machine. Then another start is tried, for which the agent's files are in memory.
+    """
+    for tries_left in reversed(range(STARTS if address == LOCAL else 1)):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+            return
+        except Exception as error:  # of any class, and of Exception itself for a server that did not start
+            ray.shutdown()
+            if not tries_left:
+                where = "that this machine belongs to" if address == AUTO else f"at {address}"
+                problem = f"Ray did not start here in {STARTS} tries" if address == LOCAL else f"There is no Ray cluster {where}"
+                raise AblationError(f"{problem}: {str(error).splitlines()[0]}") from error
 
 
 def _check_answers(address: str) -> None:

@@ -13,6 +13,7 @@ from composer.inspection.pictures.style import OF_MEMORIES
 from composer.plotting import (
     COLOURS,
     LINES,
+    STYLE,
     WIDTH,
     add_title,
     by_powers,
@@ -155,3 +156,13 @@ def test_a_legend_says_a_thing_once() -> None:
 )
 def test_a_spread_stays_where_shares_are(mean: float, spread: float, wanted: tuple[float, float]) -> None:
     assert within_shares(mean, spread) == pytest.approx(wanted)
+
+
+def test_settings_of_users_do_not_count() -> None:
+    import matplotlib as mpl
+
+    with mpl.rc_context({"text.usetex": True, "savefig.bbox": "tight", "font.size": 40}):
+        with plotting() as pyplot:
+            assert (pyplot.rcParams["text.usetex"], pyplot.rcParams["savefig.bbox"]) == (False, None)
+            assert pyplot.rcParams["font.size"] == STYLE["font.size"]
+        assert mpl.rcParams["text.usetex"] is True

@@ -127,5 +127,6 @@ def test_models_and_their_records(example: Any, folder: Path) -> None:
         outcome(lambda: verify(model))
         outcome(lambda: composer.load(model))
         outcome(lambda: composer.explain(model))
+        outcome(lambda: composer.push(model, "owner/name", dry_run=True))
         shutil.rmtree(folder / "out", ignore_errors=True)
         outcome(lambda: composer.build_folder("lola", model, folder / "out", copy=True))

@@ -1,10 +1,11 @@
-"""Any contents of a state file or a lock are used for a continuation or a build, or rejected with a message."""
+"""Any contents of a state file, a lock or a record are used for a continuation, a build or a push, or rejected with a message."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import shutil
 import struct
 import tempfile
 from functools import cache
@@ -18,11 +19,15 @@ from safetensors.torch import load, save
 import composer
 from composer.model.cache import new_cache
 from composer.model.state_file import METADATA, load_cache, save_cache
+from composer.publishing.contents import contents_of
 from composer.spec.places import plain
 from composer.spec.reading import read_file
 from composer.weights.lock import read_lock
+from composer.weights.record import RECORD
+from composer.weights.verify import verify
 from tests.checkpoints import llama
-from tests.composer.model.models import student, tokens
+from tests.composer.model.models import student as small_student
+from tests.composer.model.models import tokens
 from tests.composer.model.test_state_file import OWNER
 from tests.fuzz.mutations import CUTS, EDITS, as_json, cut, edited
 from tests.fuzz.outcomes import fuzz, outcome
@@ -42,7 +47,7 @@ The last two have the right hash."""
 
 @cache
 def model() -> Any:
-    return student("lolcats")
+    return small_student("lolcats")
 
 
 @cache
@@ -101,6 +106,12 @@ def forged_state(content: bytes, where: str, changes: Any) -> bytes:
     return save(tensors, metadata={METADATA: json.dumps({**record, "sha256": digest.hexdigest()})})
 
 
+@cache
+def student() -> Path:
+    """The folder of a model."""
+    return composer.build_folder("lolcats", lock() / "source", Path(tempfile.mkdtemp()) / "built", copy=True).out
+
+
 @fuzz(HOW, examples=160)
 def test_states(how: Any, folder: Path) -> None:
     """An accepted state has the bytes of its hash, and continues with finite logits."""
@@ -125,3 +136,38 @@ def test_locks(how: Any, folder: Path) -> None:
     out = folder / "built"
     built = outcome(lambda: composer.build_folder(path, lock() / "source", out, force=True))
     assert built is None or composer.verify(out).ok
+
+
+PUSHED = (
+    "composition.json",
+    "README.md",
+    "config.json",
+    "tokenizer.json",
+    "source-1-of-1.safetensors",
+    "model.safetensors.index.json",
+)
+
+
+@fuzz(
+    st.tuples(st.tuples(st.just("tree"), EDITS) | st.tuples(st.just("bytes"), CUTS), st.sampled_from((None, *PUSHED))), examples=40
+)
+def test_pushes(example: Any, folder: Path) -> None:
+    """Of a folder with a damaged record, or with a link in place of a file, nothing from elsewhere is uploaded."""
+    (kind, changes), linked = example
+    model, secret = folder / "model", folder / "secret"
+    shutil.rmtree(model, ignore_errors=True)
+    shutil.copytree(student(), model)
+    record = model / RECORD
+    if linked is not None and (model / linked).is_file():
+        secret.write_bytes((model / linked).read_bytes())
+        (model / linked).unlink()
+        (model / linked).symlink_to(secret)
+    if linked != RECORD:
+        content = record.read_bytes()
+        record.write_bytes(as_json(edited(json.loads(content), changes)) if kind == "tree" else cut(content, changes))
+    contents = outcome(lambda: contents_of(model, "owner/name"))
+    outcome(lambda: verify(model))
+    if contents is not None:
+        paths = [file for file in contents.files.values() if isinstance(file, Path)]
+        assert all(file.resolve().is_relative_to(model.resolve()) for file in paths)
+        assert linked is None or not (model / linked).is_symlink()
