@@ -7,7 +7,6 @@ the two are not in memory at once.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from torch import Tensor
 from composer.errors import ExportError
 from composer.exporting import plain_worker
 from composer.exporting.plain_worker import last_logits
+from composer.subprocesses import environment_of_child
 
 ROWS, PADDING = 2, 7
 """Rows of the text, and tokens of padding before the first one."""
@@ -90,13 +90,9 @@ def compare(exports: Sequence[tuple[Path, bool, ModelText]]) -> list[Comparison]
         requests = [
             (str(folder.resolve()), has_code, str(sample.dtype).removeprefix("torch.")) for folder, has_code, sample in exports
         ]
-        environment = os.environ | {
-            "HF_MODULES_CACHE": f"{scratch}/modules",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": str(torch.get_num_threads()),
-        }
-        # Without -P, a file in the current folder could take the place of a package.
-        command = [sys.executable, "-P", "-W", "ignore", plain_worker.__file__, json.dumps(requests), str(texts), str(answers)]
+        threads = str(torch.get_num_threads())
+        environment = environment_of_child(HF_MODULES_CACHE=f"{scratch}/modules", HF_HUB_OFFLINE="1", OMP_NUM_THREADS=threads)
+        command = [sys.executable, "-W", "ignore", plain_worker.__file__, json.dumps(requests), str(texts), str(answers)]
         ended = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if ended.returncode != 0:
             last = (ended.stderr.strip().splitlines() or ["it wrote no error"])[-1]

@@ -88,6 +88,7 @@ WAYS = {
     "composer/ablation/cluster.py": "protected_children",
     "composer/ablation/runner.py": "protected_children",
     "composer/benching/memory.py": "environment_of_child",
+    "composer/exporting/plain.py": "environment_of_child",
     "composer/templates.py": "environment_of_child",
 }
 """The files that start processes, and the function of ``composer.subprocesses`` by which they do."""
