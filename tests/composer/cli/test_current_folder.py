@@ -52,11 +52,11 @@ WORK: tuple[tuple[str, ...], ...] = (
     ("logits", "IN/teacher", "--data", "IN/texts.jsonl", "--sequence", "16", "-o", "OUT/logits"),
     ("eval", "IN/tiny", *SCORED, "-o", "OUT/scores"),
     ("bench", "IN/tiny", "--prefill", "8", "--repeats", "1", "--steps", "1", "--memory", "-o", "OUT/bench"),
-    ("inspect", "IN/tiny", "--text", TEXT, "-o", "OUT/report"),
+    ("inspect", "IN/tiny", "--text", "IN/text.txt", "-o", "OUT/report"),
     ("select", "IN/tiny.yaml", "--from", "IN/teacher", "--data", "IN/texts.jsonl", "--keep", "1", *STEP, "-o", "OUT/selected"),
     ("read", "IN/tiny", "--text", "IN/text.txt", "-o", "OUT/state"),
     ("generate", "IN/tiny", "--prompt", TEXT, "--max-new-tokens", "2", "--chat"),
-    ("sample", "IN/teacher", "--texts", "1", "--length", "4", "-o", "OUT/samples"),
+    ("sample", str(ROOT / "examples" / "teacher"), "--texts", "1", "--length", "4", "-o", "OUT/samples"),
     ("chat", "IN/tiny", "--max-new-tokens", "2"),
     ("serve", "IN/tiny", "--port", "0"),
     ("view", "--no-browser"),
@@ -142,9 +142,9 @@ def test_no_command_runs_a_file_of_the_current_folder(inputs: Path, tmp_path: Pa
     done = subprocess.run(driver, cwd=here, env=environment, capture_output=True, text=True, check=False)
     results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('[["')]
     assert len(results) == len(work), done.stderr[-2000:]
+    assert not list(ran.iterdir())
     wrong = [result for result in results if result[1] != (130 if result[0][0] in SERVERS else 0)]
     assert not wrong, wrong
-    assert not list(ran.iterdir())
     assert "matplotlibrc" not in done.stderr
     assert all(path.stat().st_size > 5000 for path in out.rglob("*.png")), "pictures at 3 dots an inch"
     assert len(list(out.rglob("*.png"))) > 3
