@@ -151,7 +151,7 @@ def test_no_command_runs_a_file_of_the_current_folder(inputs: Path, tmp_path: Pa
 
 
 def test_every_command_has_its_work() -> None:
-    assert {command.name for command in COMMANDS} == {words[0] for words in WORK}
+    assert set(COMMANDS) == {words[0] for words in WORK}
 
 
 def test_every_start_of_a_process_is_protected() -> None:
