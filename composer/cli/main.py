@@ -33,7 +33,7 @@ COMMANDS = {
     "eval": "Score models on tasks at several lengths.",
     "bench": "Time the prefill and the decode of models, side by side.",
     "ablate": "Build, train and score every variant of a sweep.",
-    "select": "Find the layers, or the key heads, that should keep their own attention.",
+    "select": "Find layers, or key heads, that should keep their own attention.",
     "new": "Write a commented spec to start from.",
     "check": "Check specs: every mistake, with its file, line and column.",
     "show": "Print a spec as YAML, or the names of the shipped specs.",

@@ -74,7 +74,7 @@ def to_optional_part(value: CountOrShare | None) -> int | float | None:
 
 @options_class
 class SelectOptions(Replacing, WithBackend, OnDevice, Seeded, Overriding, CountedAt, OfData, Watched, FromSource, OfSpec):
-    """Find the layers, or the key heads, that should keep their own attention.
+    """Find layers, or key heads, that should keep their own attention.
 
     Layers: a student with the spec's heads in every layer first learns the source's attention (OUT/student), as the spec's recipe
     states. Then each layer is scored. Key heads (--heads): a gate for each mixes the source's attention with a window, or with the
