@@ -27,7 +27,8 @@ from blocks.legend import Shape
 from blocks.memories import lola, pooling, window_above_state
 from blocks.operation import TRITON, Form, Setting, State
 from blocks.softmax import triton_forms
-from composer.graph import lowering, program
+from composer import notices
+from composer.graph import lowering
 from composer.graph.lowering import AUTO, Compiled
 from composer.graph.measured import MeasuredForm
 from composer.graph.program import HeadInputs, Program
@@ -223,9 +224,9 @@ def skip_form(description: str) -> Iterator[None]:
 @contextmanager
 def fail_on_fallback() -> Iterator[None]:
     """For the block, a kernel that refuses its inputs is an error: another form would be timed in its place."""
-    program._warned.clear()
+    notices._WARNED.clear()
     with warnings.catch_warnings():
-        warnings.simplefilter("error", program.FallsBack)
+        warnings.simplefilter("error", notices.FallsBack)
         yield
 
 

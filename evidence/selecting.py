@@ -172,6 +172,7 @@ def _choose(setting: Setting, seed: int, work: Path, tell: Listener, device: str
         force=True,
         tell=tell,
     )
+    assert isinstance(selection, Selection), "layers are selected, not heads"
     layers = [score.layer for score in selection.scores]
     if len(layers) != setting.layers:
         raise ComposerError(f"{setting.source} has {len(layers)} layers, not {setting.layers}.")

@@ -102,7 +102,10 @@ def compare(exports: Sequence[tuple[Path, bool, ModelText]]) -> list[Comparison]
         with safe_open(answers, "pt") as file:
             problems = file.metadata() or {}
         logits = load_file(answers)
-    return [_comparison(logits.get(str(at), problems.get(str(at), "")), sample) for at, sample in enumerate(samples)]
+    answers_in_order: list[Tensor | str] = [
+        logits[str(at)] if str(at) in logits else problems.get(str(at), "") for at in range(len(samples))
+    ]
+    return [_comparison(answer, sample) for answer, sample in zip(answers_in_order, samples, strict=True)]
 
 
 def _comparison(answer: Tensor | str, sample: ModelText) -> Comparison:

@@ -77,8 +77,8 @@ def main(requests: str, texts: str, answers: str) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     inputs, logits, problems = load_file(texts), dict[str, Tensor](), dict[str, str]()
-    for at, request in enumerate(json.loads(requests)):
-        answer = answer_of(*request, inputs[f"{at} tokens"], inputs[f"{at} mask"])
+    for at, (folder, has_code, dtype) in enumerate(json.loads(requests)):
+        answer = answer_of(folder, has_code, dtype, inputs[f"{at} tokens"], inputs[f"{at} mask"])
         if isinstance(answer, str):
             problems[str(at)] = answer
         else:

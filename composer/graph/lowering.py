@@ -96,6 +96,7 @@ class Compiled:
             type_name = dtype_name(dtype)
             setting = Setting(device, type_name, one_token=one_token, documents=documents, padded=padded, gradients=gradients)
             self._by_call[key] = program = self.program(backend, setting)
+            program.compile()
             for text in dict.fromkeys(text for step in program.steps for text in step.missing):
                 warn_fallback(text, "What would run on it runs on PyTorch's own kernels")
             if not one_token and _backend_is_unused(program, backend):

@@ -162,6 +162,11 @@ class Program:
         """The same function with a further argument, a ``Watch`` that is called after each step."""
         return write_source(self, watched=True).compile(f"{self.title}, step by step")
 
+    def compile(self) -> None:
+        """Compile the functions now. torch.compile traces their calls, and no cached property that would compile them."""
+        for name in ("head", "watched_head", *(["mix"] if self.before else [])):
+            getattr(self, name)
+
     def run(self, modules: Modules, inputs: HeadInputs, call: Call) -> tuple[Tensor, State]:
         """Return the head's output and the rest of its new state."""
         if not inputs.value_is_final:
