@@ -24,7 +24,7 @@ def warn_user(message: str) -> None:
 def warn_caller(message: str, kind: type[Warning] = UserWarning) -> None:
     """Issue a warning at the line of the nearest caller outside of this project, transformers and torch."""
     frame, level = inspect.currentframe(), 1
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+    while frame is not None and (frame.f_globals.get("__package__") or "").partition(".")[0] in _INSIDE:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, kind, stacklevel=level)
 

@@ -22,7 +22,7 @@ from composer.graph.graph import OUTPUT, HeadGraph, Node, evicts_together, once,
 from composer.graph.matching import matches
 from composer.graph.measured import find_measured
 from composer.graph.pieces import takes_pieces
-from composer.graph.program import Program, Step, cover
+from composer.graph.program import HeadFunctions, Program, Step, cover
 from composer.graph.source import print_functions
 from composer.graph.wiring import build_graph
 from composer.notices import warn_fallback
@@ -75,7 +75,7 @@ class Compiled:
     def __init__(self, head: HeadSpec, shape: Shape) -> None:
         self.head, self.shape, self.graph = head, shape, build_graph(head, shape)
         self._programs: dict[tuple[str, Setting], Program] = {}
-        self._by_call: dict[tuple[Any, ...], Program] = {}
+        self._by_call: dict[tuple[Any, ...], HeadFunctions] = {}
 
     def program(self, backend: str, setting: Setting) -> Program:
         """Return the program for this backend and setting."""
@@ -84,10 +84,10 @@ class Compiled:
             self._programs[key] = lower(self.graph, backend, setting)
         return self._programs[key]
 
-    def program_for(
+    def functions_for(
         self, backend: str, device: str, dtype: Any, one_token: bool, documents: bool, padded: bool, gradients: bool
-    ) -> Program:
-        """Return the program for a call, and warn if a package is missing or the backend computes nothing.
+    ) -> HeadFunctions:
+        """Return the functions for a call, and warn if a package is missing or the backend computes nothing.
 
         The arguments are those of ``Setting``, which is slower to create and look up. dtype: torch's own.
         """
@@ -95,8 +95,8 @@ class Compiled:
         if key not in self._by_call:
             type_name = dtype_name(dtype)
             setting = Setting(device, type_name, one_token=one_token, documents=documents, padded=padded, gradients=gradients)
-            self._by_call[key] = program = self.program(backend, setting)
-            program.compile()
+            program = self.program(backend, setting)
+            self._by_call[key] = HeadFunctions(program)
             for text in dict.fromkeys(text for step in program.steps for text in step.missing):
                 warn_fallback(text, "What would run on it runs on PyTorch's own kernels")
             if not one_token and _backend_is_unused(program, backend):

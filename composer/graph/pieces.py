@@ -9,7 +9,7 @@ from dataclasses import replace
 from blocks.legend import Tensor, torch
 from blocks.operation import REFERENCE, Call, State
 from composer.graph.graph import HeadGraph
-from composer.graph.program import HeadInputs, Modules, Program
+from composer.graph.program import HeadFunctions, HeadInputs, Modules
 
 NUMBERS = 2**18
 """Of a piece's queries, in all rows and heads: 1 MiB in float32."""
@@ -39,14 +39,14 @@ def piece_length(graph: HeadGraph, numbers: int) -> int:
     return length
 
 
-def run_in_pieces(program: Program, length: int, modules: Modules, inputs: HeadInputs, call: Call) -> tuple[Tensor, State]:
-    """``Program.run``, ``length`` tokens after ``length`` tokens."""
+def run_in_pieces(functions: HeadFunctions, length: int, modules: Modules, inputs: HeadInputs, call: Call) -> tuple[Tensor, State]:
+    """``HeadFunctions.run``, ``length`` tokens after ``length`` tokens."""
     tokens, state, carried, outputs = inputs.tokens, call.state, State(), []
     for start in range(0, inputs.length, length):
         columns = slice(start, start + length)
         piece_tokens = tokens.once(("cut", start, length), lambda columns=columns: tokens.cut(columns))
         piece_call = replace(call, tokens=piece_tokens, state=state, rotated={})
-        output, carried = program.run(modules, inputs.columns(columns, piece_tokens), piece_call)
+        output, carried = functions.run(modules, inputs.columns(columns, piece_tokens), piece_call)
         state = {**state, **carried}
         outputs.append(output)
     return torch.cat(outputs, dim=1), carried

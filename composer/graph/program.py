@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from blocks.flow import Tokens
@@ -128,7 +128,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """The steps of a head, and the functions that compute them.
+    """The steps of a head.
 
     - before: the steps that queries and keys are projected from; after: the others.
     - mixed: the value that queries and keys are projected from.
@@ -145,34 +145,6 @@ class Program:
     def steps(self) -> tuple[Step, ...]:
         return (*self.before, *self.after)
 
-    @cached_property
-    def mix(self) -> Callable[[Modules, Call, Tensor], tuple[Tensor, State]]:
-        """The function of the steps before the projections. It returns the hidden states that queries and keys are projected from,
-        and the new state of these steps."""
-        return write_source(self, mixing=True).compile(f"{self.title}, before projections")
-
-    @cached_property
-    def head(self) -> Callable[..., tuple[Tensor, State]]:
-        """The function of the steps after the projections. Its arguments are the modules, the head's call, and
-        ``HeadInputs.tensors``. It returns the head's output and the rest of its new state."""
-        return write_source(self).compile(self.title)
-
-    @cached_property
-    def watched_head(self) -> Callable[..., tuple[Tensor, State]]:
-        """The same function with a further argument, a ``Watch`` that is called after each step."""
-        return write_source(self, watched=True).compile(f"{self.title}, step by step")
-
-    def compile(self) -> None:
-        """Compile the functions now. torch.compile traces their calls, and no cached property that would compile them."""
-        for name in ("head", "watched_head", *(["mix"] if self.before else [])):
-            getattr(self, name)
-
-    def run(self, modules: Modules, inputs: HeadInputs, call: Call) -> tuple[Tensor, State]:
-        """Return the head's output and the rest of its new state."""
-        if not inputs.value_is_final:
-            return self.head(modules, call, *inputs.tensors)
-        return self.watched_head(modules, call, *inputs.tensors, partial(_keep_value, inputs.value))
-
 
 Watch = Callable[[CoveredOperation, Call, tuple[Any, ...]], tuple[Any, ...]]
 """A callback. Its arguments are an operation that has run, the head's call, and the operation's outputs. It returns the outputs
@@ -186,6 +158,29 @@ def _keep_value(value: Tensor, covered: CoveredOperation, call: Call, outputs: t
         repeat_heads(value, output.shape[2]) if port.kind is Kind.VALUE else output
         for port, output in zip(ports, outputs, strict=True)
     )
+
+
+class HeadFunctions:
+    """The compiled functions of a program. They are compiled at once: torch.compile traces their calls, and no cached property.
+
+    - head: the function of the steps after the projections. Its arguments are the modules, the head's call, and
+      ``HeadInputs.tensors``. It returns the head's output and the rest of its new state.
+    - watched_head: the same function with a further argument, a ``Watch`` that is called after each step.
+    - mix: the function of the steps before the projections. Its arguments are the modules, the head's call, and the hidden states.
+      It returns the hidden states that queries and keys are projected from, and the new state of these steps.
+    """
+
+    def __init__(self, program: Program) -> None:
+        title = program.title
+        self.head = write_source(program).compile(title)
+        self.watched_head = write_source(program, watched=True).compile(f"{title}, step by step")
+        self.mix = write_source(program, mixing=True).compile(f"{title}, before projections")
+
+    def run(self, modules: Modules, inputs: HeadInputs, call: Call) -> tuple[Tensor, State]:
+        """Return the head's output and the rest of its new state."""
+        if not inputs.value_is_final:
+            return self.head(modules, call, *inputs.tensors)
+        return self.watched_head(modules, call, *inputs.tensors, partial(_keep_value, inputs.value))
 
 
 def cover(node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozenset(), *, needs_mass: bool = True) -> CoveredOperation:

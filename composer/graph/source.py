@@ -44,8 +44,9 @@ ASKING = frozenset({Kind.QUERY, Kind.FEATURES})
 IN_PIECES = "Without gradients, a long text in pieces, each from the state after the previous one."
 WIDTH = 132
 INDENT = "    "
-PROVIDED = {"__name__": __name__, "Bound": Bound, "Refused": Refused, "warn_fallback": warn_fallback}
-"""What a source uses beside its forms and operations, and the name of its module."""
+PROVIDED = {"__package__": __package__, "Bound": Bound, "Refused": Refused, "warn_fallback": warn_fallback}
+"""What a source uses beside its forms and operations, and its package. Without ``__name__``, torch.compile reads names from the
+namespace, and not from a module of that name."""
 RESERVED = frozenset({"parts", "call", "watch", "refusal", *PROVIDED})
 
 

@@ -39,10 +39,10 @@ def assert_same(
     pieces_call = Call(
         data.tokens, {name: tensor.clone() for name, tensor in state.items()} if in_place else state, shape, in_place=in_place
     )
-    whole, left = head._program(data.value, data.tokens, "auto").run(anatomy(head).parts, head_inputs, call)
+    whole, left = head._functions(data.value, data.tokens, "auto").run(anatomy(head).parts, head_inputs, call)
     with torch.no_grad():
-        program = head._program(data.value, data.tokens, "auto")
-        output, carried = run_in_pieces(program, 8, anatomy(head).parts, head_inputs, pieces_call)
+        functions = head._functions(data.value, data.tokens, "auto")
+        output, carried = run_in_pieces(functions, 8, anatomy(head).parts, head_inputs, pieces_call)
     real = ... if data.tokens.valid is None else data.tokens.valid
     torch.testing.assert_close(output[real], whole[real], rtol=1e-9, atol=1e-10)
     assert carried.keys() == left.keys()

@@ -19,7 +19,7 @@ from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph
 from composer.graph.lowering import AUTO, Compiled, compile_head
 from composer.graph.pieces import SHORTEST, piece_length, run_in_pieces, takes_pieces
-from composer.graph.program import HeadInputs, Program
+from composer.graph.program import HeadFunctions, HeadInputs
 from composer.graph.source import heading
 from converters.trunk import dtype_name
 
@@ -102,7 +102,7 @@ def precise_parameters(model: nn.Module) -> set[str]:
 @torch.compiler.assume_constant_result
 def _lower(head: Compiled, *call: Any) -> None:
     """Lower the head for such a call, if it has not been yet. torch.compile runs this as it compiles, and not in its graph."""
-    head.program_for(*call)
+    head.functions_for(*call)
 
 
 class Anatomy(NamedTuple):
@@ -135,37 +135,37 @@ class Head(nn.Module):
             if node.part is not None and node.module not in self._modules:
                 self.add_module(node.module, PartModule(node.part, node.part.parameters(node.shape)))
 
-    def _program(self, value: Tensor, tokens: Tokens, backend: str) -> Program:
-        """Return the program for a call with such values and tokens."""
+    def _functions(self, value: Tensor, tokens: Tokens, backend: str) -> HeadFunctions:
+        """Return the functions for a call with such values and tokens."""
         plain = as_bool(value.shape[1] == 1), tokens.segment is not None, tokens.valid is not None, torch.is_grad_enabled()
         call = backend, value.device.type, value.dtype, *plain
         if torch.compiler.is_compiling():
             _lower(self._compiled, *call)
-        return self._compiled.program_for(*call)
+        return self._compiled.functions_for(*call)
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
         """Return the hidden states that queries and keys are projected from, mixed where there is a mixer, and the mixer's new
         state."""
         if not self._mixes:
             return hidden, {}
-        program = self._program(hidden, tokens, backend)
+        functions = self._functions(hidden, tokens, backend)
         with without_autocast(hidden.device.type):
-            return program.mix(self._modules, Call(tokens, state, self._compiled.shape, self._place, in_place), hidden)
+            return functions.mix(self._modules, Call(tokens, state, self._compiled.shape, self._place, in_place), hidden)
 
     def forward(self, inputs: HeadInputs, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
-        """Run the program. Return the output ``B T H V`` and the new state. in_place: the caller does not need the old state, so it
-        may be overwritten.
+        """Run the head's function. Return the output ``B T H V`` and the new state. in_place: the caller does not need the old
+        state, so it may be overwritten.
 
         Autocast is disabled: sums are kept in float32, for any dtype of the projections.
         """
-        program = self._program(inputs.value, inputs.tokens, backend)
+        functions = self._functions(inputs.value, inputs.tokens, backend)
         call = Call(inputs.tokens, state, self._compiled.shape, self._place, in_place)
         with without_autocast(inputs.value.device.type):
             length = self._piece_length(inputs.query, backend)
             if length is None:
-                output, carried = program.run(self._modules, inputs, call)
+                output, carried = functions.run(self._modules, inputs, call)
             else:
-                output, carried = run_in_pieces(program, length, self._modules, inputs, call)
+                output, carried = run_in_pieces(functions, length, self._modules, inputs, call)
         # Raw numerators, and everything computed from them, have the accumulating dtype up to here.
         return as_dtype(output, inputs.value.dtype), carried
 

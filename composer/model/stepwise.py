@@ -16,7 +16,7 @@ from blocks.operation import Call, Kind, Setting, State
 from blocks.part import Shown
 from composer.graph.graph import HeadGraph
 from composer.graph.lowering import lower
-from composer.graph.program import CoveredOperation, HeadInputs, Modules, Program, Value
+from composer.graph.program import CoveredOperation, HeadFunctions, HeadInputs, Modules, Value
 from composer.model.head import Head, anatomy, without_autocast
 from converters.trunk import dtype_name
 
@@ -67,8 +67,8 @@ class Piece:
         }
 
 
-def step_by_step(head: Head, backend: str, inputs: HeadInputs, *, gradients: bool) -> Program:
-    """Return the program for such inputs, without the forms that join memories to their read, so that each memory has its own
+def step_by_step(head: Head, backend: str, inputs: HeadInputs, *, gradients: bool) -> HeadFunctions:
+    """Return the functions for such inputs, without the forms that join memories to their read, so that each memory has its own
     output."""
     apart = tuple(pattern for pattern in PATTERNS if pattern.whole)
     tokens = inputs.tokens
@@ -79,7 +79,7 @@ def step_by_step(head: Head, backend: str, inputs: HeadInputs, *, gradients: boo
         padded=tokens.valid is not None,
         gradients=gradients,
     )
-    return lower(anatomy(head).graph, backend, setting, apart)
+    return HeadFunctions(lower(anatomy(head).graph, backend, setting, apart))
 
 
 def pieces(
@@ -89,7 +89,7 @@ def pieces(
     one call. bounds: columns at which a piece must end. gradients: values are leaves, and outputs have gradients for them; a
     piece's own graph is freed with the piece, that of the states is kept. Bidirectional heads process all tokens as one piece.
     """
-    program, insides = step_by_step(head, backend, inputs, gradients=gradients), anatomy(head)
+    functions, insides = step_by_step(head, backend, inputs, gradients=gradients), anatomy(head)
     names = [node.name for node, _ in insides.graph.memories]
     state = head.empty_state(inputs.value.shape[0], inputs.value.dtype, inputs.value.device)
     with torch.set_grad_enabled(gradients), without_autocast(inputs.value.device.type):
@@ -97,7 +97,7 @@ def pieces(
             tokens = replace(inputs.tokens.cut(columns), call=(inputs.tokens, columns))  # rotated as in the whole call
             watcher = _Watcher(insides.parts, names, inputs.columns(columns, tokens), gradients=gradients)
             call = Call(tokens, state, insides.shape, insides.place)
-            _, carried = program.watched_head(insides.parts, call, *watcher.inputs.tensors, watcher)
+            _, carried = functions.watched_head(insides.parts, call, *watcher.inputs.tensors, watcher)
             state = state | carried
             yield Piece(columns, tokens, watcher.values, watcher.memory_values, watcher.memory_outputs, watcher.shown, state)
 

@@ -23,7 +23,7 @@ from composer.errors import BuildError
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph
 from composer.graph.lowering import BACKENDS, compile_head, list_forms, lower
-from composer.graph.program import CoveredOperation, Program
+from composer.graph.program import CoveredOperation, HeadFunctions, Program
 from composer.graph.source import place_of, rotations, write_source
 from composer.graph.wiring import build_graph
 from composer.model.head import Head
@@ -219,7 +219,7 @@ def test_outputs_have_the_shapes_of_the_comments(name: str) -> None:
         return outputs
 
     state = head.empty_state(2, torch.float64, torch.device("cpu"))
-    program.watched_head(head._modules, Call(data.tokens, state, shape), *data.of_head().tensors, watch)
+    HeadFunctions(program).watched_head(head._modules, Call(data.tokens, state, shape), *data.of_head().tensors, watch)
     comments = [line.strip(" #").split("  ")[0] for line in source.text.splitlines() if re.match(r"    # (B T )?\d", line)]
     expected = [text.replace("B", "2").replace("T", "7") for comment in comments for text in comment.split(" and ")]
     assert len(shapes) == len(head._compiled.graph.parts)
@@ -253,7 +253,7 @@ class Stops(bdb.Bdb):
 
 def test_a_debugger_stops_at_a_line() -> None:
     head, data = build_head(shipped("lolcats", SMALL).heads["head"], SHAPE), inputs(SHAPE, 1, 6)
-    function = head._compiled.program("auto", Setting("cpu", "float64", gradients=True)).head
+    function = head._compiled.functions_for("auto", "cpu", torch.float64, False, False, False, True).head
     file, text = function.__code__.co_filename, write_source(head._compiled.program("auto", Setting())).text
     line = next(number for number, line in enumerate(text.splitlines(), 1) if line.startswith('    (output,), _ = parts["read"]('))
     debugger = Stops()

@@ -17,7 +17,7 @@ from blocks.operation import Call, Kind, Port
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph
 from composer.graph.lowering import compile_head, lower
-from composer.graph.program import CoveredOperation
+from composer.graph.program import CoveredOperation, HeadFunctions
 from composer.graph.source import write_source
 from composer.graph.wiring import build_graph
 from composer.model.head import Head
@@ -104,7 +104,7 @@ def assert_flows(spec: HeadSpec, shape: Shape) -> None:
     carried: dict[str, Tensor] = {}
     if program.before:
         carried |= write_source(program, mixing=True, watched=True).compile("before")(modules, call, data.hidden, watch)[1]
-    output, new_state = program.watched_head(modules, call, *data.of_head().tensors, watch)
+    output, new_state = HeadFunctions(program).watched_head(modules, call, *data.of_head().tensors, watch)
     assert (carried | new_state).keys() == start.keys()
     assert output.shape == (*data.query.shape[:3], shape.value_dim)
 
