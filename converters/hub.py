@@ -31,12 +31,12 @@ def fetch(
 ) -> tuple[Path, str | None]:
     """Download a model into the Hub's local cache. Return its folder there, and the commit of ``revision``.
 
-    weights: False downloads only ``config.json``, or, with ``tokenizer``, also the files of its tokenizer. The record and adapters
-    of a model of this project are downloaded, too. Pickles are never downloaded. file: download only this file, and the files with
-    its licence. A ``HubError`` states what to do.
+    weights: False downloads only ``config.json`` and the config of adapters, or, with ``tokenizer``, also its tokenizer. The record
+    and adapters of a model of this project are downloaded, too. Pickles are never downloaded. file: download only this file, and
+    the files with its licence. A ``HubError`` states what to do.
     """
-    beside = ["*.safetensors", INDEX, ADAPTER_CONFIG, CARD, *BROUGHT_ALONG] if weights else TOKENIZER if tokenizer else ()
-    wanted = ["config.json", *beside] if file is None else [glob.escape(file), CARD, *LICENCE_FILES]
+    beside = ["*.safetensors", INDEX, CARD, *BROUGHT_ALONG] if weights else TOKENIZER if tokenizer else ()
+    wanted = ["config.json", ADAPTER_CONFIG, *beside] if file is None else [glob.escape(file), CARD, *LICENCE_FILES]
     with _asking(repo_id, revision):
         from huggingface_hub import snapshot_download
 

@@ -15,7 +15,7 @@ from composer.commands.draw import DrawOptions, run_draw
 
 @command(DrawOptions)
 def draw(options: DrawOptions, screen: Screen) -> None:
-    if options.out is None and sys.stdout.isatty():  # where nobody reads SVG
+    if options.out is None and sys.stdout.isatty():  # a terminal cannot show SVG
         options = replace(options, out=Path(f"{_name_of(options.spec)}.svg"))
     picture = run_draw(options)
     if options.out is None:

@@ -21,6 +21,7 @@ from composer.training.options import LearningOptions, TeachingOptions, Training
 from composer.training.student import Which, read_student, stage_from_nothing, stages_of
 from composer.weights.sources import local_folder, open_model, plain_name
 from composer.words import duration
+from converters.composed import ADAPTER_CONFIG
 
 if TYPE_CHECKING:
     from composer.training.loop import StepProgress
@@ -139,7 +140,7 @@ def run_merge(options: MergeOptions) -> MergeReport:
         from composer.training.finetune import merge_adapters
         from composer.weights.rewrite import Trained, write_trained
 
-        if opened.unpacked is not None:  # adapters of another program, which were merged as they were opened
+        if opened.unpacked is not None and ADAPTER_CONFIG in opened.unpacked.files:  # merged as they were opened
             record = write_trained(model, target, Trained({}, None, (), {}), force=options.force)
         else:
             record = merge_adapters(model, target, force=options.force)

@@ -52,7 +52,7 @@ class DrawOptions(Replacing, InDtype, CountedAt, TextDecoderAlone, Overriding, O
     error: ClassVar[type[ComposerError]] = BuildError
     example: ClassVar[str] = 'composer.draw("lola", "teacher").save("lola.svg")'
     out: Path | None = option(
-        "An .svg file. Left out, the command prints the picture.",
+        "An .svg file. Left out, the command prints the picture, or writes SPEC.svg if it runs in a terminal.",
         default=None,
         converter=to_optional_path,
         **OUT_FILE,

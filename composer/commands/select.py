@@ -283,8 +283,9 @@ def _check_budget(spec: Spec, resolved: Resolved, options: SelectOptions, budget
     if options.heads:
         target = target_of(None, spec, options.source)
         assert target is not None, "there is a source"
-        heads = candidate_heads(resolved)
-        heads_within(lambda count: bytes_with(spec, resolved, target, heads[:count], sequence), 1, budget)
+        first_of_layers = {head[0]: head for head in reversed(candidate_heads(resolved))}.values()
+        cheapest_head = min(first_of_layers, key=lambda head: bytes_with(spec, resolved, target, (head,), sequence))
+        heads_within(lambda count: bytes_with(spec, resolved, target, (cheapest_head,)[:count], sequence), 1, budget)
         return
     cheapest = min(candidates(resolved), key=lambda layer: state_bytes(spec, (layer,), layers, options.source, sequence))
     count_within(lambda count: state_bytes(spec, (cheapest,)[:count], layers, options.source, sequence), 1, budget)

@@ -37,9 +37,13 @@ class Server:
     engine: Engine = field(repr=False)
 
     def wait(self) -> None:
-        """Until the server ends, or Ctrl-C."""
+        """Wait until the server ends, or for Ctrl-C. Raises ComposerError if a fault has ended generation."""
         try:
-            self.thread.join()
+            while self.thread.is_alive():
+                self.thread.join(1.0)
+                if not self.engine.thread.is_alive() and not self.running.should_exit:
+                    self.close()
+                    raise ComposerError("The server ended: the thread that generates has stopped on a fault, which the log shows.")
         except KeyboardInterrupt:
             self.close()
 

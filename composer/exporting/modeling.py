@@ -326,5 +326,5 @@ def _camel(name: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return a text without what ends a line or a string of Python, and without what no file of Python can have."""
+    """Return a text on one line, with spaces for quotes, backslashes and characters that cannot be printed."""
     return " ".join("".join(letter if letter.isprintable() and letter not in '"\\' else " " for letter in text).split())

@@ -57,6 +57,3 @@ def _name_device() -> str | None:
     """Return the name of this machine's GPU. A process that has not imported torch, such as ``compose explain``, uses none."""
     torch = sys.modules.get("torch")
     return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
-
-
-__all__ = ["TABLE", "MeasuredForm", "find_measured", "read_table"]

@@ -47,7 +47,7 @@ INDENT = "    "
 PROVIDED = {"__package__": __package__, "Bound": Bound, "Refused": Refused, "warn_fallback": warn_fallback}
 """What a source uses beside its forms and operations, and its package. Without ``__name__``, torch.compile reads names from the
 namespace, and not from a module of that name."""
-RESERVED = frozenset({"parts", "call", "watch", "refusal", *PROVIDED})
+RESERVED = frozenset({"parts", "call", "watch", "refusal", "dict", "str", *PROVIDED})
 
 
 @dataclass(frozen=True)

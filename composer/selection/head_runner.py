@@ -199,7 +199,10 @@ def _other_spec(subject: HeadSubject, options: HeadOptions) -> Spec:
 
 
 def _heads_to_mix(other: Spec, teacher: Teacher, training: TrainingOptions, options: HeadOptions) -> Mapping[int, ComposedHeads]:
-    """Return those heads by layer. Raises SelectionError if their queries and keys are not the source's."""
+    """Return, by layer, the heads that gates mix with the source's attention.
+
+    Raises SelectionError if their queries and keys are not the source's.
+    """
     if options.student is None:
         model: Any = run_build_in_memory(ModelOptions(other, teacher.source.folder, dtype="float32"))
         model.to(training.device)
@@ -224,7 +227,7 @@ def _rows(spec: Spec, teacher: Teacher, training: TrainingOptions, options: Head
     held_out = some(held_out, options.rows)
     return (
         write_rows(texts, tasks, writer, "train", training.seed, options.steps),
-        write_rows(held_out, tasks, writer, "evaluation", training.seed, options.rows),
+        write_rows(held_out, tasks, writer, "evaluation", training.seed, len(held_out)),
     )
 
 

@@ -146,7 +146,7 @@ class Engine:
                     if self.is_closing:
                         return
                     admitted = self._admit()
-                self.groups += self._groups_of(admitted)
+                self._begin(admitted)
                 self._advance()
         finally:
             self._refuse_all(admitted)
@@ -169,11 +169,11 @@ class Engine:
         reserved = sum(job.reserved for job in running.values())
         admitted: list[Job] = []
         late = time.monotonic() - LONGEST_WAIT
+        for job in [job for job in self.waiting if job.left.is_set() or job.began < late]:
+            self.waiting.remove(job)
+            job.deliver(RequestError(503, BUSY))
         for job in list(self.waiting):
-            if job.left.is_set() or job.began < late:
-                self.waiting.remove(job)
-                job.deliver(RequestError(503, BUSY))
-            elif rows == 0 or (rows + job.rows <= MOST_ROWS and reserved + job.reserved <= MOST_RESERVED):
+            if rows == 0 or (rows + job.rows <= MOST_ROWS and reserved + job.reserved <= MOST_RESERVED):
                 self.waiting.remove(job)
                 admitted.append(job)
                 rows, reserved = rows + job.rows, reserved + job.reserved
@@ -181,14 +181,18 @@ class Engine:
                 break
         return admitted
 
-    def _groups_of(self, jobs: Sequence[Job]) -> list[DecodingGroup]:
-        """Make groups of the jobs' rows. In each, no prompt is twice as long as another, so little of a batch is padding."""
+    def _begin(self, jobs: Sequence[Job]) -> None:
+        """Add groups of the jobs' rows. In each, no prompt is twice as long as another, so little of a batch is padding."""
         by_length: dict[int, list[TextRow]] = {}
         for job in jobs:
             for index in range(job.rows):
                 row = TextRow(job, index, self.tokenizer, self.special)
                 by_length.setdefault(len(row.prompt).bit_length(), []).append(row)
-        return [DecodingGroup(self.model, rows) for rows in by_length.values()]
+        for rows in by_length.values():
+            try:
+                self.groups.append(DecodingGroup(self.model, rows))
+            except Exception as error:  # a fault in one group must not end the others
+                self._fail(rows, error)
 
     def _advance(self) -> None:
         """Advance every group that decodes by one token, and one group that reads its prompts by one piece."""
@@ -201,21 +205,20 @@ class Engine:
                 group.advance()
                 is_joined = any(other.absorb(group) for other in others)
             except Exception as error:  # a fault in one group must not end the others
-                self._fail(group, error)
-                is_joined = False
+                self._fail(group.rows, error)
+                group.rows, is_joined = [], False
             if is_joined or not group.rows:
                 self.groups.remove(group)
         if reading and reading[0] in self.groups:  # the next piece is another group's
             self.groups.remove(reading[0])
             self.groups.append(reading[0])
 
-    def _fail(self, group: DecodingGroup, error: Exception) -> None:
+    def _fail(self, rows: Sequence[TextRow], error: Exception) -> None:
         if ran_out_of_memory(error):
             refusal = RequestError(503, "The server has run out of memory: use a shorter prompt, or try again later.")
         else:
             LOG.error("generation failed", exc_info=error)
             refusal = RequestError(500, "The model failed on this request. The server's log has the reason.")
-        for job in {id(row.job): row.job for row in group.rows}.values():
+        for job in {id(row.job): row.job for row in rows}.values():
             job.left.set()  # its rows in other groups end, too
             job.deliver(refusal)
-        group.rows = []

@@ -45,7 +45,7 @@ class _Rule(Closed):
 
 
 PARTED = (HeadSpec, _Group, _Rule)
-"""What is shown field by field where only one side has it."""
+"""Types whose fields are listed one by one if only one spec has them."""
 
 
 def differences_of_specs(first: Spec, second: Spec) -> list[Difference]:

@@ -152,7 +152,7 @@ def _of_layer(count: int, heads: int) -> str:
 
 
 def check_groups(groups: tuple[HeadsOf, ...], heads: Collection[str], path: FieldPath) -> None:
-    """Raise GraphError for a mistake in the groups of a rule that is one on any source. heads: the names of the spec's heads."""
+    """Raise GraphError for groups that are invalid on every source. heads: the names of the spec's heads."""
     for group in groups:
         if group.head not in heads:
             raise unknown_head_error(group.head, heads, path)

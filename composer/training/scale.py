@@ -46,11 +46,9 @@ def scale_layer(
     name: the full name of the layer's attention. untrained: the full names of the parameters that may be scaled.
     """
     teacher, results, scaled = _mean_squares(lesson.heads, lesson), _measure(student, lesson, backend), list[str]()
-    first = 0
     for own, head in student.composed.named_children():
         assert isinstance(head, Head), "a layer's heads are its groups"
-        here = slice(first, first + anatomy(head).shape.heads)
-        first = here.stop
+        here = list(anatomy(head).numbers)
         part = _rescale(head, OutputSizes(results[here], teacher[here]), f"{name}.composed.{own}", untrained)
         scaled += [] if part is None else [f"{name}.composed.{own}.{part}"]
     if scaled:

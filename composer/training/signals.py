@@ -22,19 +22,19 @@ def await_signals(tell: Callable[[str], None]) -> Iterator[Callable[[], int]]:
     mine = [number for number in SIGNALS if signal.getsignal(number) is usual[number]]
     if threading.current_thread() is not threading.main_thread():
         mine = []
-    came = 0
+    received = 0
 
-    def take(number: int, _: FrameType | None) -> None:
-        nonlocal came
-        came = number
+    def handle_signal(number: int, _: FrameType | None) -> None:
+        nonlocal received
+        received = number
         for other in mine:
             signal.signal(other, usual[other])
         tell("Stopping after this part of a step. Press Ctrl-C again to stop now.")
 
     for number in mine:
-        signal.signal(number, take)
+        signal.signal(number, handle_signal)
     try:
-        yield lambda: came
+        yield lambda: received
     finally:
         for number in mine:
             signal.signal(number, usual[number])

@@ -67,11 +67,11 @@ class Adapted:
         if not isinstance(named, str) or not named or not isinstance(revision, str | None):
             raise SourceError(f"{where}; expected a folder or a model of the Hub. Name the model there.")
         if os.path.lexists(Path(named).expanduser() / ADAPTER_CONFIG):
-            raise SourceError(f"{where}, which has adapters, too. Merge those first: compose merge {named}")
+            raise SourceError(f"{where}, which has adapters, too. To merge those first: {_LINES}")
         try:
             source = self.open_base(named, revision)
         except SourceError as error:
-            raise SourceError(f"{where}, which cannot be opened: {error} Name its new place there.") from error
+            raise SourceError(f"{where}, which cannot be opened: {error} Set {BASE} to the model's path.") from error
         if source.config.get(ADAPTER_KEY) is not None:
             raise SourceError(f"{where}, which has adapters, too. Merge those first: compose merge {named}")
         _announce(self.path, source.folder)
@@ -110,6 +110,8 @@ class Adapted:
     def write(self, folder: Path, dtype: Dtype) -> None:
         """Write the merged model into an empty folder. dtype: of a model that is not composed. Raises SourceError and
         ConverterError."""
+        if not os.path.lexists(self.path / ADAPTER_WEIGHTS):
+            raise SourceError(f"{self.path} has {ADAPTER_CONFIG}, and no {ADAPTER_WEIGHTS}. Only safetensors are read.")
         base, fields = self.base, read_foreign_adapter(self.path)
         refuse_code(self.path, SourceError)
         model = _load(base, dtype)
@@ -153,8 +155,6 @@ def find_adapted(path: Path, open_base: OpenBase) -> Adapted | None:
     if not path.is_dir() or not os.path.lexists(path / ADAPTER_CONFIG) or is_composed_type(_read(path, CONFIG).get("model_type")):
         return None
     config = _read(path, ADAPTER_CONFIG)
-    if not os.path.lexists(path / ADAPTER_WEIGHTS):
-        raise SourceError(f"{path} has {ADAPTER_CONFIG}, and no {ADAPTER_WEIGHTS}. Only safetensors are read.")
     if problem := code_in_adapter(config):
         raise SourceError(f"{path / ADAPTER_CONFIG} {problem}. To merge adapters that you trust: {_LINES}")
     return Adapted(path, config, open_base)

@@ -90,7 +90,7 @@ class Lock(Closed):
         """Raise BuildError if the spec resolves to something else than at the time of the lock. named: the lock, in words."""
         if not resolved.has_hash(self.spec_hash):
             raise BuildError(
-                f"The spec of {named} has the hash {resolved.hash}, and {self.spec_hash} is locked: somebody has changed the file. "
+                f"The hash of the spec of {named} is {resolved.hash}, and the lock has {self.spec_hash}: the file was changed. "
                 "Lock the spec again."
             )
 
@@ -142,7 +142,7 @@ def lock_reference(reference: str, source: Source) -> str:
 
 
 def files_of_source(source: Source) -> dict[str, str]:
-    """SHA-256 of the files of a source that a build reads. Each is read whole, whatever is said of its contents elsewhere."""
+    """SHA-256 of the files of a source that a build reads. Every file is hashed; recorded hashes are not used."""
     return {name: sha256(source.folder / name) for name in sorted({"config.json", *source.small_files, *source.shards})}
 
 

@@ -70,7 +70,7 @@ class StoredLicence(Closed):
 
     fields: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
     """``license``, ``license_name`` and ``license_link`` of its card."""
-    files: tuple[str, ...] = ()
+    files: tuple[FileName, ...] = ()
     """Files with its terms, which every folder with these weights has, too."""
 
 

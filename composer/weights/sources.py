@@ -88,13 +88,22 @@ def _open(path: Path, dtype: Dtype | None, text_only: bool) -> Source:
 
 def _find_written_anew(path: Path) -> Packed | Adapted | None:
     """Return the weights that must be written anew before they are opened: quantised ones, and those with adapters beside them."""
-    return find_adapted(path, open_model) or find_packed(path)
+    return find_adapted(path, _open_base) or find_packed(path)
+
+
+def _open_base(reference: str | os.PathLike[str], revision: str | None = None) -> Source:
+    """Open the model that adapters belong to. Raises SourceError if it has adapters, too: such chains could have no end."""
+    place = _place(reference, revision)
+    path = place if isinstance(place, Path) else _fetch(place, weights=False)[0]
+    if find_adapted(path, _open_base) is not None:
+        raise SourceError(f"{name_of(reference)} has adapters, too. Merge those first.")
+    return open_model(reference, revision)
 
 
 def _text_decoder(path: Path) -> TextDecoder:
     if not path.is_dir():
         raise SourceError(f"--text-only: {path} is a GGUF file, which has a text decoder alone: leave --text-only out.")
-    if find_adapted(path, open_model) is not None:
+    if find_adapted(path, _open_base) is not None:
         raise SourceError(f"--text-only: {path} has adapters ({ADAPTER_CONFIG}) of the whole model: merge those with PEFT first.")
     return find_text_decoder(path)
 

@@ -195,7 +195,7 @@ def test_what_is_mixed_for_queries_and_keys_is_a_function_of_its_own() -> None:
     assert text.endswith('return mix_input, {"mix_input.hidden": new_mix_input["hidden"]}\n')
 
 
-@pytest.mark.parametrize("name", ["class", "parts", "call", "hidden_state", "run_pairs", "watch"])
+@pytest.mark.parametrize("name", ["class", "parts", "call", "hidden_state", "run_pairs", "watch", "dict", "str"])
 def test_names_that_python_or_the_function_has_already(name: str) -> None:
     spec = {"feature_map": "elu", "memory": [{"kind": "window", "size": 4, "name": name}, "state"]}
     assert_reads_well(graph_of(spec))

@@ -249,7 +249,7 @@ def test_closing_ends_jobs_that_run(model: Any) -> None:
 def test_a_fault_of_the_engine_itself_leaves_nobody_waiting(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Engine(model, AutoTokenizer.from_pretrained(TEACHER))
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    monkeypatch.setattr(broken, "_groups_of", lambda _: 1 / 0)
+    monkeypatch.setattr(broken, "_begin", lambda _: 1 / 0)
     client = Client([5])
     broken.submit(client.job)
     assert client.next().status == 503

@@ -19,7 +19,7 @@ from composer.spec.recipe import Transfer
 from composer.training.calibration import begin_transfer
 from composer.training.finetune import warn_if_worse_than_uniform
 from composer.training.scale import FAR, LayerSizes, warn_of_sizes
-from tests.composer.training.runs import RECIPE, make_student, make_teacher, run, write_texts
+from tests.composer.training.runs import RECIPE, make_student, make_teacher, rows_of, run, small_llama, teacher_of, write_texts
 from tests.composer.training.streams import STREAM, same
 from tests.composer.weights.students import weights
 from tests.shipped import SHIPPED
@@ -73,6 +73,23 @@ def test_every_shipped_spec_starts_near_the_teacher(name: str, source: Any, teac
         far = begin(name, source, teacher, rows, init="parts")
         assert any(layer.distance > FAR for layer in far), "a norm without a scale is as large in every layer"
         assert all(layer.distance < 2.1 for layer in sizes), "a gate of sigmoid without a bias halves the output"
+
+
+def test_groups_by_number_are_scaled_to_their_own_heads() -> None:
+    """The values of every second head are 20 times as small as those of the others."""
+    source = small_llama(num_attention_heads=4, num_key_value_heads=4, head_dim=8)
+    with torch.no_grad():
+        for layer in source.model.layers:
+            layer.self_attn.v_proj.weight.view(4, 8, -1)[1::2] /= LOUDER
+    groups = [{"head": "head", "heads": [0, 2]}, {"head": "odd", "heads": [1, 3]}]
+    spec = NORMED | {"heads": {"odd": NORMED["head"]}, "layers": [{"at": "all", "use": groups}]}
+    teacher, student = teacher_of(source), composer.build(spec, source)
+    untrained = {name for name, _ in student.named_parameters() if ".composed." in name}
+    begin_transfer(student, teacher, STAGE, rows_of(24), 0, untrained)  # pyright: ignore[reportArgumentType]
+    for name, weight in student.named_parameters():
+        if name.endswith("head.output_norm.weight"):
+            odd = student.get_parameter(name.replace("head.output_norm", "odd.output_norm"))
+            assert weight.detach().norm() > 5 * odd.detach().norm()
 
 
 def test_a_calibrated_start_is_scaled_too(source: Any, teacher: ComposedForCausalLM, rows: PackedRows) -> None:

@@ -121,7 +121,7 @@ def test_the_opened_model_is_named(student: Path, tmp_path: Path, caplog: pytest
     [
         (
             {"base_model_name_or_path": "../nowhere"},
-            r"'\.\./nowhere' .*cannot be opened: .*Name its new place there",
+            r"'\.\./nowhere' .*cannot be opened: .*Set base_model_name_or_path to the model's path",
         ),
         ({"base_model_name_or_path": None}, "names the model None .*expected a folder or a model of the Hub"),
         ({"base_model_name_or_path": "ADAPTER"}, "which has adapters, too"),
