@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from converters.bounded import MOST_CONFIG, MOST_RECORD, brief, read_json, shorten, within
+from converters.bounded import MOST_CONFIG, MOST_RECORD, read_json, shorten, within
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, EXPORT, RECORD
 from converters.endpoint import MOST_FILES, checked_answers, patience
 from converters.errors import HubError
@@ -23,6 +23,8 @@ _LOG = logging.getLogger(__name__)
 _REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 LONGEST_ID = 96
 """Characters of a repository's name, as the Hub allows them."""
+LONGEST_NAME = 200
+"""Characters of a name that a message shows."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -98,7 +100,9 @@ def _where(repo_id: str, revision: str | None) -> str:
 def _asking(repo_id: str, revision: str | None) -> Iterator[None]:
     """For the block, limit the time for an answer of the Hub, and raise errors of ``huggingface_hub`` as HubErrors."""
     if not _REPO_ID.fullmatch(repo_id) or len(repo_id) > LONGEST_ID:
-        raise HubError(f"{brief(repo_id)} is neither a folder here nor a model's name on the Hub, such as 'owner/model'.")
+        raise HubError(
+            f"{shorten(repr(repo_id), LONGEST_NAME)} is neither a folder here nor a model's name on the Hub, such as 'owner/model'."
+        )
     from huggingface_hub import constants, errors
 
     where = _where(repo_id, revision)

@@ -84,5 +84,5 @@ def test_laws_hold(outcome: dict[str, str]) -> None:
 
 
 def test_the_head_is_explained_and_listed(outcome: dict[str, str]) -> None:
-    assert "output = read(window, sparse, state)" in outcome["code"]
+    assert 'partial={"window": window, "sparse": sparse, "state": state}' in outcome["code"]
     assert int(outcome["bytes"]) > 0

@@ -88,7 +88,9 @@ class Adapted:
         return dtype_name(dtype)
 
     def files(self) -> dict[str, Path]:
-        """Return the files that decide the merged model, by name."""
+        """Return the files that decide the merged model, by name. Raises SourceError if the adapters have no weights."""
+        if not os.path.lexists(self.path / ADAPTER_WEIGHTS):
+            raise SourceError(f"{self.path} has {ADAPTER_CONFIG}, and no {ADAPTER_WEIGHTS}. Only safetensors are read.")
         base = self.base
         names = (CONFIG, *base.small_files, *base.shards)
         inside = {name: self.path / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, *small_files(self.path, TOKENIZER))}
@@ -110,8 +112,6 @@ class Adapted:
     def write(self, folder: Path, dtype: Dtype) -> None:
         """Write the merged model into an empty folder. dtype: of a model that is not composed. Raises SourceError and
         ConverterError."""
-        if not os.path.lexists(self.path / ADAPTER_WEIGHTS):
-            raise SourceError(f"{self.path} has {ADAPTER_CONFIG}, and no {ADAPTER_WEIGHTS}. Only safetensors are read.")
         base, fields = self.base, read_foreign_adapter(self.path)
         refuse_code(self.path, SourceError)
         model = _load(base, dtype)

@@ -109,9 +109,9 @@ def test_a_model_of_this_project_comes_with_its_record_and_its_adapters(
     assert revisions == (["main", COMMIT] if wanted else ["main"])
 
 
-def test_the_config_can_be_fetched_alone(hub_calls: dict):
+def test_the_configs_can_be_fetched_alone(hub_calls: dict):
     fetch("owner/model", weights=False)
-    assert hub_calls["allow_patterns"] == ["config.json"]
+    assert hub_calls["allow_patterns"] == ["config.json", "adapter_config.json"]
 
 
 def test_a_tokenizer_can_be_fetched_without_weights(hub_calls: dict):

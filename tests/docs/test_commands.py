@@ -35,5 +35,5 @@ def test_values_words_and_defaults() -> None:
     rows = PAGE.splitlines()
     assert r"| `--stage transfer\|finetune\|all` | Stages of the recipe to run. | `all` |" in rows
     assert "| `--repeats REPEATS` | Timed passes over each prompt. | `5` |" in rows
-    assert "| `--keep N` | Layers that keep the source's attention. |  |" in rows
+    assert "| `--keep N` | Layers, or key heads, that keep the source's attention: a number, or a share such as 15%. |  |" in rows
     assert "| `--prompt TEXT` | Text to continue. On the command line, - reads it from stdin. | required |" in rows

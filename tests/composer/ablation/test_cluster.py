@@ -60,7 +60,7 @@ def test_the_same_as_in_one_process(ablation_request: Request, tmp_path: Path, m
 @pytest.mark.parametrize("failures", [0, 2, 3])
 def test_a_cluster_that_does_not_start_at_once(failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine, on which Ray raises Exception itself. Its workers do not import from the caller's folder."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'attention-composer[ray]'")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     folders: list[Path] = []
 
     def init(**_: Any) -> None:

@@ -263,7 +263,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]]
     ),
     "a trunk": ({"trunk": TRUNK}, {}, SpecError, "trunk"),
     "no trunk": ({}, {"source": None, "tokenizer": "TEACHER"}, SpecError, "trunk"),
-    "a tokenizer": ({}, {"tokenizer": "TEACHER"}, BuildError, "a source has its own tokenizer"),
+    "a tokenizer": ({}, {"tokenizer": "TEACHER"}, BuildError, "has its own tokenizer"),
 }
 
 

@@ -67,8 +67,8 @@ NOT_OURS = {"config.json", "tokenizer.json", "tokenizer_config.json"}
 """Of transformers, read and not written by this name."""
 BETWEEN_CALLS = {"facts.json"}
 """What a run keeps for itself, inside its checkpoints."""
-GIVEN = {"schema.json", "texts.jsonl"}
-"""Of specs, which is told of with them; an example's."""
+GIVEN = {"measured.json", "schema.json", "texts.jsonl"}
+"""A table of this package; the schema of specs, which their page describes; an example's."""
 
 
 def test_every_json_file_that_a_command_writes_is_on_it() -> None:

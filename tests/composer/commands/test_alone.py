@@ -34,7 +34,9 @@ def test_signatures_let_one_stand_alone(name: str) -> None:
         for sequence in several:
             assert set(sequence[1].split(" | ")) <= set(kinds), f"{name}({parameter.name}: {parameter.annotation})"
         if parameter.name in ("overrides", "lengths", "length", "layers", "seeds", "prefill", "decode", "batch"):
-            assert several or set(kinds) & OPEN.keys() or parameter.annotation in ("int", "TokenCount"), f"{name}({parameter.name})"
+            assert several or set(kinds) & OPEN.keys() or parameter.annotation in ("int", "int | None", "TokenCount"), (
+                f"{name}({parameter.name})"
+            )
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {

@@ -125,6 +125,14 @@ def test_other_words_are_refused_with_their_option(compose: Compose, teacher: Pa
         composer.explain("softmax", teacher, sequence="4q")
 
 
+TRAINING: dict[str, int | float] = {
+    "--seed": 0,
+    "--held-out-rows": 1,
+    "--row-processes": 1,
+    "--checkpoint-seconds": 0.0,
+    "--steps": 1,
+    "--batch": 1,
+}
 NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
     "ablate": (("lolcats", "--from", "TEACHER", "-o", "o"), {"--samples": 1, "--jobs": 1, "--seeds": 0, "--lengths": 2}),
     "bench": (
@@ -133,7 +141,7 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
     ),
     "build": (("lolcats", "--from", "TEACHER", "-o", "o"), {"--seed": LEAST_SEED}),
     "chat": (("TEACHER",), {"--max-new-tokens": 1, "--seed": LEAST_SEED, "--temperature": 0.0, "--top-p": 0.0}),
-    "distill": (("m", "--data", "passkey"), {"--seed": 0, "--held-out-rows": 1, "--row-processes": 1, "--checkpoint-seconds": 0.0}),
+    "distill": (("m", "--data", "passkey"), TRAINING),
     "draw": (("lolcats",), {"--seq": 1}),
     "eval": (
         ("TEACHER", "--tasks", "passkey", "--lm-eval", "piqa"),
@@ -156,10 +164,10 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
     ),
     "select": (
         ("lolcats", "--from", "TEACHER", "--data", "d", "-o", "o"),
-        {"--rows": 1, "--keep": 1, "--budget": 1, "--seed": 0, "--seq": 1},
+        {"--rows": 1, "--keep": 1, "--seed": 0, "--seq": 1, "--steps": 1},
     ),
     "serve": (("TEACHER",), {"--port": 0, "--context": 2}),
-    "train": (("m", "--data", "passkey"), {"--seed": 0, "--held-out-rows": 1, "--row-processes": 1, "--checkpoint-seconds": 0.0}),
+    "train": (("m", "--data", "passkey"), TRAINING),
     "view": ((), {"--port": 1}),
 }
 """Of each command: what it needs besides, and its options that are numbers, with the least of each."""

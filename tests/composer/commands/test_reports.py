@@ -49,7 +49,7 @@ def looked_at(report: Readable) -> str:
 def test_specs(teacher: Path) -> None:
     assert "name: lawcat\n" in looked_at(composer.show("lawcat"))
     assert str(composer.show("lawcat", teacher).hash) in looked_at(composer.show("lawcat", teacher))
-    assert "def head(hidden, query, key, value):" in looked_at(composer.code("lawcat", teacher))
+    assert "def head(parts, call, hidden, query, key, value):" in looked_at(composer.code("lawcat", teacher))
     assert re.search(r"ok +lawcat +[0-9a-f]{12}… +head: state", looked_at(composer.check(["lawcat"], teacher)))
     shown = looked_at(composer.diff("lolcats", "lola", teacher))
     assert "lolcats → lola" in shown

@@ -41,7 +41,7 @@ def test_a_file_may_have_commas_in_its_name(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_references_are_frozen_and_closed() -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(AttributeError, match=r"limit cannot be changed"):
         parse_reference("a.txt").limit = 3  # type: ignore[misc]
     with pytest.raises(ValidationError):
         HubData(name="a", path="b")  # type: ignore[call-arg]

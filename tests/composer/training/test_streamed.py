@@ -187,7 +187,7 @@ def test_the_disk_is_full_where_a_layer_ends(
 ) -> None:
     def save_file(_: Any, path: Path, __: Any) -> None:
         path.write_bytes(b"half")
-        raise SafetensorError("No space left on device")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(streamed, "save_file", save_file)
     with pytest.raises(

@@ -203,10 +203,6 @@ def test_source_and_nothing_exclude_each_other(tmp_path: Path):
         ({"source": tmp_path, "fresh": True}, "not both"),
         ({}, "no source is named"),
         ({"fresh": True, "revision": "main"}, "leave one of them out"),
-        (
-            {"source": tmp_path, "tokenizer": tmp_path},
-            "^`tokenizer` is for a model that is built with `fresh=True`: a source has its own tokenizer",
-        ),
     ):
         with pytest.raises(BuildError, match=message):
             composer.build_folder(document(), out=out, **options)

@@ -78,7 +78,7 @@ def test_it_is_checked_explained_and_locked(tmp_path: Path) -> None:
 
 
 def test_the_docs_list_them() -> None:
-    listed = DOCS.read_text(encoding="utf-8").partition("With `--text-only`, the text decoders")[2].partition("## What cannot")[0]
+    listed = DOCS.read_text(encoding="utf-8").partition("With `--text-only`, the text decoders")[2].partition("\n#")[0]
     assert re.findall(r"`([a-z0-9_]+)`", listed) == list(MULTIMODAL)
 
 

@@ -157,7 +157,7 @@ class TestRecord:
         (tmp_path / "secret").write_text("")
         for name in ("../secret", str(tmp_path / "secret"), "a/../../secret", "a\\secret"):
             change_record(out, lambda record, name=name: record["documents"].update({name: "0" * 64}))
-            with pytest.raises(BuildError, match=rf"no file of a folder can be called {re.escape(repr(name))}"):
+            with pytest.raises(BuildError, match=rf"no file of a folder can be called {re.escape(repr(name)[:20])}"):
                 verify(out)
             change_record(out, lambda record, name=name: record["documents"].pop(name))
         change_record(out, lambda record: record["files"].update({"../secret.safetensors": record["files"][LINKED]}))
