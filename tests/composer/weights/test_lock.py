@@ -179,7 +179,7 @@ def edit_lock(path: Path, change: Callable[[dict], object]) -> None:
 
 def test_the_hash_of_the_spec_is_compared(locked: Path) -> None:
     edit_lock(locked, lambda lock: lock["spec"]["head"]["memory"][0].update(size=4))
-    with pytest.raises(BuildError, match=r"mine\.lock\.yaml has the hash \w+, and \w+ is locked: .*Lock the spec again"):
+    with pytest.raises(BuildError, match=r"of mine\.lock\.yaml is \w+, and the lock has \w+: .*Lock the spec again"):
         composer.build_folder(locked, out="built")
     assert not Path("built").exists()
 
