@@ -102,11 +102,13 @@ def read_json(path: Path, most: int) -> Any:
     return parse_json(read_bytes(path, most))
 
 
-def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """pairs: converts the keys and values of a mapping. Raises ValueError, also if it is nested too deep, and for text with a
-    lone surrogate, which no encoding has."""
+def parse_json(
+    text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None, constants: Callable[[str], Any] | None = None
+) -> Any:
+    """pairs: converts the keys and values of a mapping. constants: converts NaN and Infinity, which Python reads and JSON does not
+    have. Raises ValueError, also if it is nested too deep, and for text with a lone surrogate, which no encoding has."""
     try:
-        value = json.loads(text, object_pairs_hook=pairs)
+        value = json.loads(text, object_pairs_hook=pairs, parse_constant=constants)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     level: list[Any] = [[value]]

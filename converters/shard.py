@@ -148,8 +148,11 @@ def _parse(file: Path, text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
             raise WeightsError(f"{file} names {brief(repeated)} twice in its header.")
         return mapping
 
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is no JSON")
+
     try:
-        header = parse_json(text, parse_mapping)
+        header = parse_json(text, parse_mapping, refuse)
     except ValueError as error:
         raise WeightsError(f"{file} has a damaged header ({error}). Fetch it again.") from error
     if not isinstance(header, dict):
