@@ -16,6 +16,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+PATIENCE = 30.0
+"""Largest number of seconds to receive the body of a request."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 """The names under which this machine reaches itself."""
 

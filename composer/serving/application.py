@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from composer.local_requests import Receive, Scope, Send, foreign_request, headers_of
+from composer.local_requests import PATIENCE, Receive, Scope, Send, foreign_request, headers_of
 from composer.serving.answers import Answers, ChatAnswers, CompletionAnswers
 from composer.serving.engine import BUSY, Engine, Job, WrittenPiece
 from composer.serving.prompts import PromptReader
@@ -31,8 +31,6 @@ MOST_DROPPED = 64 * 2**20
 """Bytes of a request that are received without being kept."""
 MOST_READ = 2
 """Requests that are parsed and tokenised at a time."""
-PATIENCE = 30.0
-"""Seconds to receive a request."""
 DONE = b"data: [DONE]\n\n"
 
 

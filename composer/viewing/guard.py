@@ -13,14 +13,12 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
-from composer.local_requests import Receive, Scope, Send, foreign_request, headers_of
+from composer.local_requests import PATIENCE, Receive, Scope, Send, foreign_request, headers_of
 
 ADDRESS = "127.0.0.1"
 """The only address that the page is served on."""
 MOST_BODY = 2**20
 """Bytes of a request."""
-PATIENCE = 30.0
-"""Largest number of seconds to receive the body of a request."""
 CLOSED = ("upload", "file=", "file/", "proxy=", "component_server", "deep_link", "/mcp", "monitoring", "/stream/")
 """Parts of Gradio's paths that serve files, accept uploads, or fetch other addresses. The page does not use them."""
 STARTED = "/gradio_api/startup-events"
