@@ -182,7 +182,7 @@ def prefer_kernels(table: str, bench: Bench) -> Iterator[None]:
 
     import torch.nn.attention.flex_attention
 
-    from composer.graph.lowering import PREFERRED
+    from composer.graph.lowering import PREFERRED, compile_head
 
     if not bench.tiny or table in ("models", "training"):
         yield
@@ -191,7 +191,9 @@ def prefer_kernels(table: str, bench: Bench) -> Iterator[None]:
         patch.dict(PREFERRED, cpu=PREFERRED["cuda"]),
         patch.object(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None),
     ):
+        compile_head.cache_clear()  # pyright: ignore[reportFunctionMemberAccess] - of lru_cache
         yield
+    compile_head.cache_clear()  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def use_first_configurations() -> None:

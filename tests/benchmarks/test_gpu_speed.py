@@ -20,6 +20,7 @@ import tests.interpreter  # noqa: F401
 from benchmarks import gpu_kernels, gpu_models, gpu_rows, gpu_speed
 from benchmarks.gpu_rows import Bench, attempt, measure_table, path_of, read_rows
 from benchmarks.gpu_speed import ARCHIVE, TABLES, compile_rows, keep_compiled, main
+from blocks.operation import TRITON
 from composer.graph.measured import MeasuredForm
 from docs.measured import BEGIN, END, build_measured_forms, measurements
 
@@ -28,13 +29,22 @@ CPU = ("--device", "cpu", "--seconds", "600")
 
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a dry run of all tables, in this process."""
+    """Return the folder of a dry run of all tables, in this process, which has compiled the same heads for PyTorch before."""
     folder = tmp_path_factory.mktemp("dry")
+    assert_pytorch_runs()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Autotuner, "run", Autotuner.run)  # put back afterwards
         for table in TABLES:
             assert main([*CPU, "--table", table, "--out", str(folder)]) == 0
+    assert_pytorch_runs()
     return folder
+
+
+def assert_pytorch_runs() -> None:
+    """Compile the heads of the benchmark without its preferences, and keep them in this process."""
+    for case in gpu_kernels.CASES.values():
+        subject = gpu_kernels.Subject(Bench("cpu"), case.spec, (*case.overrides, *case.small), "1b", "forward", 40, 1)
+        assert subject.find_form(case.part).backend != TRITON
 
 
 @pytest.mark.parametrize("table", TABLES)
