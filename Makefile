@@ -66,18 +66,18 @@ check: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(READY)
-	$(BIN)/python docs/write.py
+	$(BIN)/python -m pages.write
 	HF_HUB_OFFLINE=1 $(BIN)/python -m evidence --page
-	HF_HUB_OFFLINE=1 $(BIN)/python -m docs.make_gallery
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pages.gallery
 
 gallery: $(READY)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m docs.make_gallery
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pages.gallery
 
 notebook: $(READY)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m docs.make_notebook
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pages.notebook
 
 screenshots: $(READY)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m docs.make_screenshots
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pages.screenshots
 
 evidence: $(READY)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m evidence

@@ -1,4 +1,4 @@
-"""Write docs/evidence.md and its picture from the kept runs."""
+"""Write docs/evidence.md with the verdicts, its picture, and docs/reference/evidence.md with the figures, from the kept runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from evidence.verdict import STATE_LABELS, Place, RunFigures, Verdict, judge_cla
 
 MISSING, WAITING = "runs are missing", "waiting for runs"
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE, PLOT = DOCS / "evidence.md", DOCS / "evidence.png"
+PAGE, PLOT, FIGURES = DOCS / "evidence.md", DOCS / "evidence.png", DOCS / "reference" / "evidence.md"
 
 PAPER_STUDENTS = ours.PAPER_STUDENTS
 OWN_STUDENTS = {
@@ -43,8 +43,9 @@ COMPOSITIONS = {
 
 HEAD = """# Evidence
 
-This page tests the papers' claims at a small scale: a table with every claim and its verdict, then the figures of each claim.
-`make evidence` does the runs that are missing in `evidence/runs` and writes this page; `python -m evidence --page` only writes it.
+This page tests the papers' claims at a small scale. The [figures of each claim](reference/evidence.md) have a page of their own.
+`make evidence` does the runs that are missing in `evidence/runs` and writes both pages; `python -m evidence --page` only writes
+them.
 
 - The teacher ([examples/teacher](../examples/teacher)) has 474,496 parameters and two layers, and was trained on 256 tokens.
 - Students learn from 12,800 rows of 256 tokens (128 in `transfer`): 3,200 in attention transfer, 9,600 in fine-tuning. `macchiato`
@@ -53,8 +54,8 @@ This page tests the papers' claims at a small scale: a table with every claim an
   No seed was left out.
 - Passkey and recall are shares of right answers. Everything else is perplexity, where lower is better. Lengths are in tokens.
 
-Each claim has expectations, listed below its figures. An expectation holds (*yes*), fails (*no*), or is *open*: seeds differ, or
-two figures are equal.
+Each claim has expectations, listed below its figures on the other page. An expectation holds (*yes*), fails (*no*), or is
+*open*: seeds differ, or two figures are equal.
 
 | verdict | meaning |
 |---|---|
@@ -67,19 +68,31 @@ The numbers in brackets count the expectations that hold. Expectations *beyond t
 """
 
 
+FIGURES_HEAD = """# Figures of the evidence
+
+The figures of every claim in [evidence.md](../evidence.md), which explains the verdicts, and the commands of all runs.
+"""
+
+
 def write() -> None:
-    """Write both files, each whole or not at all."""
-    write_whole(PAGE, format_page())
-    draw(RunFigures(read_runs()), PLOT)
-
-
-def format_page() -> str:
-    """Return the page as Markdown."""
+    """Write all files, each whole or not at all."""
     runs = read_runs()
+    write_whole(PAGE, format_page(runs))
+    write_whole(FIGURES, format_figures(runs))
+    draw(RunFigures(runs), PLOT)
+
+
+def format_page(runs: Sequence[Run]) -> str:
+    """Return the page of verdicts as Markdown."""
+    return "".join(_format_verdicts(RunFigures(runs)))
+
+
+def format_figures(runs: Sequence[Run]) -> str:
+    """Return the page of figures as Markdown."""
     return "".join(_format_sections(RunFigures(runs), runs))
 
 
-def _format_sections(figures: RunFigures, runs: Sequence[Run]) -> Iterator[str]:
+def _format_verdicts(figures: RunFigures) -> Iterator[str]:
     yield HEAD.format(seeds=", ".join(map(str, SEEDS)))
     own_groups = [group for group in CLAIMS if group not in PAPERS]
     yield f"From the papers, {count_claims(PAPERS, figures)}. "
@@ -87,7 +100,13 @@ def _format_sections(figures: RunFigures, runs: Sequence[Run]) -> Iterator[str]:
     yield "| claim | paper | here |\n|---|---|---|\n"
     for claims in CLAIMS.values():
         for claim in claims:
-            yield f"| [{claim.title}](#{_make_anchor(claim.title)}) | {claim.reference} | {_format_outcome(claim, figures)} |\n"
+            title = f"[{claim.title}](reference/evidence.md#{_make_anchor(claim.title)})"
+            yield f"| {title} | {claim.reference} | {_format_outcome(claim, figures)} |\n"
+    yield "\n![Scores over length, once to eight times the training length](evidence.png)\n"
+
+
+def _format_sections(figures: RunFigures, runs: Sequence[Run]) -> Iterator[str]:
+    yield FIGURES_HEAD
     for paper, claims in CLAIMS.items():
         yield f"\n## {paper}\n"
         if paper in INTRODUCTIONS:
@@ -138,7 +157,6 @@ def _format_scores(figures: RunFigures) -> Iterator[str]:
     best = rank_students(figures)
     if best:
         yield f"\nMean of all eight scores: {join_words([f'{name} {score:.3f}' for name, score in best])}.\n"
-    yield "\n![Scores over length, once to eight times the training length](evidence.png)\n"
 
 
 def rank_students(figures: RunFigures) -> list[tuple[str, float]]:
@@ -187,7 +205,7 @@ def _format_selecting(runs: Sequence[Run]) -> Iterator[str]:
     experiment_runs = [run for run in runs if run.experiment in (selecting.NAME, selecting.TRAINED)]
     setting, seconds = selecting.SETTING, sum(run.seconds for run in experiment_runs)
     yield f"\n`{selecting.NAME}` and `{selecting.TRAINED}`: {len(experiment_runs)} runs, {seconds / 60:,.0f} minutes. Layers are "
-    yield f"selected on a [teacher of {setting.layers} layers](../{setting.source}). Then each choice is trained and scored as "
+    yield f"selected on a [teacher of {setting.layers} layers](../../{setting.source}). Then each choice is trained and scored as "
     yield "`students` are.\n\n"
     yield f"    {setting.command}\n"
 

@@ -12,7 +12,7 @@ import nbformat
 import pytest
 
 import composer
-from docs.make_notebook import NOTEBOOK, clean, run
+from pages.notebook import NOTEBOOK, clean, run
 
 FEWER = {
     "steps: 40, batch: 8, warmup: 4": "steps: 8, batch: 4, warmup: 2",

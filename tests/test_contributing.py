@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAWS = ("tests/laws/test_definition.py", "tests/laws/test_split.py", "tests/laws/test_batch.py")
-COPIED = ("blocks", "composer", "converters", "specs", "tests", "docs", "README.md", "pyproject.toml")
+COPIED = ("blocks", "composer", "converters", "specs", "tests", "docs", "pages", "README.md", "pyproject.toml")
 
 
 def ran(folder: Path, *command: str) -> str:
@@ -54,7 +54,7 @@ def outcome(copy: Path) -> dict[str, str]:
     spec = f"{{'compose': 1, 'name': 'kept', 'head': {{'feature_map': 'elu', 'memory': {memory}}}}}"
     sizes = "dict(hidden_size=24, layers=1, heads=4, key_heads=2, head_dim=8, rope_theta=100.0)"
     code = (
-        "import runpy; runpy.run_path('docs/write.py', run_name='__main__'); "
+        "import runpy; runpy.run_path('pages/write.py', run_name='__main__'); "
         "import json; from composer.spec.loading import resolve_spec; from composer.cli.main import app; "
         "from typer.testing import CliRunner; from composer.spec.resolve import Dimensions; "
         "from composer.spec.code import code_of; from composer.spec.explain import explain_resolved; "

@@ -18,12 +18,12 @@ from blocks.part import Part
 from composer.spec.loading import load_spec, load_specs
 from composer.spec.resolve import Dimensions, resolve
 from composer.spec.shipped import shipped_specs
-from docs.write import SCHEMA, schema
+from pages.write import SCHEMA, schema
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("blocks", "converters", "composer")
 SOURCES = sorted(
-    path for folder in (*PACKAGES, "tests", "examples", "benchmarks", "docs", "evidence") for path in (ROOT / folder).rglob("*.py")
+    path for folder in (*PACKAGES, "tests", "examples", "benchmarks", "pages", "evidence") for path in (ROOT / folder).rglob("*.py")
 )
 TEXTS = sorted(
     path

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from docs.write import KERNEL_TABLE, list_kernels
+from pages.write import KERNEL_TABLE, list_kernels
 
 
 def test_the_table_is_written_anew() -> None:
     text = KERNEL_TABLE.read_text(encoding="utf-8")
-    assert list_kernels(text) == text, "python docs/write.py"
+    assert list_kernels(text) == text, "make docs"

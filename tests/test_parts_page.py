@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from blocks.catalogue import CATALOGUE
-from docs.write import list_parts
+from pages.write import list_parts
 
 PAGE = (Path(__file__).parents[1] / "docs" / "parts.md").read_text(encoding="utf-8")
 

@@ -15,12 +15,12 @@ PAPER_STUDENTS = {"teacher": TEACHER, "LoLCATs": LOLCATS, "LoLA": LOLA, "LAWCAT"
 MIXED = (
     "specs/alternating-delta.yaml",
     "Windows in every other layer, a gated delta rule in the others, with a third of the state of LoLCATs "
-    "([choosing.md](choosing.md)).",
+    "([choosing.md](../choosing.md)).",
 )
 PURE = (
     "specs/lawcat-delta.yaml",
     "LAWCAT with a gated delta rule in place of its state, in every layer, without positions and without a window. It has a "
-    "third of the state of LoLCATs ([choosing.md](choosing.md)).",
+    "third of the state of LoLCATs ([choosing.md](../choosing.md)).",
 )
 """Two compositions of this project: the spec and its description."""
 

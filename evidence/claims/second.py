@@ -24,8 +24,8 @@ SECOND_RUNS = {
 """The second teacher's run that corresponds to each run of the first teacher."""
 COLUMNS = {task: tuple(f"{task} {length}" for length in TIMES) for task in HARDER}
 INTRODUCTION = """\
-The [second teacher](../evidence/teachers) has Qwen3's shape, a width of 192 and 1,006,784 parameters. Its students also learn its
-harder tasks; [tasks.md](tasks.md) describes them and their scores by chance.
+The [second teacher](../../evidence/teachers) has Qwen3's shape, a width of 192 and 1,006,784 parameters. Its students also learn
+its harder tasks; [tasks.md](../tasks.md) describes them and their scores by chance.
 """
 
 REMARKS = {

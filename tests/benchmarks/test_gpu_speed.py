@@ -22,7 +22,7 @@ from benchmarks.gpu_rows import Bench, attempt, measure_table, path_of, read_row
 from benchmarks.gpu_speed import ARCHIVE, TABLES, compile_rows, keep_compiled, main
 from blocks.operation import TRITON
 from composer.graph.measured import MeasuredForm
-from docs.measured import BEGIN, END, build_measured_forms, measurements
+from pages.measured import BEGIN, END, build_measured_forms, measurements
 
 CPU = ("--device", "cpu", "--seconds", "600")
 
@@ -70,7 +70,7 @@ def test_each_kernel_is_compared_with_its_alternatives(dry: Path) -> None:
 
 
 def test_the_page_and_the_measured_forms_follow(dry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("docs.measured.AT", 40)
+    monkeypatch.setattr("pages.measured.AT", 40)
     page = measurements(f"before\n{BEGIN}old\n{END}after\n", dry)
     assert "not measured yet" not in page
     for words in (

@@ -18,7 +18,7 @@ from evidence.claims import CLAIMS
 from evidence.claims.claim import Claim
 from evidence.experiments import EXPERIMENTS, SCORING, Experiment
 from evidence.kept import read_runs
-from evidence.page import OWN_STUDENTS, PAGE, PAPER_STUDENTS, format_page
+from evidence.page import FIGURES, OWN_STUDENTS, PAGE, PAPER_STUDENTS, format_figures, format_page
 from evidence.running import find_missing_runs
 from evidence.verdict import Place, RunFigures, judge_claim
 
@@ -119,6 +119,7 @@ def test_kept_runs_are_of_what_is_asked(tmp_path: Path) -> None:
     assert benches
 
 
-def test_the_page_is_of_the_runs() -> None:
-    stale = PAGE.read_text(encoding="utf-8") != format_page()
-    assert not stale, "docs/evidence.md is not of the runs that are kept: `python -m evidence --page` writes it anew"
+def test_the_pages_are_of_the_runs() -> None:
+    runs = read_runs()
+    stale = [page for page, text in ((PAGE, format_page(runs)), (FIGURES, format_figures(runs))) if page.read_text() != text]
+    assert not stale, "these pages are not of the runs that are kept: `python -m evidence --page` writes them anew"

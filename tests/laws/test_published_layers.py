@@ -17,7 +17,7 @@ from composer.model.head import Head
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.shipped import shipped_specs
-from docs.write import PUBLISHED_TABLE, compare_published
+from pages.write import PUBLISHED_TABLE, compare_published
 from tests.laws.cases import SMALL, build_head
 from tests.laws.published.compared import COMPARED
 from tests.laws.published.layer import CACHE, SINKS, WINDOW, Layer

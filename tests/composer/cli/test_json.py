@@ -1,4 +1,4 @@
-"""docs/json.md equals the schemas, names every command with JSON output, and commands print its keys."""
+"""docs/reference/json.md equals the schemas, names every command with JSON output, and commands print its keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer.main
 
 from composer.cli.main import app
 from composer.inspection.findings import Findings, HeadFindings
-from docs.results import PRINTED, WRITTEN, page
+from pages.results import PRINTED, WRITTEN, page
 from tests.composer.cli.conftest import Compose
 from tests.composer.programs import ROOT
 
@@ -35,7 +35,7 @@ RUN: dict[str, tuple[str | int | Path, ...]] = {
 
 def test_the_page_is_what_the_schemas_are() -> None:
     stale = (ROOT / "docs" / "json.md").read_text(encoding="utf-8") != page()
-    assert not stale, "docs/json.md is not what the schemas are: write it anew with `make docs`"
+    assert not stale, "docs/reference/json.md is not what the schemas are: write it anew with `make docs`"
 
 
 def test_every_command_that_prints_json_is_on_it() -> None:

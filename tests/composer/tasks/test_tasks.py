@@ -17,7 +17,7 @@ from composer.errors import TaskError
 from composer.tasks.base import Split, Task, apart, rng_of
 from composer.tasks.catalogue import TASKS
 from composer.tasks.writer import Writer
-from docs.write import TASK_HEADER, TASK_TABLE, list_tasks
+from pages.write import TASK_HEADER, TASK_TABLE, list_tasks
 
 SINGLE = {
     "passkey",

@@ -24,10 +24,10 @@ from composer.spec.shipped import purpose_of, remarks_of, shipped_specs
 from composer.spec.writing import format_value
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
-from docs.gallery_style import STYLE
 from evidence.experiments import EXPERIMENTS, TEACHER
 from evidence.kept import RUNS, Run, read_run
 from evidence.page import format_cell
+from pages.gallery_style import STYLE
 
 ROOT = Path(__file__).parents[1]
 GALLERY = ROOT / "docs" / "gallery"

@@ -1,4 +1,4 @@
-"""Writes docs/json.md: every JSON that a command prints or writes, with the fields of its schema. ``make docs``."""
+"""Writes docs/reference/json.md: every JSON that a command prints or writes, with the fields of its schema. ``make docs``."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ WRITTEN: dict[str, tuple[str, type[BaseModel] | None]] = {
         f"and the `pictures`' names; of `heads` only {', '.join(f'`{key}`' for key in OF_A_HEAD)}",
         Findings,
     ),
-    "`PICTURE.json` of `inspect`": ("the numbers of the picture, see [inspect.md](inspect.md#what-is-on-the-page)", None),
+    "`PICTURE.json` of `inspect`": ("the numbers of the picture, see [inspect.md](../inspect.md#what-is-on-the-page)", None),
     "`run.json` of a training": ("the settings that must not change when a run continues", None),
     "`log.jsonl` of a training": ("a line per step or evaluation: `stage`, `step`, and its figures", None),
 }

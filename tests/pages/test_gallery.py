@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from composer.spec.shipped import shipped_specs
-from docs.make_gallery import GALLERY, render_files
 from evidence.kept import read_runs
+from pages.gallery import GALLERY, render_files
 
 ADVICE = "docs/gallery is not that of the specs as they are: write it anew with `make gallery`"
 MOST = 2**20

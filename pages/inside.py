@@ -1,7 +1,7 @@
 """The pictures of docs/inspect.md: where students of the small teacher find a passkey, and where they lose it.
 
     bash examples/distill_small.sh                       # ten minutes of one core a student
-    python -m docs.inside build-output/small             # three more, and docs/inside is written anew
+    python -m pages.inside build-output/small             # three more, and docs/inside is written anew
 
 LoLA is built of the distilled LoLCATs, untrained, as its paper has it.
 """

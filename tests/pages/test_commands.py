@@ -1,4 +1,4 @@
-"""docs/commands.md has every command and option as the option classes declare them."""
+"""docs/reference/commands.md has every command and option as the option classes declare them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 from composer.cli.main import COMMANDS, load_command
 from composer.options import options_of
-from docs.commands import page
+from pages.commands import page
 
-PAGE = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
 
 
 def test_the_page_is_up_to_date() -> None:
     stale = page() != PAGE
-    assert not stale, "docs/commands.md is not what the options classes declare: write it anew with `make docs`"
+    assert not stale, "docs/reference/commands.md is not what the options classes declare: write it anew with `make docs`"
 
 
 @pytest.mark.parametrize("command", [load_command(name) for name in COMMANDS], ids=lambda command: command.name)

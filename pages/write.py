@@ -18,16 +18,16 @@ from composer.spec.schema import json_schema
 from composer.spec.shipped import shipped_specs
 from composer.tasks.base import Task
 from composer.tasks.catalogue import TASKS
-from docs import commands
-from docs.measured import MEASUREMENTS, build_measured_forms, measurements
-from docs.results import page
+from pages import commands
+from pages.measured import MEASUREMENTS, build_measured_forms, measurements
+from pages.results import page
 from tests.laws.published.compared import COMPARED
 
 ROOT = Path(__file__).parents[1]
 PART_TABLE, TASK_TABLE, SCHEMA = ROOT / "docs" / "parts.md", ROOT / "docs" / "tasks.md", ROOT / "specs" / "schema.json"
 HEADER = "| role | kind | what it computes |\n|---|---|---|\n"
-JSON_PAGE = ROOT / "docs" / "json.md"
-COMMANDS_PAGE = ROOT / "docs" / "commands.md"
+JSON_PAGE = ROOT / "docs" / "reference" / "json.md"
+COMMANDS_PAGE = ROOT / "docs" / "reference" / "commands.md"
 KERNEL_TABLE = ROOT / "docs" / "kernels.md"
 KERNEL_HEADER = "| spec | head | parts | many tokens | one token |\n|---|---|---|---|---|\n"
 PUBLISHED_TABLE = ROOT / "docs" / "published.md"

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.gpu_rows import path_of
 from composer.graph.measured import TABLE, MeasuredForm
-from docs.measured import BEGIN, END, MEASUREMENTS, build_measured_forms, list_verdicts, measurements
+from pages.measured import BEGIN, END, MEASUREMENTS, build_measured_forms, list_verdicts, measurements
 
 PAGE = f"before\n{BEGIN}old\n{END}after\n"
 ABOUT = {"device": "GPU A", "python": "3.12.3", "versions": {"torch": "2.11.0"}, "tuned": False}
@@ -38,8 +38,8 @@ def kernel_row(name: str, own: float, without: float, alternative: float | None 
 
 def test_the_page_and_the_table_are_written_anew() -> None:
     text = MEASUREMENTS.read_text(encoding="utf-8")
-    assert measurements(text) == text, "python docs/write.py"
-    assert build_measured_forms() == TABLE.read_text(encoding="utf-8"), "python docs/write.py"
+    assert measurements(text) == text, "make docs"
+    assert build_measured_forms() == TABLE.read_text(encoding="utf-8"), "make docs"
 
 
 def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
