@@ -34,7 +34,7 @@ RUN: dict[str, tuple[str | int | Path, ...]] = {
 
 
 def test_the_page_is_what_the_schemas_are() -> None:
-    stale = (ROOT / "docs" / "json.md").read_text(encoding="utf-8") != page()
+    stale = (ROOT / "docs" / "reference" / "json.md").read_text(encoding="utf-8") != page()
     assert not stale, "docs/reference/json.md is not what the schemas are: write it anew with `make docs`"
 
 
