@@ -20,7 +20,7 @@ from composer.options import function_of, option, options_class, options_of
 from composer.progress import progress_callback, silent_transformers
 from composer.selection.choice import another_source, candidates, count_within, state_bytes
 from composer.selection.head_choice import bytes_with, candidate_heads, heads_within
-from composer.selection.report import ByAny
+from composer.selection.report import By
 from composer.shared_options import (
     OUT,
     CountedAt,
@@ -97,9 +97,9 @@ class SelectOptions(Replacing, WithBackend, OnDevice, Seeded, Overriding, Counte
         converter=to_optional_bytes,
         metavar="BYTES",
     )
-    by: ByAny | None = option(
+    by: By | None = option(
         "The score. restored: what restoring the layer wins. swapped: what replacing it alone loses (both KL to the source). "
-        "error: the error of its attention. With --heads: gates, restored or swapped. Left out, restored, and with --heads, gates.",
+        "error: the error of its attention. gates: with --heads, and its default. Left out, restored.",
         default=None,
     )
     rows: int = option("Largest number of held-out rows to score on.", default=ROWS, least=1, metavar="N")
@@ -132,8 +132,8 @@ class SelectOptions(Replacing, WithBackend, OnDevice, Seeded, Overriding, Counte
             )
         if not self.held_out and not self.share:
             raise SelectionError("Nothing is held out, so there is nothing to score on: set --held-out, or a --share above 0.")
-        if self.by == ("error" if self.heads else "gates"):
-            raise SelectionError(f"--by {self.by} is for {'layers' if self.heads else 'key heads'}: choose another score.")
+        if self.by == "gates" and not self.heads:
+            raise SelectionError("--by gates is for key heads: add --heads, or choose another score.")
         for name, value in (("--tasks", self.tasks), ("--steps", self.steps)):
             if value and not self.heads:
                 raise SelectionError(f"{name} is for the selection of key heads: add --heads, or leave it out.")
@@ -175,7 +175,8 @@ def _select_layers(options: SelectOptions, loaded: Spec) -> Selection:
 
 
 def _select_heads(options: SelectOptions, loaded: Spec, resolved: Resolved) -> HeadSelection:
-    from composer.selection.head_runner import STORE, HeadOptions, HeadSubject, read_needles, select_heads
+    from composer.selection.head_runner import STORE, HeadOptions, HeadSubject, select_heads
+    from composer.selection.needles import read_needles
     from composer.training.teacher import open_language_model
 
     tasks = read_needles(options.tasks or (TASKS,))
@@ -183,13 +184,11 @@ def _select_heads(options: SelectOptions, loaded: Spec, resolved: Resolved) -> H
     assert target is not None, "there is a source"
     folder, teacher = options.out.expanduser(), open_language_model(options.source)
     training, room = _training(options, folder)
-    by = options.by or "gates"
-    assert by != "error", "the options refuse it"
     chosen = HeadOptions(
         keep=None if options.keep is None else int(options.keep),
         budget=options.budget,
         sequence=options.sequence,
-        by=by,
+        by=options.by or "gates",
         rows=options.rows,
         steps=options.steps or STEPS,
         tasks=tasks,

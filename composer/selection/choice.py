@@ -10,7 +10,7 @@ from typing import Any
 
 from composer.errors import SelectionError
 from composer.files import failing_as
-from composer.selection.report import By, LayerScore
+from composer.selection.report import LayerBy, LayerScore
 from composer.spec.document import Spec
 from composer.spec.explain import explain_resolved
 from composer.spec.layer_rules import SOURCE, layers_at
@@ -26,7 +26,7 @@ def candidates(resolved: Resolved) -> tuple[int, ...]:
     return tuple(index for index, groups in enumerate(resolved.layers) if any(group.head != SOURCE for group in groups))
 
 
-def best(scores: Sequence[LayerScore], by: By, count: int) -> tuple[int, ...]:
+def best(scores: Sequence[LayerScore], by: LayerBy, count: int) -> tuple[int, ...]:
     """Return the layers of the highest scores, in order; of equal ones the earlier."""
     ranked = sorted(scores, key=lambda score: (-getattr(score, by), score.layer))
     return tuple(sorted(score.layer for score in ranked[:count]))

@@ -6,26 +6,24 @@ the mixture keeps the source's next-token distribution, with a penalty on open g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from blocks.operation import State
-from composer.data.packing import IGNORED, Batch, PackedRows
+from composer.data.packing import Batch, PackedRows
 from composer.graph.program import HeadInputs
 from composer.model.attention import ComposedAttention
 from composer.model.heads import ComposedHeads
 from composer.model.hosts import attentions_by_layer
 from composer.model.modeling import ComposedForCausalLM
 from composer.selection.head_choice import KeyHead
+from composer.selection.needles import compare, logits_at
 from composer.spec.recipe import Stage
-from composer.tasks.base import Sample, Split, Task, rng_of
-from composer.tasks.writer import Writer
-from composer.training.finetune import divergence
+from composer.training.transfer import Lesson, teach
 from composer.training.unit import Losses, Unit, add_gradients
 
 GATES = "gates"
@@ -36,8 +34,6 @@ RATE = 0.08
 """The learning rate of gates. A cosine ends it at 0."""
 PENALTY, PENALTY_RATE = 0.3, 0.02
 """The weight of the penalty on the mean gate: its start, which is also the least, and its learning rate."""
-LEARNED_TOKENS = 64
-"""Tokens of the text in a row that are compared, beside those of the answer."""
 
 
 class Gates:
@@ -84,6 +80,10 @@ class GatedHeads(nn.Module):
         own = torch.ones(self.key_heads, device=exact.device).index_put((torch.tensor(self._numbers),), current[self._places])
         weight = own.repeat_interleave(exact.shape[2] // self.key_heads)[:, None].to(exact.dtype)
         return torch.lerp(other, exact, weight), {}
+
+    def run_other(self, inputs: HeadInputs, backend: str) -> Tensor:
+        """Return the output of the other heads alone, B T H D."""
+        return self._run(self.other, inputs, backend)
 
     @staticmethod
     def _run(heads: ComposedHeads, inputs: HeadInputs, backend: str) -> Tensor:
@@ -145,46 +145,45 @@ def divergences(model: ComposedForCausalLM, gates: Gates, batch: Batch) -> tuple
     """Return KL(source ‖ mixture) in nats per token: the mean over answers, and over the text."""
     with torch.no_grad(), gates.fixed(torch.ones_like(gates.values)):
         wanted = logits_at(model, batch)
-    apart = divergence(logits_at(model, batch).float(), wanted.float(), 1.0)
-    is_answer = answers_in(batch)[:, 1:][batch.predicted]
-    answer, text = (apart[some].mean() if bool(some.any()) else apart.new_zeros(()) for some in (is_answer, ~is_answer))
+    compared = compare(logits_at(model, batch), wanted, batch)
+    answer, text = (apart.mean() if len(apart) else apart.new_zeros(()) for apart in (compared.answer, compared.text))
     return answer, text
 
 
-def logits_at(model: ComposedForCausalLM, batch: Batch) -> Tensor:
-    """Return the logits of the tokens that are compared, N V. Those of all others are not computed."""
-    hidden = model.base(**batch.inputs(mask=True), use_cache=False).last_hidden_state
-    return model.logits_of(hidden[:, :-1][batch.predicted][None])[0]
+def logits_with(model: ComposedForCausalLM, gates: Gates, current: Tensor) -> Callable[[Batch], Tensor]:
+    """Return the function that computes the logits of ``logits_at`` with these gates, N."""
+
+    def logits(batch: Batch) -> Tensor:
+        with gates.fixed(current):
+            return logits_at(model, batch)
+
+    return logits
 
 
-def answers_in(batch: Batch) -> Tensor:
-    """The tokens of each row's first document, which has the needle, B T bool."""
-    return (batch.position == 0).cumsum(1) == 1
+def head_errors(model: ComposedForCausalLM, gates: Gates, rows: PackedRows) -> list[float]:
+    """Return, for each key head, ‖other heads - source's heads‖² / ‖source's heads‖² on the source's hidden states."""
+    squares: dict[KeyHead, list[Tensor]] = {head: [] for head in gates.heads}
+
+    def compare_layer(index: int, attention: ComposedAttention, lesson: Lesson) -> None:
+        mixture: Any = attention.composed
+        if isinstance(mixture, GatedHeads):
+            assert lesson.inputs is not None, "the source's attention has run"
+            differing = mixture.run_other(lesson.inputs, model.base.backend) - lesson.heads
+            sums = [_squares_of(states, lesson, mixture.key_heads) for states in (differing, lesson.heads)]
+            for layer, number in gates.heads:
+                if layer == index:
+                    squares[layer, number].append(torch.stack([own[number] for own in sums]))
+
+    with gates.fixed(torch.ones_like(gates.values)):
+        for part in rows.in_order(1):
+            teach(model, part.to(model.device), compare_layer)
+    totals = (torch.stack(own).sum(0) for own in squares.values())
+    return [float(wrong / whole.clamp(min=torch.finfo(torch.float32).tiny)) for wrong, whole in totals]
 
 
-def write_rows(rows: PackedRows, tasks: Sequence[Task], writer: Writer, split: Split, seed: int, count: int) -> PackedRows:
-    """Return ``count`` rows, each of a sample of a task and the beginning of a row of texts. A label marks a token to compare.
-
-    A sample has between a half and seven eighths of the row. Raises TaskError if a task has no sample of such a length.
-    """
-    length, made = rows.sequence, rows.take(np.arange(count) % len(rows))
-    for row in range(count):
-        rng = rng_of(seed, split, row)
-        sample = tasks[row % len(tasks)].sample(rng, writer, rng.randint(length // 2, length * 7 // 8), split)
-        _put(made, row, sample, np.random.default_rng(rng.getrandbits(64)))
-    return made
-
-
-def _put(rows: PackedRows, row: int, sample: Sample, numbers: np.random.Generator) -> None:
-    """Put a sample before the text of a row, in place, and mark the tokens to compare."""
-    ids, labels, position, valid = (array[row] for array in (rows.ids, rows.labels, rows.position, rows.valid))
-    taken = len(sample.ids)
-    left = len(ids) - taken
-    for array in (ids, labels, position, valid):
-        array[taken:] = array[:left].copy()
-    ids[:taken], position[:taken], valid[:taken] = sample.ids, np.arange(taken), True
-    labels[:taken] = np.where(sample.answer, sample.ids, IGNORED)
-    learned = taken + np.flatnonzero(labels[taken:] != IGNORED)
-    left_out = numbers.permutation(learned)[LEARNED_TOKENS:]
-    labels[left_out] = IGNORED
-    labels[0] = IGNORED
+def _squares_of(states: Tensor, lesson: Lesson, key_heads: int) -> Tensor:
+    """Return the sum of squares of heads B T H D at real tokens, by key head."""
+    valid = lesson.tokens.valid
+    squares = states.float().square().sum(-1)
+    squares = squares if valid is None else squares.masked_fill(~valid[..., None], 0.0)
+    return squares.sum((0, 1)).unflatten(0, (key_heads, -1)).sum(1)

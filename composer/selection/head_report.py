@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import computed_field
 
 from blocks.part import Closed
 from composer.plotting import add_title, panels, plotting, save
+from composer.selection.report import By
 from composer.spec.inherit import short_path
 from composer.tables import Readable, Table, View
 from composer.words import ranges, size
 
-HeadsBy = Literal["gates", "restored", "swapped"]
 OUTLINE = "#D55E00"
 MOST = 32
 """The most layers that an axis names; of more, it names every second, third and so on."""
@@ -24,7 +24,7 @@ class HeadScore(Closed):
     """One key head. The higher a score, the more it should keep the source's attention.
 
     - gate: from 0, the other head, to 1, the source's attention.
-    - restored, swapped: as for layers, in nats per token; None if they were not computed.
+    - restored, swapped (nats per token), error: as for layers; None if they were not computed.
     """
 
     layer: int
@@ -32,6 +32,13 @@ class HeadScore(Closed):
     gate: float
     restored: float | None = None
     swapped: float | None = None
+    error: float | None = None
+
+    def value_by(self, by: By) -> float:
+        """Return the score that a selection is by."""
+        value = self.gate if by == "gates" else getattr(self, by)
+        assert value is not None, "the selection is by this score"
+        return value
 
 
 class KeptHeads(Closed):
@@ -59,7 +66,7 @@ class HeadSelection(Readable, Closed):
 
     name: str
     teacher: str
-    by: HeadsBy
+    by: By
     other: str
     """The heads that gates mixed with the source's attention: a spec, or the folder of a trained student."""
     tasks: tuple[str, ...]

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from pydantic import computed_field
 
 from blocks.part import Closed
+from composer.files import write_whole
 from composer.plotting import COLOURS, add_title, panels, plotting, save
+from composer.runs.store import RunStore
 from composer.spec.inherit import short_path
+from composer.spec.writing import to_yaml
 from composer.tables import Readable, Table, View
 from composer.words import ranges, size
 
-By = Literal["restored", "swapped", "error"]
-ByAny = Literal["restored", "swapped", "error", "gates"]
-"""Of layers or of key heads."""
-WORDS: dict[By, str] = {
+LayerBy = Literal["restored", "swapped", "error"]
+By = Literal["gates", "restored", "swapped", "error"]
+"""The score of a selection. Layers have no gates."""
+SELECTION, SPEC = "selection.json", "spec.yaml"
+"""The report of a selection, and the spec that it chose."""
+WORDS: dict[LayerBy, str] = {
     "restored": "nats a token won by restoring it",
     "swapped": "nats a token lost by replacing it",
     "error": "relative error of its attention",
@@ -46,7 +53,7 @@ class Selection(Readable, Closed):
 
     name: str
     teacher: str
-    by: By
+    by: LayerBy
     rows: int
     tokens: int
     scores: tuple[LayerScore, ...]
@@ -76,7 +83,7 @@ class Selection(Readable, Closed):
 
 def table(selection: Selection) -> Table:
     """Return a row a layer."""
-    names = get_args(By)
+    names = get_args(LayerBy)
     rows = tuple(
         (str(score.layer), "kept" if score.layer in selection.keep else "", *(f"{getattr(score, name):.4g}" for name in names))
         for score in selection.scores
@@ -101,7 +108,7 @@ def remarks(selection: Selection) -> tuple[str, ...]:
 
 def draw(selection: Selection, path: Path) -> None:
     """A panel a score. Raises OSError."""
-    names = get_args(By)
+    names = get_args(LayerBy)
     with plotting() as pyplot:
         figure, axes = panels(pyplot, len(names), height=2.0, margin=0.6, sharex=True)
         layers = [score.layer for score in selection.scores]
@@ -118,3 +125,26 @@ def draw(selection: Selection, path: Path) -> None:
         axes[-1].set_xticks(layers[:: -(-len(layers) // MOST)])
         add_title(figure, f"What each layer of {Path(selection.teacher).name} loses as {selection.name}")
         save(figure, path)
+
+
+class Chosen(Protocol):
+    """A report that is written beside its spec."""
+
+    document: dict[str, Any]
+    out: Path
+
+    def model_dump(self, *, mode: str, exclude: set[str]) -> dict[str, Any]: ...
+
+
+OfChosen = TypeVar("OfChosen", bound=Chosen)
+
+
+def write_result(store: RunStore, report: OfChosen, pictures: Mapping[str, Callable[[OfChosen, Path], None]]) -> None:
+    """Write the spec, the pictures by their names, and last the report, which shows that the run has ended. Raises the store's
+    error."""
+    assert store.result is not None, "a selection ends"
+    with store.writing(report.out):
+        write_whole(report.out / SPEC, to_yaml(report.document))
+        for name, draw_picture in pictures.items():
+            draw_picture(report, report.out / name)
+        write_whole(report.out / store.result, json.dumps(report.model_dump(mode="json", exclude={"out"}), indent=2) + "\n")

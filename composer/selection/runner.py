@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,18 @@ from typing import Any
 from pydantic import Field, JsonValue
 
 from composer.errors import SelectionError
-from composer.files import write_whole
 from composer.runs.identity import Fingerprint, data_identity, fingerprint
 from composer.runs.store import RunStore, Settings
 from composer.selection.choice import best, candidates, count_within, keeping, state_bytes
-from composer.selection.report import By, Selection, draw
+from composer.selection.report import SELECTION, SPEC, LayerBy, Selection, draw, write_result
 from composer.selection.scores import divergence_with, score_layers
 from composer.spec.document import Spec
-from composer.spec.writing import to_yaml
 from composer.training.rows import rows_of, some
 from composer.training.run import TrainingOptions, load_student
 from composer.training.student import Student, read_student
 from composer.training.teacher import open_teacher
 
-RUN, SELECTION, SPEC, PICTURE = "run.json", "selection.json", "spec.yaml", "layers.png"
+RUN, PICTURE = "run.json", "layers.png"
 BUILT, STUDENT = "built", "student"
 """The folders of the student before training, and after."""
 
@@ -73,7 +70,7 @@ class SelectionOptions:
     keep: int | None
     budget: int | None
     sequence: int
-    by: By
+    by: LayerBy
     rows: int
 
 
@@ -121,13 +118,5 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
         document={**keeping(document, keep, layers), "name": name},
         out=out,
     )
-    _write(selection)
+    write_result(STORE, selection, {PICTURE: draw})
     return selection
-
-
-def _write(selection: Selection) -> None:
-    """Write the spec, the picture and the report, which shows that the selection has ended. Raises SelectionError."""
-    with STORE.writing(selection.out):
-        write_whole(selection.out / SPEC, to_yaml(selection.document))
-        draw(selection, selection.out / PICTURE)
-        write_whole(selection.out / SELECTION, json.dumps(selection.model_dump(mode="json", exclude={"out"}), indent=2) + "\n")

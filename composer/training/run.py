@@ -111,22 +111,8 @@ class TrainingRun:
 
     def setting(self, journal: Journal) -> StageSetting:
         """Return the settings of its stages."""
-        kind = torch.bfloat16 if self.options.bfloat16 else None
-        watch, tell = (self.options.watch, self.options.tell) if is_first() else (None, lambda _: None)
-        options = self.options
-        return StageSetting(
-            folder=self.folder,
-            journal=journal,
-            seed=options.seed,
-            checkpoint_seconds=options.checkpoint_seconds,
-            autocast=kind,
-            part_tokens=self._part_tokens,
-            watch=watch,
-            tell=tell,
-            warn=lambda warnings: warn_or_raise(warnings, options),
-            again=options.again,
-            finish=options.finish,
-        )
+        setting = setting_of(self.options, self.folder, journal, self._part_tokens)
+        return setting if is_first() else replace(setting, watch=None, tell=lambda _: None)
 
     @property
     def _part_tokens(self) -> int | None:
@@ -185,6 +171,23 @@ class TrainingRun:
             STORE.remove(self.folder)
         elif is_first():
             self.options.tell(f"The run is kept in {short_path(self.folder)}. To train on: the same command with --resume --force.")
+
+
+def setting_of(options: TrainingOptions, folder: Path, journal: Journal, part_tokens: int | None = None) -> StageSetting:
+    """Return the settings of stages in this folder."""
+    return StageSetting(
+        folder=folder,
+        journal=journal,
+        seed=options.seed,
+        checkpoint_seconds=options.checkpoint_seconds,
+        autocast=torch.bfloat16 if options.bfloat16 else None,
+        part_tokens=part_tokens,
+        watch=options.watch,
+        tell=options.tell,
+        warn=lambda warnings: warn_or_raise(warnings, options),
+        again=options.again,
+        finish=options.finish,
+    )
 
 
 def read_finished_run(

@@ -66,6 +66,11 @@ def test_by_other_scores_of_heads_that_need_no_training(tmp_path: Path) -> None:
     assert restored["other"] == swapped["other"] == "streaming"
     assert max(restored["state_bytes"], swapped["state_bytes"]) <= budget
     assert restored["count"] >= 1
+    done = ran(*arguments(tmp_path / "error", "streaming"), "--by", "error", "--keep", "1", "--json")
+    assert done.exit_code == 0, done.output
+    errors = {(score["layer"], score["head"]): score["error"] for score in json.loads(done.stdout)["scores"]}
+    (kept,) = ((some["layer"], head) for some in json.loads(done.stdout)["keep"] for head in some["heads"])
+    assert errors[kept] == max(errors.values())
 
 
 @pytest.mark.parametrize(
@@ -78,7 +83,6 @@ def test_by_other_scores_of_heads_that_need_no_training(tmp_path: Path) -> None:
         (["--heads", "--keep", "4"], "4 key heads of lolcats have other heads than the source"),
         (["--heads", "--budget", "1KiB"], "bytes with no key head kept"),
         (["--heads", "--budget", "much"], "--budget: expected a whole number of at least 1, such as 6291456 or 6MiB, got"),
-        (["--heads", "--keep", "1", "--by", "error"], "--by error is for layers"),
         (["--keep", "1", "--by", "gates"], "--by gates is for key heads"),
         (["--keep", "1", "--tasks", "passkey"], "--tasks is for the selection of key heads: add --heads"),
         (["--keep", "1", "--steps", "2"], "--steps is for the selection of key heads: add --heads"),

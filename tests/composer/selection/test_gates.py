@@ -16,8 +16,10 @@ from composer.data.packing import IGNORED, PackedRows
 from composer.errors import TaskError
 from composer.model.hosts import attentions_by_layer
 from composer.model.modeling import ComposedForCausalLM
-from composer.selection.gates import GateCourse, Gates, answers_in, divergences, gate_layers, write_rows
+from composer.selection.gates import GateCourse, Gates, divergences, gate_layers, head_errors
 from composer.selection.head_choice import KeyHead, candidate_heads, keeping_heads
+from composer.selection.needles import answers_in, write_rows
+from composer.selection.scores import score_layers
 from composer.spec.recipe import Stage
 from composer.tasks.multikey import Multikey
 from composer.tasks.passkey import Passkey
@@ -146,6 +148,25 @@ def test_both_divergences_are_of_their_tokens() -> None:
     with gates.fixed(torch.zeros(len(gates.heads))):
         answer, text = divergences(model, gates, batch)
     assert min(float(answer), float(text)) > 1e-4
+
+
+def test_errors_of_single_key_heads_are_those_of_layers() -> None:
+    """Of one key head a layer they are the layers' own, and a head that has no output has no error."""
+    source, rows = llama(num_key_value_heads=1), rows_of(2)
+    model, gates = gated(source)
+    student, teacher = (composer.build(spec, source).eval() for spec in (STREAMING, "softmax"))
+    assert isinstance(student, ComposedForCausalLM)
+    assert isinstance(teacher, ComposedForCausalLM)
+    _, scores = score_layers(student, teacher, rows)
+    assert head_errors(model, gates, rows) == pytest.approx([score.error for score in scores])
+    halved = llama()
+    attention: Any = halved.model.layers[0].self_attn
+    with torch.no_grad():
+        attention.v_proj.weight[:16].zero_()
+    model, gates = gated(halved)
+    errors = dict(zip(gates.heads, head_errors(model, gates, rows), strict=True))
+    assert errors[0, 0] == 0
+    assert min(error for head, error in errors.items() if head != (0, 0)) > 0.01
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from composer.selection.report import By, LayerScore, Selection, draw
+from composer.selection.report import LayerBy, LayerScore, Selection, draw
 from tests.composer.legible import assert_legible, kept_open
 
 
@@ -21,8 +21,8 @@ def test_what_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: 
     draw(selection, tmp_path / "layers.png")
     figure = figures["layers.png"]
     assert_legible(figure)
-    assert len(figure.axes) == len(get_args(By))
-    for axis, name in zip(figure.axes, get_args(By), strict=True):
+    assert len(figure.axes) == len(get_args(LayerBy))
+    for axis, name in zip(figure.axes, get_args(LayerBy), strict=True):
         bars = axis.patches
         assert [bar.get_height() for bar in bars] == [getattr(score, name) for score in scores]
         assert [place for place, bar in enumerate(bars) if bar.get_hatch()] == [1]

@@ -1,0 +1,184 @@
+"""Rows of a needle and of text, and how far the predictions of a model on them are from the source's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import JsonValue
+from torch import Tensor
+
+from composer.data.packing import IGNORED, Batch, PackedRows
+from composer.errors import SelectionError
+from composer.evaluation.arguments import NamedTask, read_tasks
+from composer.evaluation.options import EvaluationOptions
+from composer.files import sha256
+from composer.model.modeling import ComposedForCausalLM
+from composer.runs.identity import Fingerprint, data_identity, fingerprint, list_named_files, tokenizer_identity
+from composer.runs.store import Settings
+from composer.spec.recipe import Recipe
+from composer.spec.resolve import Resolved
+from composer.tasks.base import Sample, Split, Task, rng_of
+from composer.tasks.writer import Writer
+from composer.training.finetune import divergence
+from composer.training.rows import both_sides, some, tokenizer_of
+from composer.training.run import TrainingOptions
+from composer.training.teacher import Teacher
+
+LEARNED_TOKENS = 64
+"""Tokens of the text in a row that are compared, beside those of the answer."""
+
+
+class NeedleSettings(Settings):
+    """The settings of every run that scores on rows with needles. sequence: tokens of a row. files: hashes of the files of data,
+    tasks and tokenizer."""
+
+    source: Fingerprint
+    sequence: int
+    data: tuple[str, ...]
+    held_out_share: float
+    tasks: dict[str, JsonValue]
+    files: dict[str, str]
+    seed: int
+    backend: str
+
+    def identity(self) -> dict[str, Any]:
+        return super().identity() | {"source": self.source.short()}
+
+
+def shared_settings(rows: PackedRows, teacher: Teacher, tasks: Sequence[NamedTask], training: TrainingOptions) -> dict[str, Any]:
+    """Return the fields of ``NeedleSettings``."""
+    references = [data_identity(reference)["files"] for reference in (*training.data, *training.held_out)]
+    files = {name: digest for digests in references for name, digest in digests.items()}
+    files |= {f"{named.label} {name}": sha256(path) for named in tasks for name, path in list_named_files(named.task).items()}
+    return {
+        "source": fingerprint(teacher.source),
+        "sequence": rows.sequence,
+        "data": tuple(training.data),
+        "held_out_share": training.share,
+        "tasks": {named.label: named.task.model_dump(mode="json") for named in tasks},
+        "files": files | tokenizer_identity(teacher.source.folder),
+        "seed": training.seed,
+        "backend": training.backend,
+    }
+
+
+class Compared(NamedTuple):
+    """KL(source ‖ model) of the tokens of one batch, in nats. found: every token of the answer is the model's first choice."""
+
+    text: Tensor
+    answer: Tensor
+    found: bool
+
+
+class Figures(NamedTuple):
+    """KL(source ‖ model) in nats per token of the text and of the answers, and the share of the answers that are found."""
+
+    divergence: float
+    answer_divergence: float
+    answers_found: float
+
+
+class HeldOut:
+    """Held-out rows, and the source's logits on them."""
+
+    def __init__(self, rows: PackedRows, source: Callable[[Batch], Tensor], device: torch.device) -> None:
+        """source: returns the source's logits N V of the tokens that are compared in a row."""
+        self.rows, self._device = rows, device
+        with torch.no_grad():
+            self._wanted = [source(part.to(device)).float().cpu() for part in rows.in_order(1)]
+
+    @torch.no_grad()
+    def measure(self, model: Callable[[Batch], Tensor]) -> Figures:
+        """Compare a model, which returns its logits as the source does."""
+        text, answer, found = list[Tensor](), list[Tensor](), 0
+        for part, wanted in zip(self.rows.in_order(1), self._wanted, strict=True):
+            batch = part.to(self._device)
+            compared = compare(model(batch), wanted.to(self._device), batch)
+            text.append(compared.text)
+            answer.append(compared.answer)
+            found += compared.found
+        return Figures(float(torch.cat(text).mean()), float(torch.cat(answer).mean()), found / len(self.rows))
+
+
+def logits_at(model: ComposedForCausalLM, batch: Batch) -> Tensor:
+    """Return the logits of the tokens that are compared, N V. Those of all others are not computed."""
+    hidden = model.base(**batch.inputs(mask=True), use_cache=False).last_hidden_state
+    return model.logits_of(hidden[:, :-1][batch.predicted][None])[0]
+
+
+def answers_in(batch: Batch) -> Tensor:
+    """The tokens of each row's first document, which has the needle, B T bool."""
+    return (batch.position == 0).cumsum(1) == 1
+
+
+def compare(logits: Tensor, wanted: Tensor, batch: Batch) -> Compared:
+    """Compare a model's logits with the source's, both N V, of the tokens of ``logits_at``."""
+    apart, is_answer = divergence(logits.float(), wanted.float(), 1.0), answers_in(batch)[:, 1:][batch.predicted]
+    is_right = logits.argmax(-1) == batch.labels[:, 1:][batch.predicted]
+    return Compared(apart[~is_answer], apart[is_answer], bool(is_right[is_answer].all()))
+
+
+def read_needles(tasks: Sequence[str]) -> tuple[NamedTask, ...]:
+    """Return tasks by their names, each followed by its options. Raises SelectionError for one without answers, and
+    EvaluationError."""
+    named = read_tasks(tasks, EvaluationOptions())
+    for task in named:
+        if not isinstance(task.task, Task) or task.task.scored == "loss":
+            raise SelectionError(f"--tasks {task.label}: it has no answers to find. Choose tasks such as passkey or niah-single-2.")
+    return named
+
+
+def rows_with_needles(
+    recipe: Recipe | None, teacher: Teacher, tasks: Sequence[NamedTask], training: TrainingOptions, *, steps: int, most: int
+) -> tuple[PackedRows, PackedRows]:
+    """Return ``steps`` rows to learn from, and at most ``most`` rows to score on. Raises TaskError, TrainingError and DataError."""
+    trunk, tokenizer = teacher.source.trunk, tokenizer_of(teacher.source.folder)
+    recipe = Recipe(sequence=None if recipe is None else recipe.sequence)
+    texts, held_out = both_sides(tokenizer, trunk.vocabulary_size, trunk.max_positions, recipe, training)
+    assert held_out is not None, "the options hold a share out"
+    writer, own = Writer(tokenizer), [task for named in tasks if isinstance(task := named.task, Task)]
+    held_out = some(held_out, most)
+    return (
+        write_rows(texts, own, writer, "train", training.seed, steps),
+        write_rows(held_out, own, writer, "evaluation", training.seed, len(held_out)),
+    )
+
+
+def longest_text(rows: PackedRows) -> int:
+    return int(rows.position[rows.valid].max()) + 1
+
+
+def exact_pairs(resolved: Resolved) -> int:
+    """Return the most pairs that a head of a spec keeps exactly, beside the source's own attention."""
+    return max(sum(memory.room for memory in head.memory if memory.exact and memory.bounded) for head in resolved.heads.values())
+
+
+def write_rows(rows: PackedRows, tasks: Sequence[Task], writer: Writer, split: Split, seed: int, count: int) -> PackedRows:
+    """Return ``count`` rows, each of a sample of a task and the beginning of a row of texts. A label marks a token to compare.
+
+    A sample has between a half and seven eighths of the row. Raises TaskError if a task has no sample of such a length.
+    """
+    length, made = rows.sequence, rows.take(np.arange(count) % len(rows))
+    for row in range(count):
+        rng = rng_of(seed, split, row)
+        sample = tasks[row % len(tasks)].sample(rng, writer, rng.randint(length // 2, length * 7 // 8), split)
+        _put(made, row, sample, np.random.default_rng(rng.getrandbits(64)))
+    return made
+
+
+def _put(rows: PackedRows, row: int, sample: Sample, numbers: np.random.Generator) -> None:
+    """Put a sample before the text of a row, in place, and mark the tokens to compare."""
+    ids, labels, position, valid = (array[row] for array in (rows.ids, rows.labels, rows.position, rows.valid))
+    taken = len(sample.ids)
+    left = len(ids) - taken
+    for array in (ids, labels, position, valid):
+        array[taken:] = array[:left].copy()
+    ids[:taken], position[:taken], valid[:taken] = sample.ids, np.arange(taken), True
+    labels[:taken] = np.where(sample.answer, sample.ids, IGNORED)
+    learned = taken + np.flatnonzero(labels[taken:] != IGNORED)
+    left_out = numbers.permutation(learned)[LEARNED_TOKENS:]
+    labels[left_out] = IGNORED
+    labels[0] = IGNORED
