@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from composer.commands.eval import evaluate
     from composer.commands.explain import explain
     from composer.commands.export import export
+    from composer.commands.fit import fit
     from composer.commands.generate import generate
     from composer.commands.inspect import inspect
     from composer.commands.load import load
@@ -68,6 +69,7 @@ __all__ = [
     "expand",
     "explain",
     "export",
+    "fit",
     "generate",
     "inspect",
     "known_tasks",
@@ -104,6 +106,7 @@ _MODULES = {
     "commands.eval": ["evaluate"],
     "commands.explain": ["explain"],
     "commands.export": ["export"],
+    "commands.fit": ["fit"],
     "commands.generate": ["generate"],
     "commands.inspect": ["inspect"],
     "commands.load": ["load"],

@@ -5,11 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from shutil import rmtree
 from typing import TYPE_CHECKING, ClassVar
 
 from composer.arguments import Reference
-from composer.building import BuildOptions, run_build
 from composer.commands.distill import Watched, bar_of
 from composer.data.loading import check_references
 from composer.devices import room_for
@@ -19,7 +17,7 @@ from composer.numbers import ByteCount, CountOrShare, read_bytes, read_part
 from composer.options import function_of, option, options_class, options_of
 from composer.progress import progress_callback, silent_transformers
 from composer.selection.choice import another_source, candidates, count_within, state_bytes
-from composer.selection.head_choice import bytes_with, candidate_heads, heads_within
+from composer.selection.head_choice import candidate_heads, heads_within, subject_of
 from composer.selection.report import By
 from composer.shared_options import (
     OUT,
@@ -41,11 +39,9 @@ from composer.spec.document import Spec
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.resolve import Resolved
-from composer.training.student import read_student, stages_of
 from composer.weights.config import dimensions
 from composer.weights.record import read_record
 from composer.weights.sources import describe_model, open_model
-from composer.weights.target import target_of
 from composer.words import plural
 
 if TYPE_CHECKING:
@@ -73,7 +69,19 @@ def to_optional_part(value: CountOrShare | None) -> int | float | None:
 
 
 @options_class
-class SelectOptions(Replacing, WithBackend, OnDevice, Seeded, Overriding, CountedAt, OfData, Watched, FromSource, OfSpec):
+class JudgingOptions(Replacing, WithBackend, OnDevice, Seeded, CountedAt, OfData, Watched):
+    """Options of commands that score students on held-out rows."""
+
+    error: ClassVar[type[ComposerError]] = SelectionError
+    rows: int = option("Largest number of held-out rows to score on.", default=ROWS, least=1, metavar="N")
+
+    def check(self) -> None:
+        if not self.held_out and not self.share:
+            raise SelectionError("Nothing is held out, so there is nothing to score on: set --held-out, or a --share above 0.")
+
+
+@options_class
+class SelectOptions(Overriding, JudgingOptions, FromSource, OfSpec):
     """Find layers, or key heads, that should keep their own attention.
 
     Layers: a student with the spec's heads in every layer first learns the source's attention (OUT/student), as the spec's recipe
@@ -82,7 +90,6 @@ class SelectOptions(Replacing, WithBackend, OnDevice, Seeded, Overriding, Counte
     any other. The same call again continues an interrupted selection.
     """
 
-    error: ClassVar[type[ComposerError]] = SelectionError
     example: ClassVar[str] = 'composer.select("lawcat", "teacher", "texts.jsonl", "selected", keep=4).keep'
     out: Path = option("Folder for the spec, the scores and the student.", converter=to_path, kw_only=False, **OUT)
     keep: int | float | None = option(
@@ -102,7 +109,6 @@ class SelectOptions(Replacing, WithBackend, OnDevice, Seeded, Overriding, Counte
         "error: the error of its attention. gates: with --heads, and its default. Left out, restored.",
         default=None,
     )
-    rows: int = option("Largest number of held-out rows to score on.", default=ROWS, least=1, metavar="N")
     student: Path | None = option(
         "A trained student of SPEC, such as OUT/student. Nothing is trained then but the gates of --heads.",
         default=None,
@@ -130,8 +136,7 @@ class SelectOptions(Replacing, WithBackend, OnDevice, Seeded, Overriding, Counte
                 f"Neither --keep nor --budget is set. Set --keep N, the number of {what} to keep, or --budget "
                 "BYTES, the largest size of the state."
             )
-        if not self.held_out and not self.share:
-            raise SelectionError("Nothing is held out, so there is nothing to score on: set --held-out, or a --share above 0.")
+        super().check()
         if self.by == "gates" and not self.heads:
             raise SelectionError("--by gates is for key heads: add --heads, or choose another score.")
         for name, value in (("--tasks", self.tasks), ("--steps", self.steps)):
@@ -148,14 +153,14 @@ def run_select(options: SelectOptions) -> Selection | HeadSelection:
     if student is not None:
         check_student(student, resolved, source)
     check_references((*options.data, *options.held_out))
-    return _select_heads(options, loaded, resolved) if options.heads else _select_layers(options, loaded)
+    return _select_heads(options, loaded) if options.heads else _select_layers(options, loaded)
 
 
 def _select_layers(options: SelectOptions, loaded: Spec) -> Selection:
-    from composer.selection.runner import STORE, SelectionOptions, SelectionSettings, select_layers
+    from composer.selection.runner import STORE, SelectionOptions, SelectionSettings, learn_student, select_layers
 
     folder = options.out.expanduser()
-    training, room = _training(options, folder)
+    training, room = training_of(options, options.source, folder)
     by = options.by or "restored"
     assert by != "gates", "the options refuse it"
     with (
@@ -166,7 +171,7 @@ def _select_layers(options: SelectOptions, loaded: Spec) -> Selection:
     ):
         student = options.student
         if student is None:
-            student = _learn(loaded, options.source, folder, replace(training, watch=watch), force=options.force)
+            student = learn_student(loaded, options.source, folder, replace(training, watch=watch), force=options.force)
         else:
             STORE.begin(folder, SelectionSettings(student=str(student)), force=options.force)
         keep = None if options.keep is None else int(options.keep)
@@ -174,16 +179,14 @@ def _select_layers(options: SelectOptions, loaded: Spec) -> Selection:
         return select_layers(loaded, student, folder, training, chosen)
 
 
-def _select_heads(options: SelectOptions, loaded: Spec, resolved: Resolved) -> HeadSelection:
-    from composer.selection.head_runner import STORE, HeadOptions, HeadSubject, select_heads
+def _select_heads(options: SelectOptions, loaded: Spec) -> HeadSelection:
+    from composer.selection.head_runner import STORE, HeadOptions, select_heads
     from composer.selection.needles import read_needles
     from composer.training.teacher import open_language_model
 
     tasks = read_needles(options.tasks or (TASKS,))
-    target = target_of(None, loaded, options.source)
-    assert target is not None, "there is a source"
     folder, teacher = options.out.expanduser(), open_language_model(options.source)
-    training, room = _training(options, folder)
+    training, room = training_of(options, options.source, folder)
     chosen = HeadOptions(
         keep=None if options.keep is None else int(options.keep),
         budget=options.budget,
@@ -200,11 +203,11 @@ def _select_heads(options: SelectOptions, loaded: Spec, resolved: Resolved) -> H
         room,
         silent_transformers(),
     ):
-        subject = HeadSubject(loaded, resolved, target)
+        subject = subject_of(loaded, options.source)
         return select_heads(subject, teacher, folder, replace(training, watch=watch), chosen, force=options.force)
 
 
-def _training(options: SelectOptions, folder: Path) -> tuple[TrainingOptions, AbstractContextManager[None]]:
+def training_of(options: JudgingOptions, source: str, folder: Path) -> tuple[TrainingOptions, AbstractContextManager[None]]:
     """Return the options of what is trained, and the context that explains a lack of memory."""
     from composer.training.options import TrainingOptions
 
@@ -212,7 +215,7 @@ def _training(options: SelectOptions, folder: Path) -> tuple[TrainingOptions, Ab
     known = options_of(TrainingOptions)
     training = TrainingOptions(
         **{name: getattr(options, name) for name in shared if name in known},
-        teacher=options.source,
+        teacher=source,
         warn=warn_user if options.tell is inform else options.tell,
         again="run the same command without --force" if options.force else "run the same command again",
     )
@@ -224,32 +227,6 @@ def _training(options: SelectOptions, folder: Path) -> tuple[TrainingOptions, Ab
 
 
 select = function_of(SelectOptions, run_select)
-
-
-def _learn(spec: Spec, source: Reference, folder: Path, training: TrainingOptions, *, force: bool) -> Path:
-    """Train the student of all layers in the folder of a selection, resume its training, or reuse a finished one.
-
-    Raises SelectionError, TrainingError, DataError and BuildError.
-    """
-    from composer.selection.runner import BUILT, STORE, STUDENT, settings_of
-    from composer.training.distill import distill
-
-    student, run, built = folder / STUDENT, folder / f"{STUDENT}.run", folder / BUILT
-    run_build(BuildOptions(spec, source, built, seed=training.seed, force=True))
-    described = read_student(built, ())
-    stages_of(described.record, described.recipe, "transfer")
-    if force:  # before the new settings are written, which they would seem to belong to
-        for replaced in (student, run):
-            rmtree(replaced, ignore_errors=True)
-    STORE.begin(folder, settings_of(described, training), force=force)
-    is_stopped = run.is_dir()
-    if student.is_dir() and not is_stopped:
-        training.tell(f"{short_path(student)} has learned already.")
-    else:
-        # The student's record names its teacher, the source. A student beside a stopped run may be replaced.
-        distill(described, student, replace(training, teacher=None, resume=is_stopped, force=True), which="transfer")
-    rmtree(built)
-    return student
 
 
 def check_possible(spec: Spec, resolved: Resolved, options: SelectOptions) -> int | None:
@@ -280,11 +257,9 @@ def check_possible(spec: Spec, resolved: Resolved, options: SelectOptions) -> in
 def _check_budget(spec: Spec, resolved: Resolved, options: SelectOptions, budget: int) -> None:
     layers, sequence = resolved.dimensions.layers, options.sequence
     if options.heads:
-        target = target_of(None, spec, options.source)
-        assert target is not None, "there is a source"
-        first_of_layers = {head[0]: head for head in reversed(candidate_heads(resolved))}.values()
-        cheapest_head = min(first_of_layers, key=lambda head: bytes_with(spec, resolved, target, (head,), sequence))
-        heads_within(lambda count: bytes_with(spec, resolved, target, (cheapest_head,)[:count], sequence), 1, budget)
+        subject, first_of_layers = subject_of(spec, options.source), {head[0]: head for head in reversed(candidate_heads(resolved))}
+        cheapest_head = min(first_of_layers.values(), key=lambda head: subject.bytes((head,), sequence))
+        heads_within(lambda count: subject.bytes((cheapest_head,)[:count], sequence), 1, budget)
         return
     cheapest = min(candidates(resolved), key=lambda layer: state_bytes(spec, (layer,), layers, options.source, sequence))
     count_within(lambda count: state_bytes(spec, (cheapest,)[:count], layers, options.source, sequence), 1, budget)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from composer.errors import SelectionError
@@ -11,7 +12,7 @@ from composer.spec.document import REST, Spec
 from composer.spec.layer_rules import SOURCE, Group, key_heads_of
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.resolve import Resolved
-from composer.weights.target import Target
+from composer.weights.target import Target, target_of
 
 KeyHead = tuple[int, int]
 """A layer, and the number of a key head in it."""
@@ -53,25 +54,42 @@ def _use_of(groups: Sequence[Group], kept: set[int]) -> str | list[dict[str, Any
     return [source, *others[:-1], others[-1] | {"heads": REST}]
 
 
-def bytes_with(spec: Spec, resolved: Resolved, target: Target, kept: Collection[KeyHead], sequence: int) -> int:
-    """Return the bytes of the student's state at so many tokens with these key heads kept."""
-    if not kept:
-        return resolved_bytes(resolved, target, sequence)
-    document = keeping_heads(spec.model_dump(mode="json", exclude_unset=True), resolved, kept)
-    return resolved_bytes(resolve_spec(load_spec(document), target.size), target, sequence)
+@dataclass(frozen=True)
+class HeadSubject:
+    """A spec whose key heads are selected, resolved on its source."""
+
+    spec: Spec
+    resolved: Resolved
+    target: Target
+
+    def bytes(self, kept: Collection[KeyHead], sequence: int) -> int:
+        """Return the bytes of the student's state at so many tokens with these key heads kept."""
+        resolved = self.resolved if not kept else resolve_spec(load_spec(self.keeping(kept)), self.target.size)
+        return resolved_bytes(resolved, self.target, sequence)
+
+    def keeping(self, kept: Collection[KeyHead]) -> dict[str, Any]:
+        """Return the spec with these key heads kept."""
+        return keeping_heads(self.spec.model_dump(mode="json", exclude_unset=True), self.resolved, kept)
 
 
-def heads_within(bytes_of: Callable[[int], int], most: int, budget: int) -> int:
+def subject_of(spec: Spec, source: str) -> HeadSubject:
+    """Raises SpecError and SourceError."""
+    target = target_of(None, spec, source)
+    assert target is not None, "there is a source"
+    return HeadSubject(spec, resolve_spec(spec, target.size), target)
+
+
+def heads_within(bytes_of: Callable[[int], int], most: int, budget: int, least: int = 1) -> int:
     """Return the most key heads, up to ``most``, that can be kept within ``budget`` bytes. bytes_of: from kept key heads to bytes,
-    which grow with their number.
+    which grow with their number. least: 0 where the caller knows that the student without a kept key head fits.
 
-    Raises SelectionError if not one of them fits.
+    Raises SelectionError if ``least`` do not fit.
     """
     low, high = 0, most + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if bytes_of(middle) <= budget else (low, middle)
-    if low:
+    if low >= least:
         return low
     raise SelectionError(
         f"--budget {budget:,}: the state needs {bytes_of(0):,} bytes with no key head kept, and {bytes_of(1):,} with one. Set a "

@@ -19,11 +19,11 @@ from composer.model.hosts import attentions_by_layer
 from composer.runs.identity import Fingerprint, fingerprint
 from composer.runs.store import RunStore
 from composer.selection.gates import GATES, RATE, GateCourse, Gates, gate_layers, head_errors, logits_with
-from composer.selection.head_choice import KeyHead, bytes_with, candidate_heads, heads_within, keeping_heads, rank_heads
+from composer.selection.head_choice import HeadSubject, KeyHead, candidate_heads, heads_within, rank_heads
 from composer.selection.head_report import CurvePoint, HeadScore, HeadSelection, KeptHeads, draw_curve, draw_heads
 from composer.selection.needles import (
-    Figures,
-    HeldOut,
+    Divergences,
+    JudgedRows,
     NeedleSettings,
     exact_pairs,
     longest_text,
@@ -41,7 +41,6 @@ from composer.training.loop import run_stage
 from composer.training.run import TrainingOptions, load_student, setting_of
 from composer.training.student import read_student
 from composer.training.teacher import Teacher
-from composer.weights.target import Target
 
 RUN, HEADS, CURVE = "heads.json", "heads.png", "curve.png"
 STORE = RunStore("selection of heads", SelectionError, mark=RUN, written=(GATES, SPEC, HEADS, CURVE, SELECTION), result=SELECTION)
@@ -49,7 +48,7 @@ STANDS_IN = "streaming"
 """The spec of the heads that gates mix with the source's attention where those of the selection's spec have to be trained."""
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Shares of key heads at which students are scored, beside the selection and the source."""
-Measure = Callable[[Tensor], Figures]
+Measure = Callable[[Tensor], Divergences]
 """Compares the mixture with these gates, N, with the source."""
 
 
@@ -85,25 +84,6 @@ class HeadOptions:
     student: Path | None
 
 
-@dataclass(frozen=True)
-class HeadSubject:
-    """The spec whose heads are selected, resolved on its source."""
-
-    spec: Spec
-    resolved: Resolved
-    target: Target
-
-    def count(self, ranked: Sequence[KeyHead], options: HeadOptions) -> int:
-        """Return how many of these key heads are kept. Raises SelectionError if not one fits into the budget."""
-        if options.keep is not None:
-            return options.keep
-        assert options.budget is not None, "either keep or budget is set"
-        return heads_within(lambda count: self.bytes(ranked[:count], options.sequence), len(ranked) - 1, options.budget)
-
-    def bytes(self, kept: Sequence[KeyHead], sequence: int) -> int:
-        return bytes_with(self.spec, self.resolved, self.target, kept, sequence)
-
-
 def select_heads(
     subject: HeadSubject, teacher: Teacher, out: Path, training: TrainingOptions, options: HeadOptions, *, force: bool
 ) -> HeadSelection:
@@ -113,7 +93,7 @@ def select_heads(
     """
     heads, other = candidate_heads(subject.resolved), _other_spec(subject, options)
     other_heads = resolve_spec(other, subject.target.size)
-    share = subject.count(heads, options) / len(heads)
+    share = _count(subject, heads, options) / len(heads)
     rows, judged = rows_with_needles(subject.spec.recipe, teacher, options.tasks, training, steps=options.steps, most=options.rows)
     _check_lengths(other_heads, rows)
     settings = HeadSettings(
@@ -135,18 +115,17 @@ def select_heads(
     run_stage(GATES, course, stage, rows, None, setting_of(training, out / GATES, Journal(out / GATES, training.again)))
     course.clamp()
     training.tell(f"Scoring on {len(judged)} held-out rows.")
-    held_out = HeldOut(judged, logits_with(model, gates, torch.ones_like(gates.values)), model.device)
+    held_out = JudgedRows(judged, logits_with(model, gates, torch.ones_like(gates.values)), model.device)
 
-    def measure(current: Tensor) -> Figures:
+    def measure(current: Tensor) -> Divergences:
         return held_out.measure(logits_with(model, gates, current))
 
     errors = head_errors(model, gates, judged) if options.by == "error" else None
     scores = _scores(gates, measure, options.by, errors)
     ranked = rank_heads(heads, [score.value_by(options.by) for score in scores])
-    count = subject.count(ranked, options)
+    count = _count(subject, ranked, options)
     keep = sorted(ranked[:count])
     counts = sorted({*(int(share * len(heads)) for share in SHARES), count, len(heads)})
-    document = keeping_heads(subject.spec.model_dump(mode="json", exclude_unset=True), subject.resolved, keep)
     selection = HeadSelection(
         name=subject.spec.name,
         teacher=teacher.reference,
@@ -165,11 +144,19 @@ def select_heads(
         curve=tuple(_point(gates, measure, ranked[:kept]) for kept in counts),
         sequence=options.sequence,
         state_bytes=subject.bytes(keep, options.sequence),
-        document={**document, "name": f"{subject.spec.name}-heads-{count}"},
+        document={**subject.keeping(keep), "name": f"{subject.spec.name}-heads-{count}"},
         out=out,
     )
     write_result(STORE, selection, {HEADS: draw_heads, CURVE: draw_curve})
     return selection
+
+
+def _count(subject: HeadSubject, ranked: Sequence[KeyHead], options: HeadOptions) -> int:
+    """Return how many of these key heads are kept. Raises SelectionError if not one fits into the budget."""
+    if options.keep is not None:
+        return options.keep
+    assert options.budget is not None, "either keep or budget is set"
+    return heads_within(lambda count: subject.bytes(ranked[:count], options.sequence), len(ranked) - 1, options.budget)
 
 
 def _other_spec(subject: HeadSubject, options: HeadOptions) -> Spec:

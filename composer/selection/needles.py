@@ -66,14 +66,14 @@ def shared_settings(rows: PackedRows, teacher: Teacher, tasks: Sequence[NamedTas
 
 
 class Compared(NamedTuple):
-    """KL(source ‖ model) of the tokens of one batch, in nats. found: every token of the answer is the model's first choice."""
+    """KL(source ‖ model) of the tokens of one batch, in nats. is_found: every token of the answer is the model's first choice."""
 
     text: Tensor
     answer: Tensor
-    found: bool
+    is_found: bool
 
 
-class Figures(NamedTuple):
+class Divergences(NamedTuple):
     """KL(source ‖ model) in nats per token of the text and of the answers, and the share of the answers that are found."""
 
     divergence: float
@@ -81,7 +81,7 @@ class Figures(NamedTuple):
     answers_found: float
 
 
-class HeldOut:
+class JudgedRows:
     """Held-out rows, and the source's logits on them."""
 
     def __init__(self, rows: PackedRows, source: Callable[[Batch], Tensor], device: torch.device) -> None:
@@ -91,16 +91,17 @@ class HeldOut:
             self._wanted = [source(part.to(device)).float().cpu() for part in rows.in_order(1)]
 
     @torch.no_grad()
-    def measure(self, model: Callable[[Batch], Tensor]) -> Figures:
+    def measure(self, model: Callable[[Batch], Tensor]) -> Divergences:
         """Compare a model, which returns its logits as the source does."""
-        text, answer, found = list[Tensor](), list[Tensor](), 0
+        text, answer, right = list[Tensor](), list[Tensor](), 0
         for part, wanted in zip(self.rows.in_order(1), self._wanted, strict=True):
             batch = part.to(self._device)
             compared = compare(model(batch), wanted.to(self._device), batch)
             text.append(compared.text)
             answer.append(compared.answer)
-            found += compared.found
-        return Figures(float(torch.cat(text).mean()), float(torch.cat(answer).mean()), found / len(self.rows))
+            right += compared.is_found
+        of_text, of_answers = (max(0.0, float(torch.cat(parts).mean())) for parts in (text, answer))  # rounding may be below 0
+        return Divergences(of_text, of_answers, right / len(self.rows))
 
 
 def logits_at(model: ComposedForCausalLM, batch: Batch) -> Tensor:

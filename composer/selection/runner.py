@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 from pydantic import Field, JsonValue
 
+from composer.arguments import Reference
+from composer.building import BuildOptions, run_build
 from composer.errors import SelectionError
 from composer.runs.identity import Fingerprint, data_identity, fingerprint
 from composer.runs.store import RunStore, Settings
@@ -15,9 +18,11 @@ from composer.selection.choice import best, candidates, count_within, keeping, s
 from composer.selection.report import SELECTION, SPEC, LayerBy, Selection, draw, write_result
 from composer.selection.scores import divergence_with, score_layers
 from composer.spec.document import Spec
+from composer.spec.inherit import short_path
+from composer.training.distill import distill
 from composer.training.rows import rows_of, some
 from composer.training.run import TrainingOptions, load_student
-from composer.training.student import Student, read_student
+from composer.training.student import Student, read_student, stages_of
 from composer.training.teacher import open_teacher
 
 RUN, PICTURE = "run.json", "layers.png"
@@ -60,6 +65,29 @@ def settings_of(built: Student, training: TrainingOptions) -> SelectionSettings:
         seed=training.seed,
         backend=training.backend,
     )
+
+
+def learn_student(spec: Spec, source: Reference, folder: Path, training: TrainingOptions, *, force: bool) -> Path:
+    """Train the student of all layers in the folder of a selection, resume its training, or reuse a finished one.
+
+    Raises SelectionError, TrainingError, DataError and BuildError.
+    """
+    student, run, built = folder / STUDENT, folder / f"{STUDENT}.run", folder / BUILT
+    run_build(BuildOptions(spec, source, built, seed=training.seed, force=True))
+    described = read_student(built, ())
+    stages_of(described.record, described.recipe, "transfer")
+    if force:  # before the new settings are written, which they would seem to belong to
+        for replaced in (student, run):
+            rmtree(replaced, ignore_errors=True)
+    STORE.begin(folder, settings_of(described, training), force=force)
+    is_stopped = run.is_dir()
+    if student.is_dir() and not is_stopped:
+        training.tell(f"{short_path(student)} has learned already.")
+    else:
+        # The student's record names its teacher, the source. A student beside a stopped run may be replaced.
+        distill(described, student, replace(training, teacher=None, resume=is_stopped, force=True), which="transfer")
+    rmtree(built)
+    return student
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,6 +96,7 @@ def test_the_commands() -> None:
         "eval",
         "explain",
         "export",
+        "fit",
         "generate",
         "inspect",
         "lock",

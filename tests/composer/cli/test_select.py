@@ -20,8 +20,8 @@ TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
 QUICK = ["--set", "recipe={sequence: 64, transfer: {lr: 0.03, steps: 2, batch: 2, epochs: null, tokens: null}}", "--rows", "2"]
 
 
-def ran(*words: str):
-    return CliRunner().invoke(app, ["select", *words])
+def ran(*words: str, command: str = "select"):
+    return CliRunner().invoke(app, [command, *words])
 
 
 @pytest.mark.drawn
@@ -130,7 +130,7 @@ def selection_arguments(out: Path, source: Path = TEACHER) -> list[str]:
     return ["lawcat", "--from", str(source), "--data", "stories,samples=20", "--share", "0.2", *QUICK, "-o", str(out)]
 
 
-def stopped_by_a_signal(monkeypatch: pytest.MonkeyPatch, *words: str):
+def stopped_by_a_signal(monkeypatch: pytest.MonkeyPatch, *words: str, command: str = "select"):
     """Run a command that SIGTERM reaches at its first step."""
     usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with monkeypatch.context() as sent:
@@ -144,7 +144,7 @@ def stopped_by_a_signal(monkeypatch: pytest.MonkeyPatch, *words: str):
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            return ran(*words)
+            return ran(*words, command=command)
         finally:
             for number, handler in usual.items():
                 signal.signal(number, handler)

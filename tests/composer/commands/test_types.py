@@ -32,6 +32,7 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "explain": ("lolcats", TEACHER),
     "generate": (TEACHER, "once"),
     "inspect": (TEACHER,),
+    "fit": (TEACHER, "stories", "out"),
     "load": (TEACHER,),
     "load_spec": ("lolcats",),
     "lock": ("lolcats", TEACHER, "out.lock.yaml"),
@@ -100,7 +101,7 @@ def test_wrong_types(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             continue
         signature = inspect.signature(FUNCTIONS[name])
         arguments = signature.bind_partial(*NEEDED.get(name, ())).arguments
-        arguments |= {"ablate": {"out": "out"}, "select": {"keep": 1}}.get(name, {})
+        arguments |= {"ablate": {"out": "out"}, "fit": {"budget": "1MiB"}, "select": {"keep": 1}}.get(name, {})
         if (name, parameter) == ("check", "specs"):  # mistakes in specs are returned
             with suppress(ComposerError):
                 assert not composer.check(value).ok

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from composer.errors import SelectionError
-from composer.selection.head_choice import bytes_with, candidate_heads, heads_within, keeping_heads, rank_heads
+from composer.selection.head_choice import HeadSubject, candidate_heads, heads_within, keeping_heads, rank_heads
 from composer.spec.dimensions import Dimensions
 from composer.spec.loading import load_spec, resolve_spec
 from composer.weights.target import Target
@@ -76,11 +76,12 @@ def test_a_budget_is_filled_and_not_passed() -> None:
     with pytest.raises(SelectionError, match="needs 100 bytes with no key head kept, and 150 with one"):
         heads_within(lambda count: 100 + 50 * count, 4, 149)
     spec = load_spec("streaming")
-    resolved = resolve_spec(spec, SIZES)
-    heads = candidate_heads(resolved)
-    sizes = [bytes_with(spec, resolved, TARGET, heads[:count], 4096) for count in (0, 1, 2, 5)]
+    subject = HeadSubject(spec, resolve_spec(spec, SIZES), TARGET)
+    heads = candidate_heads(subject.resolved)
+    sizes = [subject.bytes(heads[:count], 4096) for count in (0, 1, 2, 5)]
     assert sizes == sorted(set(sizes)), "every head that is kept costs more"
-    assert heads_within(lambda count: bytes_with(spec, resolved, TARGET, heads[:count], 4096), 15, sizes[2]) == 2
+    assert heads_within(lambda count: subject.bytes(heads[:count], 4096), 15, sizes[2]) == 2
+    assert heads_within(lambda count: subject.bytes(heads[:count], 4096), 15, sizes[0], least=0) == 0
 
 
 def test_the_highest_scores_first_and_of_equal_ones_the_earlier() -> None:
