@@ -17,3 +17,8 @@ AUTO_MAP = {"AutoConfig": f"{STUB.removesuffix('.py')}.Config"}
 def is_composed_type(model_type: object) -> bool:
     """Whether a model type is one of this project."""
     return isinstance(model_type, str) and (model_type == OWN or model_type.startswith(PREFIX))
+
+
+def host_of(model_type: str) -> str:
+    """Return the model type of the blocks around the heads; this project's own are Llama's."""
+    return "llama" if model_type == OWN else model_type.removeprefix(PREFIX)

@@ -6,10 +6,12 @@ from typing import ClassVar
 
 from composer.devices import device_type
 from composer.errors import BuildError, ComposerError, translate_errors
-from composer.options import function_of, options_class
+from composer.exporting.targets import compare_with_targets
+from composer.options import function_of, option, options_class
 from composer.shared_options import CountedAt, InDtype, OfSource, OfSpec, OnDevice, Overriding, TextDecoderAlone, WithBackend
 from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.loading import load_spec, resolve_spec
+from composer.weights.config import trunk_from
 from composer.weights.target import target_of
 
 
@@ -23,6 +25,11 @@ class ExplainOptions(InDtype, OnDevice, WithBackend, CountedAt, TextDecoderAlone
     """
 
     error: ClassVar[type[ComposerError]] = BuildError
+    native: bool = option(
+        "Compare the spec with the classes of transformers that `compose export --native` writes: each condition that "
+        "fails, the reason, and the overrides that meet it.",
+        default=False,
+    )
 
 
 @translate_errors
@@ -31,8 +38,10 @@ def run_explain(options: ExplainOptions) -> Explanation:
     target = target_of(options.spec, loaded, options.source, revision=options.revision, text_only=options.text_only)
     if target is None:
         raise BuildError("no source is named: set --from SOURCE. Only its config.json is read.")
-    return explain_resolved(
-        resolve_spec(loaded, target.size),
+    resolved = resolve_spec(loaded, target.size)
+    trunk = target.trunk or trunk_from(resolved, "float32") if options.native else None
+    explanation = explain_resolved(
+        resolved,
         on=target.on,
         sequence=options.sequence,
         backend=options.backend,
@@ -41,6 +50,7 @@ def run_explain(options: ExplainOptions) -> Explanation:
         windows=target.windows,
         rotations=target.rotations,
     )
+    return explanation if trunk is None else explanation.model_copy(update={"native": compare_with_targets(resolved, trunk)})
 
 
 explain = function_of(ExplainOptions, run_explain)

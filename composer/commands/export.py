@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from blocks.part import Closed
 from composer.errors import ComposerError, ExportError, translate_errors
+from composer.exporting.targets import TARGETS, target_named
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
 from composer.shared_options import OUT, OfModel, Replacing, to_optional_path
@@ -34,8 +35,14 @@ class ExportOptions(Replacing, OfModel):
     )
     native: bool = option(
         "Write the folder of a class of transformers, without a Python file, where one computes this model: softmax in every "
-        "layer, windows on Llama's blocks, or Gated DeltaNet as in Qwen3-Next. Otherwise list the differences.",
+        "layer, windows, Gated DeltaNet or Mamba-2 beside softmax. Otherwise list the differences.",
         default=False,
+    )
+    target: str | None = option(
+        f"The class that --native writes: {', '.join(TARGETS)}. Left out, the first one that fits.",
+        default=None,
+        flags=("--for",),
+        metavar="CLASS",
     )
     step: bool = option(
         "Write a method for one token beside the one for any number of tokens: decoding is faster, and the file has each step of a "
@@ -45,6 +52,10 @@ class ExportOptions(Replacing, OfModel):
     copy: bool = option("Copy weight files. Left out, they are hard links where the file system allows it.", default=False)
 
     def check(self) -> None:
+        if self.target is not None:
+            if not self.native:
+                raise ExportError(f"--for {self.target} names a class of transformers: add --native")
+            target_named(self.target)
         if self.native and self.step:
             raise ExportError(
                 "--step is for the Python file of an export, which --native does not write. Remove one of the two options"
@@ -83,7 +94,9 @@ def run_export(options: ExportOptions) -> ExportReport:
         from composer.exporting.folder import export_folder
         from composer.exporting.native import Native
 
-        exported = export_folder(model, target, native=options.native, step=options.step, copy=options.copy, force=options.force)
+        exported = export_folder(
+            model, target, native=options.native, target=options.target, step=options.step, copy=options.copy, force=options.force
+        )
     if isinstance(exported, Native):
         return ExportReport(out=target, architecture=exported.architecture, model_type=exported.model_type)
     return ExportReport(

@@ -10,16 +10,21 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter, ValidationError
 
 from blocks.catalogue import CATALOGUE
-from composer.errors import ComposerError, SpecError, translate_errors
+from composer.errors import BuildError, ComposerError, SpecError, translate_errors
+from composer.exporting.targets import TARGETS, target_named
+from composer.exporting.targets.fit import fit, student_of_spec
+from composer.exporting.targets.target import NativeTarget
 from composer.files import failing_as, write_whole
 from composer.options import argument, function_of, option, options_class
-from composer.shared_options import WithParts, to_optional_text, to_text
+from composer.shared_options import SOURCE, WithParts, to_optional_text, to_text
 from composer.spec.document import Name
 from composer.spec.inherit import find_spec, not_found, short_path
-from composer.spec.loading import load_spec
+from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.reading import MOST_BYTES
 from composer.spec.schema import json_schema
 from composer.spec.writing import to_yaml
+from composer.weights.config import dimensions
+from composer.weights.sources import describe_model
 from converters.bounded import read_text
 
 SCHEMA = "schema.json"
@@ -44,6 +49,23 @@ class NewOptions(WithParts):
         kw_only=False,
         metavar="SPEC",
     )
+    target: str | None = option(
+        f"Start from the shipped spec of a class of transformers, changed to fit --from: {', '.join(TARGETS)}. `compose export "
+        "--native` writes its trained students as that class.",
+        default=None,
+        flags=("--for",),
+        metavar="CLASS",
+    )
+    source: str | None = option(
+        f"The source that --for is for. {SOURCE}", default=None, converter=to_optional_text, flags=("--from",), metavar="SOURCE"
+    )
+    revision: str | None = option("Branch, tag or commit of a model of the Hub.", default=None)
+
+    def check(self) -> None:
+        if (self.target is None) != (self.source is None):
+            raise ComposerError("--for CLASS and --from SOURCE belong together: the spec is written for a class and a source")
+        if self.target is not None and self.like is not None:
+            raise ComposerError("--for starts from the shipped spec of a class, and --like from another one: leave one out")
 
 
 @translate_errors
@@ -54,7 +76,10 @@ def run_new(options: NewOptions) -> Path:
     except ValidationError:
         wanted = "a name has lower-case letters, digits, - and _, a letter first"
         raise ComposerError(f'no spec can be called "{path.stem}": {wanted}') from None
-    text = _like(options.like, path) if options.like is not None else template(path.stem)
+    if options.target is not None and options.source is not None:
+        text = _fitting(target_named(options.target), options.source, options.revision, path.stem)
+    else:
+        text = _like(options.like, path) if options.like is not None else template(path.stem)
     with failing_as(ComposerError, f"{path} cannot be written"):
         try:
             os.stat(path.parent)  # which is not made: a mistyped folder would be
@@ -142,6 +167,24 @@ def _like(like: str, path: Path) -> str:
     renamed = [re.sub(NAMED, f"name: {path.stem}", line) for line in lines]
     renamed = [f"{line}  # a description: compose distill reads --data" if re.match(DATA, line) else line for line in renamed]
     return "\n".join([f"# Begun as a copy of {like}.", *(_rewrite_extends(line, origin, path) for line in renamed)]) + "\n"
+
+
+def _fitting(target: NativeTarget, source: str, revision: str | None, name: str) -> str:
+    """Return the shipped spec of a class, with the overrides that make it fit a source. Raises BuildError if none does."""
+    trunk = describe_model(source, revision).trunk
+    overrides: list[str] = []
+    while True:
+        spec = load_spec(target.spec, overrides)
+        differences = fit(target, student_of_spec(resolve_spec(spec, dimensions(trunk)), trunk)).differences
+        wanted = [override for difference in differences for override in difference.overrides if override not in overrides]
+        if not differences:
+            break
+        if not wanted or not all(difference.overrides for difference in differences):
+            listed = "".join(f"\n- {difference}" for difference in differences)
+            raise BuildError(f"no student of {source} is a {target.title}:{listed}")
+        overrides += wanted
+    document = spec.model_dump(mode="json", exclude_unset=True) | {"name": name}
+    return f"# {target.spec} for {source}. `compose export --native` writes its students as {target.title}.\n" + to_yaml(document)
 
 
 def _rewrite_extends(line: str, origin: Path, path: Path) -> str:

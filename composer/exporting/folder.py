@@ -72,11 +72,19 @@ def read_export(folder: Path) -> ExportRecord | None:
 
 
 def export_folder(
-    folder: Path, out: Path, *, native: bool = False, step: bool = False, copy: bool = False, force: bool = False
+    folder: Path,
+    out: Path,
+    *,
+    native: bool = False,
+    target: str | None = None,
+    step: bool = False,
+    copy: bool = False,
+    force: bool = False,
 ) -> Exported | Native:
     """Write a composed model as a folder that loads where this package is not installed.
 
-    native: write the folder of the class of transformers that computes the model, without a Python file. step: write a method for
+    native: write the folder of the class of transformers that computes the model, without a Python file. target: its name, or
+    None for the first class that fits. step: write a method for
     one token, too. copy: copy weight files, which are hard links otherwise. force: replace an export in ``out``.
 
     The export is loaded in a process without this package, and its logits are compared with the model's. Raises ExportError,
@@ -85,7 +93,7 @@ def export_folder(
     named, out = out, check_output(out, open_source(folder), force=force, check_replaceable=_check_export)
     with without_adapter(folder) as merged:
         model = load_model(merged, None, "cpu")
-        exported = native_of(causal(model)) if native else text_of(model, step=step)
+        exported = native_of(causal(model), target) if native else text_of(model, step=step)
         source, record = open_source(merged), read_record(merged)
         own_files, converts = merged != folder, isinstance(exported, Native) and exported.weights is not None
         check_space(out, sum(shard.bytes for shard in source.shards.values()) if copy or own_files or converts else 0)
@@ -95,7 +103,7 @@ def export_folder(
             else:
                 for name, shard in source.shards.items():
                     link_or_copy(shard.file, partial / name, copy=copy or own_files)
-            _documents(partial, merged, folder, named, model, exported, record, step)
+            _documents(partial, merged, folder, named, model, exported, record, step, target)
             sample = sample_of(model)
             del model  # the export's weights take its place in memory
             (comparison,) = compare([(partial, isinstance(exported, Exported), sample)])
@@ -176,7 +184,15 @@ def without_adapter(folder: Path) -> Iterator[Path]:
 
 
 def _documents(
-    partial: Path, merged: Path, folder: Path, out: Path, model: Any, exported: Exported | Native, record: Record | None, step: bool
+    partial: Path,
+    merged: Path,
+    folder: Path,
+    out: Path,
+    model: Any,
+    exported: Exported | Native,
+    record: Record | None,
+    step: bool,
+    target: str | None,
 ) -> None:
     """Write all files but the weights."""
     is_native = isinstance(exported, Native)
@@ -192,7 +208,7 @@ def _documents(
             copy_files(merged, (RECORD,), partial)
         write_text(partial / SPEC_FILE, to_yaml(record.spec))
         write_text(partial / PICTURE, picture(record.resolved, dtype=record.plan.dtype).svg)
-    flag = "--native " if is_native else "--step " if step else ""
+    flag = f"--native --for {target} " if target else "--native " if is_native else "--step " if step else ""
     command = f"compose export {shlex.quote(str(folder))} {flag}-o {shlex.quote(str(out))}"
     write_text(partial / CARD, card(exported, record, command))
     files = {name: sha256(path) for name, path in files_in(partial).items()}

@@ -14,10 +14,10 @@ import torch
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
-from blocks.positions import Rope
 from composer.errors import ExportError
 from composer.exporting.functions import Functions
 from composer.exporting.head_class import INPUTS, HeadClass
+from composer.exporting.targets.target import OWN_TRUNK, model_rotation, with_model_rotation
 from composer.exporting.template import (
     CONVERSION,
     FLA,
@@ -42,7 +42,6 @@ from composer.exporting.template import (
     TABLE,
 )
 from composer.exporting.writing import class_texts, function_texts
-from composer.graph.composition import HeadSpec
 from composer.model.configuration import host_configuration
 from composer.model.head import Head, anatomy
 from composer.model.hosts import HALVES, attention_of, attentions, layers_of
@@ -197,8 +196,7 @@ def _host_of(model: Any) -> _Host:
 
 def _check_trunk(config: Any) -> None:
     """Raise ExportError if the trunk differs from transformers' Llama."""
-    expected = {"norm_type": "rms", "mlp_type": "gated", "position_embedding": "none", "residual_dropout": 0.0}
-    for field, value in expected.items():
+    for field, value in OWN_TRUNK.items():
         if getattr(config, field) != value:
             raise ExportError(
                 f"the trunk has {field} {getattr(config, field)}; expected {value}, as in transformers' Llama, on which the file "
@@ -208,7 +206,7 @@ def _check_trunk(config: Any) -> None:
 
 def _head_classes(model: Any, step: bool) -> tuple[list[HeadClass], list[dict[str, str]]]:
     """Return the classes of all heads, and for each layer the names of its heads' classes."""
-    rope = model_rotation(model)
+    rope = model_rotation(model.config.read_spec().dimensions)
     classes: list[HeadClass] = []
     by_layer = []
     for _, attention in attentions(model):
@@ -241,24 +239,6 @@ def _numbered_heads(model: Any) -> tuple[dict[str, list[int]], ...]:
     return tuple(
         {group.head: list(numbers) for group, numbers in zip(groups, key_heads_of(groups), strict=True)} for groups in layers
     )
-
-
-def model_rotation(model: Any) -> Rope | None:
-    """Return the rotation in the spec of a model on Llama's blocks; None if the host rotates by its own code."""
-    size = model.config.read_spec().dimensions
-    if model.config.model_type != OWN or size.rope_theta is None:
-        return None
-    return Rope(theta=size.rope_theta, scaling=size.rope_scaling)
-
-
-def with_model_rotation(head: HeadSpec, rope: Rope | None) -> HeadSpec:
-    """Return the head with a plain ``rope`` if the model around it can rotate. rope: as ``model_rotation`` returns it."""
-
-    def is_models(position: Any) -> bool:
-        return position.is_of_model or (rope is not None and position.base == rope.base)
-
-    memories = (memory.model_copy(update={"position": Rope()}) if is_models(memory.rotation) else memory for memory in head.memory)
-    return head.model_copy(update={"memory": tuple(memories)})
 
 
 def _rotation_lines(host: type) -> str:

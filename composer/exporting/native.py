@@ -1,87 +1,89 @@
 """Models that a class of transformers computes: the same formulas, so the same logits up to rounding.
 
-Three kinds of models have such a class. Softmax attention in every layer is the host's own class. Windows on Llama's blocks are
-Mistral, and beside layers of softmax Ministral. Layers of Gated DeltaNet beside softmax layers with norms of queries and keys are
-Qwen3-Next. A model is written only where every formula and every size is the class's own; otherwise all differences are listed.
+``composer.exporting.targets`` has the classes. A model is written only where every formula and every size is the class's own;
+otherwise all differences from the class that comes closest are listed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel
 from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from blocks.memories.delta import Delta
-from blocks.memories.full import Full
-from blocks.memories.window import Window
-from blocks.positions import NoPosition, Rope
 from composer.errors import ExportError
-from composer.exporting.modeling import model_rotation, with_model_rotation
-from composer.exporting.qwen3_next import convert, delta_head, weight_differences
+from composer.exporting.targets import TARGETS, target_named
+from composer.exporting.targets.fit import Fit, fit
+from composer.exporting.targets.target import StudentModel, WeightTable
 from composer.files import system_errors
-from composer.graph.composition import HeadSpec
-from composer.model.head import anatomy
-from composer.model.heads import groups_of
 from composer.model.hosts import attentions
+from composer.spec.dimensions import Dimensions
 from composer.weights.record import CONFIG
 from converters.composed import ADAPTER_KEY, SPEC_KEYS, TRUNK_KEYS
-from converters.model_types import OWN, PREFIX
+from converters.model_types import host_of
 from converters.source import GENERATION_CONFIG
 
-START_ONLY = frozenset({"name", "bias", "slowest", "fastest"})
-"""Fields of parts that name a part or set the values of its parameters at the start. Formulas do not depend on them."""
 MOST_DIFFERENCES = 12
 """The most differences that one message lists."""
+BESIDE_TEXT = ("dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
+"""Fields of a text decoder's config that are also those of the config around it."""
 
 
 @dataclass(frozen=True)
 class Native:
-    """architecture: the class of transformers. config: its ``config.json``. weights: None if they are the model's own files;
-    otherwise all tensors by the class's names."""
+    """architecture: the class of transformers. fields: of its config. nested_in: the model type of the config around it, or None.
+    weights: None if they are the model's own files; otherwise all tensors by the class's names, in float32."""
 
     architecture: str
-    config: Mapping[str, Any]
+    fields: Mapping[str, Any]
+    nested_in: str | None = None
     weights: Mapping[str, Tensor] | None = None
 
     @property
     def model_type(self) -> str:
-        return self.config["model_type"]
+        return self.nested_in or self.fields["model_type"]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The contents of ``config.json``."""
+        if self.nested_in is None:
+            return {"architectures": [self.architecture], **self.fields}
+        beside = {name: self.fields[name] for name in BESIDE_TEXT if name in self.fields}
+        return {"architectures": [self.architecture], "model_type": self.nested_in, **beside, "text_config": dict(self.fields)}
 
 
-@dataclass(frozen=True)
-class LayerHead:
-    """The heads of one group of a layer. name: of the group. model_rotates: True if the host rotates queries and keys there."""
-
-    layer: int
-    name: str
-    spec: HeadSpec
-    model_rotates: bool
-
-
-def native_of(model: Any) -> Native:
+def native_of(model: Any, target: str | None = None) -> Native:
     """Return the class, the config and the weights that transformers computes a model by.
 
-    Raises ExportError with every difference between the model and the class that comes closest.
+    target: the class, by its name; left out, the first one that fits. Raises ExportError with every difference between the model
+    and the class that comes closest.
     """
-    heads = list(_heads_of(model))
-    kinds = {type(memory) for head in heads for memory in head.spec.memory}
-    if Delta in kinds:
-        return _qwen3_next(model, heads)
-    if Window in kinds and kinds <= {Full, Window}:
-        return _windows(model, heads)
-    kind = _host_type(model)
-    if differences := list(_different_heads(heads, lambda head: softmax_head(head.model_rotates))):
-        raise _refusal(_class_of(kind).__name__, differences)
-    if differences := list(trunk_differences(model)):
-        raise _refusal("LlamaForCausalLM", differences)
-    return _with_own_weights(model, kind, {})
+    student = student_of(model)
+    fits = [fit(own, student) for own in ([target_named(target)] if target else TARGETS.values())]
+    closest = min(fits, key=lambda own: (bool(own.differences), own.distance))
+    kind = closest.target.model_type or student.host
+    if closest.differences:
+        raise _refusal(closest, kind)
+    fields = _config_of(model, student, closest, kind)
+    weights = _weights_of(model, student, closest) if closest.target.ends else None
+    if weights is not None:
+        fields["dtype"] = "float32"
+    return Native(_class_of(kind).__name__, fields, closest.target.nested_in, weights)
+
+
+def student_of(model: Any) -> StudentModel:
+    """Return what classes are compared with, of a loaded model."""
+    resolved = model.config.read_spec()
+    hosts = (
+        () if resolved.dimensions.rope_theta is not None else attentions(model)
+    )  # this project's own blocks rotate in all layers
+    unrotated = frozenset(attention.layer for _, attention in hosts if not attention.facts.rotates)
+    return StudentModel(resolved, host_of(model.config.model_type), model.config.to_dict(), unrotated)
 
 
 def write_weights(native: Native, folder: Path) -> None:
@@ -102,9 +104,9 @@ def write_weights(native: Native, folder: Path) -> None:
 
 def model_of(native: Native) -> Any:
     """Build the class of transformers, with weights at their start."""
-    fields = {name: value for name, value in native.config.items() if name != "model_type"}
-    config = CONFIG_MAPPING[native.model_type](**fields)
-    return _class_of(native.model_type)(config)
+    fields = {name: value for name, value in native.fields.items() if name != "model_type"}
+    kind = native.fields["model_type"]
+    return _class_of(kind)(CONFIG_MAPPING[kind](**fields))
 
 
 def _class_of(kind: str) -> Any:
@@ -112,64 +114,8 @@ def _class_of(kind: str) -> Any:
     return MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[kind]]
 
 
-def softmax_head(model_rotates: bool, **fields: Any) -> HeadSpec:
-    """Return the head of softmax attention over all tokens."""
-    position = Rope() if model_rotates else NoPosition()
-    return HeadSpec(position=NoPosition(), memory=(Full(name="full", position=position),), **fields)
-
-
-def _windows(model: Any, heads: list[LayerHead]) -> Native:
-    """Return Mistral, or Ministral, whose config has a type for each layer; fewer engines know that class."""
-    sizes = sorted({memory.size for head in heads for memory in head.spec.memory if isinstance(memory, Window)})
-
-    def expected_spec(head: LayerHead) -> HeadSpec:
-        full = softmax_head(True)
-        if not isinstance(head.spec.memory[0], Window):
-            return full
-        window = Window(name="window", size=sizes[0], evict="drop", position=Rope())
-        return full.model_copy(update={"memory": (window,)})
-
-    differences = [*_different_heads(heads, expected_spec), *llama_differences(model)]
-    by_layer = {head.layer: type(head.spec.memory[0]) for head in heads}
-    if any(type(head.spec.memory[0]) is not by_layer[head.layer] for head in heads):
-        differences.append("a layer has heads with a window and heads without one; expected one kind of head in each layer")
-    is_mixed = Full in by_layer.values()
-    kind = "ministral" if is_mixed else "mistral"
-    if differences:
-        raise _refusal(_class_of(kind).__name__, differences)
-    types = ["sliding_attention" if by_layer[layer] is Window else "full_attention" for layer in sorted(by_layer)]
-    return _with_own_weights(model, kind, {"sliding_window": sizes[0]} | ({"layer_types": types} if is_mixed else {}))
-
-
-def _qwen3_next(model: Any, heads: list[LayerHead]) -> Native:
-    def expected_spec(head: LayerHead) -> HeadSpec:
-        if isinstance(head.spec.memory[0], Delta):
-            return delta_head(head.spec, model.config)
-        # Norms of queries and keys are compared with an epsilon of the class; a missing output gate is written as one that is 1.
-        norm = {"kind": "rms", "epsilon": model.config.rms_norm_eps}
-        gate = {"kind": "gate"} if head.spec.output is not None else None
-        return softmax_head(True, qk_norm=norm, output=gate)
-
-    differences = [*_different_heads(heads, expected_spec), *llama_differences(model)]
-    counts = {layer: sum(head.layer == layer for head in heads) for layer in {head.layer for head in heads}}
-    differences += [f"layer {layer}: {count} groups of heads; expected 1" for layer, count in counts.items() if count > 1]
-    if not any(isinstance(head.spec.memory[0], Full) for head in heads):
-        differences.append("no layer has softmax attention; the class needs one, whose cache counts the tokens")
-    differences += weight_differences(model, heads)
-    if differences:
-        raise _refusal("Qwen3NextForCausalLM", differences)
-    config, weights = convert(model, heads)
-    return Native("Qwen3NextForCausalLM", _config_of(model, "qwen3_next", config), weights)
-
-
-def _with_own_weights(model: Any, kind: str, changes: Mapping[str, Any]) -> Native:
-    """Return the class of a model type, for a model whose tensors have the names and sizes that the class has."""
-    architecture = _class_of(kind).__name__
-    return Native(architecture, _config_of(model, kind, changes))
-
-
-def _config_of(model: Any, kind: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the model's config that the class has, with changes."""
+def _config_of(model: Any, student: StudentModel, closest: Fit, kind: str) -> dict[str, Any]:
+    """Return the fields of the model's config that the class has, with those of the target."""
     left_out = {
         *SPEC_KEYS,
         *TRUNK_KEYS,
@@ -181,84 +127,55 @@ def _config_of(model: Any, kind: str, changes: Mapping[str, Any]) -> dict[str, A
         "model_type",
     }
     fields = {name: value for name, value in model.config.to_dict().items() if name not in left_out}
-    if kind != _host_type(model):
+    if kind != student.host:
         known = CONFIG_MAPPING[kind]().to_dict()
         fields = {name: value for name, value in fields.items() if name in known}
-    architecture = _class_of(kind).__name__
-    return {"architectures": [architecture], "model_type": kind, **fields, **changes}
+    return {"model_type": kind, **fields, **closest.target.config(student, list(closest.types))}
 
 
-def _heads_of(model: Any) -> Iterator[LayerHead]:
-    rope = model_rotation(model)
-    for _, attention in attentions(model):
-        for name, module in groups_of(attention.composed):
-            spec = with_model_rotation(anatomy(module).head, rope)
-            yield LayerHead(attention.layer, name, spec, bool(attention.facts.rotates) or rope is not None)
+def _weights_of(model: Any, student: StudentModel, closest: Fit) -> dict[str, Tensor]:
+    """Return all weights by the class's names, in float32, in which the class's norms round them at most once.
+
+    Every tensor of the student has a place in the tables; every tensor of the class has its own, as ``write_weights`` checks.
+    """
+    left = {name: parameter.detach().float() for name, parameter in model.named_parameters()}
+    weights = dict(_converted(left, "", "", closest.target.ends, student.size, ()))
+    for name, attention in attentions(model):
+        kind, block = closest.types[attention.layer], name.removesuffix("self_attn")
+        (group,) = student.resolved.layers[attention.layer]
+        memory = student.heads[group.head].memory[0].called
+        for own in [own for own in left if own.startswith(f"{name}.composed.")]:
+            short = own.removeprefix(f"{name}.composed.{group.head}.")
+            if short.startswith((f"{memory}.", f"{memory}_")):
+                short = f"memory{short.removeprefix(memory)}"
+            left[f"{name}.{short}"] = left.pop(own)
+        weights |= _converted(left, block, block, closest.target.blocks, student.size, ())
+        weights |= _converted(left, f"{name}.", f"{block}{kind.module}.", kind.weights, student.size, tuple(kind.identities))
+    assert not left, f"every parameter of the model has its place in the class: {', '.join(left)}"
+    return weights
 
 
-def _host_type(model: Any) -> str:
-    kind: str = model.config.model_type
-    return "llama" if kind == OWN else kind.removeprefix(PREFIX)
+def _converted(
+    left: dict[str, Tensor], prefix: str, class_prefix: str, table: WeightTable, size: Dimensions, optional: tuple[str, ...]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a table by the class's names, and remove the student's tensors that they are made of."""
+    used = {name for _, *names in table.values() for name in names}
+    tied = {"lm_head.weight"} - left.keys()
+    own = {name: left.pop(f"{prefix}{name}", None) for name in used}
+    absent = [name for name, tensor in own.items() if tensor is None and name not in (*optional, *tied)]
+    assert not absent, f"the model has every tensor of the table, but {', '.join(absent)}"
+    for name, (function, *names) in table.items():
+        if (tensor := None if name in tied else function(size, *(own[item] for item in names))) is not None:
+            yield f"{class_prefix}{name}", tensor.contiguous()
 
 
-def trunk_differences(model: Any) -> Iterator[str]:
-    """Yield how the blocks around the heads differ from the host's own class, for a trunk that a spec describes."""
-    if model.config.model_type == OWN:
-        expected = {"norm_type": "rms", "mlp_type": "gated", "position_embedding": "none", "residual_dropout": 0.0}
-        for field, value in expected.items():
-            if (configured := getattr(model.config, field)) != value:
-                yield f"{field} is {configured}; expected {value}"
-
-
-def llama_differences(model: Any) -> Iterator[str]:
-    """Yield how the blocks around the heads differ from Llama's without biases, which Mistral, Ministral and Qwen3-Next share."""
-    if _host_type(model) != "llama":
-        yield f"the blocks around the heads are those of {_host_type(model)}; expected those of llama"
-        return
-    yield from trunk_differences(model)
-    for field, value in {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}.items():
-        if (configured := getattr(model.config, field)) != value:
-            yield f"{field} is {configured}; expected {value}"
-
-
-def _different_heads(heads: list[LayerHead], expected: Callable[[LayerHead], HeadSpec]) -> Iterator[str]:
-    """Yield every difference between heads and those that a class has, each with the layers that have it."""
-    layers: dict[str, list[int]] = {}
-    for head in heads:
-        for difference in field_differences(head.spec, expected(head)):
-            layers.setdefault(difference, []).append(head.layer)
-    for difference, where in layers.items():
-        named = ", ".join(str(layer) for layer in dict.fromkeys(where))
-        yield f"layer{'s' if len(set(where)) > 1 else ''} {named}: {difference}"
-
-
-def field_differences(actual: Any, expected: Any, path: str = "") -> Iterator[str]:
-    """Yield the fields in which two heads differ, as a spec names them."""
-    if isinstance(actual, BaseModel) and type(actual) is type(expected):
-        for name in type(actual).model_fields:
-            if name not in START_ONLY:
-                yield from field_differences(getattr(actual, name), getattr(expected, name), f"{path}.{name}".lstrip("."))
-    elif isinstance(actual, tuple) and isinstance(expected, tuple) and len(actual) == len(expected):
-        for index, (item, other) in enumerate(zip(actual, expected, strict=True)):
-            yield from field_differences(item, other, f"{path}.{index}")
-    elif actual != expected:
-        yield f"`{path}` is {_in_words(actual)}; expected {_in_words(expected)}"
-
-
-def _in_words(value: Any) -> str:
-    if isinstance(value, BaseModel):
-        return str(getattr(value, "kind", type(value).__name__))
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_in_words(item) for item in value) + "]"
-    return "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _refusal(architecture: str, differences: list[str]) -> ExportError:
+def _refusal(closest: Fit, kind: str) -> ExportError:
+    differences = closest.differences
     more = len(differences) - MOST_DIFFERENCES
-    lines = [*differences[:MOST_DIFFERENCES], *([f"{more} more"] if more > 0 else [])]
+    lines = [*map(str, differences[:MOST_DIFFERENCES]), *([f"{more} more"] if more > 0 else [])]
     return ExportError(
-        f"transformers has no class with these heads. {architecture} comes closest, and differs in {len(differences)} "
+        f"transformers has no class with these heads. {_class_of(kind).__name__} comes closest, and differs in {len(differences)} "
         f"point{'s' if len(differences) > 1 else ''}:\n"
         + "".join(f"- {line}\n" for line in lines)
-        + "Export without this option: the folder then has a Python file of its own."
+        + "Train a student with these overrides, or export without this option: the folder then has a Python file of its own."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -75,6 +76,33 @@ class NumberedHeads(Closed):
     numbers: dict[str, tuple[int, ...]]
 
 
+class FailedCondition(Closed):
+    """A condition of a class of transformers that a spec on a source does not meet."""
+
+    problem: str
+    reason: str
+    overrides: tuple[str, ...] = ()
+    """Of the spec, which meet it. Empty if no override does."""
+
+    def __str__(self) -> str:
+        remedy = "".join(f" --set {shlex.quote(override)}" for override in self.overrides)
+        return f"{self.problem} ({self.reason})" + (f":{remedy}" if remedy else "")
+
+
+class TargetFit(Closed):
+    """A class of transformers beside a spec on a source."""
+
+    name: str
+    architecture: str | None
+    """None: the source's own class."""
+    spec: str
+    """The shipped spec that fits."""
+    conditions: tuple[FailedCondition, ...]
+    """Those that fail. Empty if the class computes the spec's models."""
+    identities: tuple[str, ...]
+    """What the class has and a model may lack, and how its weights do nothing there."""
+
+
 class Explanation(Readable, Closed):
     """The whole model at one sequence length. on: the source or trunk that it is resolved on, in words."""
 
@@ -98,6 +126,8 @@ class Explanation(Readable, Closed):
     decode_flops_per_token: int | None
     notes: tuple[str, ...] = ()
     """Warnings about the spec on this source."""
+    native: tuple[TargetFit, ...] = ()
+    """With --native: the classes that exports can be written as, in the order in which they are tried."""
 
     def view(self) -> View:
         from composer.spec.explained import view_of

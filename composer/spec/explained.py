@@ -13,7 +13,12 @@ def view_of(explanation: Explanation) -> View:
     place = f"{explanation.sequence:,} tokens, {explanation.backend} on {explanation.device}, {explanation.dtype}"
     growth = f" at {explanation.sequence:,} tokens" if any(group.state_grows for group in explanation.groups) else ", at any length"
     whole = Table("The whole model", ("", ""), _figures(explanation, growth))
-    tables = (*(table for group in explanation.groups for table in _of_group(group)), *_key_heads(explanation), whole)
+    tables = (
+        *(table for group in explanation.groups for table in _of_group(group)),
+        *_key_heads(explanation),
+        whole,
+        *_classes(explanation),
+    )
     return View(
         short_hashes(f"{name}{place}, spec {explanation.hash}"), tables, tuple(f"Note: {note}" for note in explanation.notes)
     )
@@ -26,6 +31,15 @@ def _key_heads(explanation: Explanation) -> tuple[Table, ...]:
         for some in explanation.key_heads
     ]
     return (Table("Key heads", ("layers", "of each head"), tuple(rows)),) if rows else ()
+
+
+def _classes(explanation: Explanation) -> tuple[Table, ...]:
+    """Return the classes of transformers beside the spec: for each, the conditions that fail, or what it has beside the spec."""
+    rows = []
+    for target in explanation.native:
+        rows.append((target.name, f"{plural(len(target.conditions), 'condition')} failed" if target.conditions else "fits"))
+        rows += [("", str(condition)) for condition in target.conditions] or [("", identity) for identity in target.identities]
+    return (Table("As a class of transformers (compose export --native)", ("class", ""), tuple(rows)),) if rows else ()
 
 
 def _of_group(group: GroupCost) -> tuple[Table, ...]:

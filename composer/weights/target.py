@@ -22,7 +22,7 @@ from composer.spec.sweep import refuse_sweep
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from converters.length_rotations import LengthRotation
-from converters.trunk import dtype_name
+from converters.trunk import Sizes, dtype_name
 
 TRUNK = "its own trunk"
 SIZES = "the sizes that it was resolved for"
@@ -32,14 +32,15 @@ SIZES = "the sizes that it was resolved for"
 class Target:
     """The sizes that a spec is resolved on. on: their origin in words. size: None for the spec's own trunk. dtype: of the weights.
 
-    windows: for each layer of a source, the tokens that a query sees, None for all; None where all layers see all.
-    rotations: the layers of a source whose rotary frequencies depend on the length of the text so far.
+    windows: for each layer of a source, the tokens that a query sees, None for all; None where all layers see all. trunk: of the
+    source; None without one. rotations: the layers of a source whose rotary frequencies depend on the length of the text so far.
     """
 
     on: str
     size: Dimensions | None
     dtype: str
     windows: Sequence[int | None] | None = None
+    trunk: Sizes | None = None
     rotations: Mapping[int, LengthRotation] = field(default_factory=dict)
 
 
@@ -63,7 +64,7 @@ def target_of(
         source = own_source(named)
     if source is not None:
         trunk = describe_model(source, revision, text_only=text_only).trunk
-        return Target(str(source), dimensions(trunk), trunk.dtype, trunk.windows, trunk.length_rotations)
+        return Target(str(source), dimensions(trunk), trunk.dtype, trunk.windows, trunk, trunk.length_rotations)
     if fresh or spec.trunk is not None:
         return Target(TRUNK, None, "float32")
     return None if spec.dimensions is None else Target(SIZES, spec.dimensions, "float32")

@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-import transformers.models.qwen3_next.modeling_qwen3_next as qwen3_next
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers.models.qwen3_next import modeling_qwen3_next
 
 import composer
 from composer.errors import ExportError
 from composer.exporting.native import Native, model_of, native_of
-from tests.composer.exporting.models import LENGTH, check_equal, generated, padded, randomised, texts
+from composer.exporting.targets import TARGETS
+from composer.spec.loading import load_spec
+from tests.composer.exporting.models import LENGTH, check_equal, generated, in_pieces, padded, randomised, texts
 
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
 SMALL = {
@@ -24,18 +27,27 @@ SMALL = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-FITS = "gdn-hybrid-qwen3-next"
+FITS, MAMBA = "native/qwen3_5", "native/granitemoehybrid"
 EPSILON, KEPT_EPSILON = "head.output.epsilon=1e-6", "heads.kept.qk_norm.epsilon=1e-6"
 """The teacher's."""
-GATED = "heads.kept.output=gate"
+GATED = "heads.kept.output={kind: gate, bias: false}"
+SHORT = "head.memory.0.size=16"
+CLOSE = 1e-5
+"""The largest difference of logits, as a share of the largest one."""
 
 
 @pytest.fixture(autouse=True)
 def plain_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     """With flash-linear-attention installed, transformers uses its kernels even without a GPU."""
-    for name in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "causal_conv1d_fn", "causal_conv1d_update"):
-        function = getattr(qwen3_next, name)
-        monkeypatch.setattr(qwen3_next, name, getattr(function, "__wrapped__", function))
+    for module in (modeling_qwen3_5, modeling_qwen3_next):
+        for name in (
+            "torch_chunk_gated_delta_rule",
+            "torch_recurrent_gated_delta_rule",
+            "causal_conv1d_fn",
+            "causal_conv1d_update",
+        ):
+            function = getattr(module, name)
+            monkeypatch.setattr(module, name, getattr(function, "__wrapped__", function))
 
 
 def loaded(native: Native, model: Any) -> Any:
@@ -61,40 +73,51 @@ def test_softmax_in_every_layer_is_the_host_s_own_class(family: str, tmp_path: P
 @pytest.mark.parametrize(
     ("name", "overrides", "architecture"),
     [
-        ("window", [], "MistralForCausalLM"),
-        ("window", ["heads.full={memory: [full]}", "layers=[{at: -1, use: full}]"], "MinistralForCausalLM"),
+        ("native/mistral", [SHORT], "MistralForCausalLM"),
+        ("native/ministral", [SHORT], "MinistralForCausalLM"),
+        (FITS, [EPSILON, KEPT_EPSILON], "Qwen3_5ForCausalLM"),
         (FITS, [EPSILON, KEPT_EPSILON], "Qwen3NextForCausalLM"),
-        (FITS, [EPSILON, KEPT_EPSILON, GATED, "head.conv.kernel=3"], "Qwen3NextForCausalLM"),
-        (FITS, [EPSILON, KEPT_EPSILON, "head.conv.per=key_head"], "Qwen3NextForCausalLM"),
+        (FITS, [EPSILON, KEPT_EPSILON, GATED, "head.conv.kernel=3"], "Qwen3_5ForCausalLM"),
+        (FITS, [EPSILON, KEPT_EPSILON, "head.conv.per=key_head"], "Qwen3_5ForCausalLM"),
+        (MAMBA, [EPSILON], "GraniteMoeHybridForCausalLM"),
+        (MAMBA, [EPSILON, "head.output.bias=false", "head.memory.0.gate.per=key_head"], "GraniteMoeHybridForCausalLM"),
     ],
 )
 def test_it_computes_what_the_model_does(name: str, overrides: list[str], architecture: str) -> None:
     model = randomised(composer.build(name, TEACHER, overrides=overrides))
-    native = native_of(model)
+    check_class(model, architecture)
+
+
+def check_class(model: Any, architecture: str) -> None:
+    """Check that a model is written as a class with equal logits: with padding, in pieces, and in greedy text."""
+    (target,) = (target.name for target in TARGETS.values() if target.architecture == architecture)
+    native = native_of(model, target)
     assert native.architecture == architecture
-    tokens, mask = texts(507, LENGTH)
+    tokens, mask = texts(model.config.vocab_size, LENGTH)
     own = loaded(native, model)
     with torch.no_grad():
-        expected = padded(model, tokens, mask)
-        torch.testing.assert_close(padded(own, tokens, mask), expected, rtol=0, atol=3e-5 * float(expected.abs().max()))
+        for compute in (lambda of: padded(of, tokens, mask), lambda of: in_pieces(of, tokens)):
+            expected = compute(model)
+            torch.testing.assert_close(compute(own), expected, rtol=0, atol=CLOSE * float(expected.abs().max()))
     assert torch.equal(generated(own, tokens, mask), generated(model, tokens, mask))
+
+
+def test_a_mistral_is_a_source(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("mistral", **SMALL, sliding_window=None)).save_pretrained(tmp_path)
+    check_class(randomised(composer.build(MAMBA, tmp_path, overrides=[EPSILON])), "GraniteMoeHybridForCausalLM")
+    check_class(randomised(composer.build("native/mistral", tmp_path, overrides=[SHORT])), "MistralForCausalLM")
 
 
 @pytest.mark.parametrize(
     ("name", "overrides", "expected"),
     [
-        ("lolcats", [], ["`feature_map` is hedgehog", "`memory` is [window, state]; expected [full]", "`read` is shared"]),
+        ("lolcats", [], ["`feature_map` is hedgehog", "`memory` is [window, state]; expected [", "`read` is shared"]),
         ("softmax", ["head.position=none"], ["`memory.0.position` is none; expected rope"]),
         ("window", ["heads.other={memory: [{kind: window, size: 8, evict: drop}]}", "layers=[{at: -1, use: other}]"],
-         ["memory.0.size"]),
-        ("gdn-hybrid", [], ["layer 0: `output.epsilon` is 1e-05; expected 1e-06", "layer 1: `qk_norm` is not set", "biases"]),
-        ("gated-deltanet", [EPSILON], ["no layer has softmax attention", "biases"]),
-        (FITS, [EPSILON, KEPT_EPSILON, "head.memory.0.scale=none", "head.memory.0.rate.largest=2"],
-         ["`memory.0.rate.largest` is 2; expected 1", "`memory.0.scale` is none; expected root"]),
-        (FITS, [EPSILON, KEPT_EPSILON, "head.conv.activation=none"], ["`conv.activation` is none; expected silu"]),
-        (FITS, [EPSILON, KEPT_EPSILON, "head.output.rank=8"], ["`output.rank` is 8; expected full"]),
-        ("kda-hybrid", [],
-         ["`memory.0.gate` is softplus_channel; expected softplus", "`output.activation` is sigmoid"]),
+         ["`memory.0.size` is 64 and 8", "heads.other.memory.0.size=64"]),
+        ("gdn-hybrid", [], ["Qwen3_5ForCausalLM comes closest", "layer 0: `output.epsilon` is 1e-05; expected 1e-06",
+                            "`output.bias` is true; expected false", "layer 1: `qk_norm` is not set", "--set 'heads.kept="]),
     ],
 )  # fmt: skip
 def test_all_differences_are_listed_at_once(name: str, overrides: list[str], expected: list[str]) -> None:
@@ -104,79 +127,72 @@ def test_all_differences_are_listed_at_once(name: str, overrides: list[str], exp
         assert difference in str(error.value)
 
 
-def test_weights_that_the_class_would_round_are_refused() -> None:
+def test_a_narrow_model_is_written_in_float32() -> None:
     model = randomised(composer.build(FITS, TEACHER, overrides=[EPSILON, KEPT_EPSILON], dtype="bfloat16"))
-    with torch.no_grad():
-        model.model.norm.weight[0] = 0.0123
-        for name, parameter in model.named_parameters():
-            if name.endswith("layernorm.weight"):
-                parameter.fill_(1.0)
-    with pytest.raises(ExportError) as error:
-        native_of(model)
-    assert "model.norm.weight: the class stores w - 1" in str(error.value)
-    assert "delta_gate.rate: kept in float32 here" in str(error.value)
+    native = native_of(model)
+    assert native.config["dtype"] == "float32"
+    check_class(model.float(), "Qwen3_5ForCausalLM")
 
 
 def test_other_blocks_than_llama_s_are_a_difference(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **SMALL)).save_pretrained(tmp_path)
-    with pytest.raises(ExportError, match="are those of qwen3; expected those of llama"):
-        native_of(composer.build("gdn-hybrid", tmp_path))
+    with pytest.raises(ExportError, match="are those of qwen3; expected those of llama or mistral"):
+        native_of(composer.build(FITS, tmp_path), "qwen3_5")
 
 
 @pytest.fixture
-def built(tmp_path: Path) -> tuple[Path, Path]:
-    """Folders of a softmax model, and of a hybrid that equals Qwen3-Next."""
+def exported(tmp_path: Path) -> Path:
+    """The folder of a softmax model as the source's class."""
     composer.build_folder("softmax", TEACHER, tmp_path / "softmax")
-    randomised(composer.build(FITS, TEACHER, overrides=[EPSILON, KEPT_EPSILON, GATED])).save_pretrained(tmp_path / "hybrid")
-    return tmp_path / "softmax", tmp_path / "hybrid"
+    assert composer.export(tmp_path / "softmax", tmp_path / "exported", native=True).architecture == "LlamaForCausalLM"
+    return tmp_path / "exported"
 
 
-def test_the_folder_loads_without_trust_in_code(built: tuple[Path, Path], tmp_path: Path) -> None:
-    for folder, architecture in zip(built, ("LlamaForCausalLM", "Qwen3NextForCausalLM"), strict=True):
-        out = tmp_path / architecture
-        report = composer.export(folder, out, native=True)
-        assert (report.architecture, report.file) == (architecture, None)
-        own = AutoModelForCausalLM.from_pretrained(out)
-        assert type(own).__name__ == architecture
-        tokens, mask = texts(507, LENGTH)
-        with torch.no_grad():
-            expected = padded(composer.load(folder), tokens, mask)
-            torch.testing.assert_close(padded(own, tokens, mask), expected, rtol=0, atol=3e-5 * float(expected.abs().max()))
-        assert not list(out.glob("*.py"))
-        assert "auto_map" not in json.loads((out / "config.json").read_text(encoding="utf-8"))
-        verified = composer.verify(out)
-        assert verified.ok
-        assert {check.what for check in verified.checks} == {"contents", "logits"}
-
-
-def test_a_trained_student_is_a_qwen3_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["qwen3_5", "granitemoehybrid", "mistral"])
+def test_a_student_that_its_recipe_trained_is_the_class(target: str, tmp_path: Path) -> None:
     """Its spec fits the class from the start, so that nothing is removed from trained weights."""
     (tmp_path / "texts.txt").write_text("the little dog sat in the sun and it was happy. " * 40, encoding="utf-8")
-    composer.build_folder(FITS, TEACHER, tmp_path / "built", overrides=[EPSILON, KEPT_EPSILON])
+    spec = composer.new(tmp_path / "mine", target=target, source=TEACHER)
+    recipe = load_spec(spec).recipe
+    assert recipe is not None
+    stages = [stage for stage in ("transfer", "finetune") if getattr(recipe, stage) is not None]
     steps = [
-        f"recipe.{stage}.{item}" for stage in ("transfer", "finetune") for item in ("tokens=null", "steps=2", "batch=2", "lr=1e-2")
+        f"recipe.{stage}.{item}" for stage in stages for item in ("tokens=null", "epochs=null", "steps=2", "batch=2", "lr=1e-2")
     ]
+    window = [SHORT] if target == "mistral" else []
+    composer.build_folder(spec, TEACHER, tmp_path / "built", overrides=window)
     composer.distill(tmp_path / "built", str(tmp_path / "texts.txt"), out=tmp_path / "trained",
                      overrides=["recipe.sequence=32", *steps], progress=False)  # fmt: skip
-    composer.export(tmp_path / "trained", tmp_path / "native", native=True)
-    start, model = composer.load(tmp_path / "built"), composer.load(tmp_path / "trained")
-    own = AutoModelForCausalLM.from_pretrained(tmp_path / "native")
-    assert type(own).__name__ == "Qwen3NextForCausalLM"
+    start: Any = composer.load(tmp_path / "built")
+    model: Any = composer.load(tmp_path / "trained")
     tokens, mask = texts(507, LENGTH)
+    settings = {"max_new_tokens": 64, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    composer.export(tmp_path / "trained", tmp_path / "native", native=True, target=target)
+    own: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "native")
+    assert type(own).__name__ == TARGETS[target].architecture
     with torch.no_grad():
         expected = padded(model, tokens, mask)
-        torch.testing.assert_close(padded(own, tokens, mask), expected, rtol=0, atol=3e-5 * float(expected.abs().max()))
+        torch.testing.assert_close(padded(own, tokens, mask), expected, rtol=0, atol=CLOSE * float(expected.abs().max()))
         assert float((padded(start, tokens, mask) - expected).abs().max()) > 0.01 * float(expected.abs().max()), "it has learned"
+    assert torch.equal(own.generate(tokens[2:, :32], **settings), model.generate(tokens[2:, :32], **settings))
+    assert "auto_map" not in json.loads((tmp_path / "native" / "config.json").read_text(encoding="utf-8"))
+    assert not list((tmp_path / "native").glob("*.py"))
 
 
-def test_a_native_folder_is_a_source_like_any_other(built: tuple[Path, Path], tmp_path: Path) -> None:
-    composer.export(built[0], tmp_path / "native", native=True)
-    composer.build_folder("lolcats", tmp_path / "native", tmp_path / "again")
+def test_a_native_folder_is_a_source_like_any_other(exported: Path, tmp_path: Path) -> None:
+    assert composer.verify(exported).ok
+    composer.build_folder("lolcats", exported, tmp_path / "again")
     assert composer.verify(tmp_path / "again").ok
 
 
 def test_nothing_is_written_where_no_class_fits(tmp_path: Path) -> None:
     composer.build_folder("lolcats", TEACHER, tmp_path / "built")
-    with pytest.raises(composer.ComposerError, match="Export without this option"):
+    with pytest.raises(composer.ComposerError, match="export without this option"):
         composer.export(tmp_path / "built", tmp_path / "out", native=True)
+    with pytest.raises(
+        composer.ComposerError, match="qwen is no class that students are written as; expected one of source, mistral"
+    ):
+        composer.export(tmp_path / "built", tmp_path / "out", native=True, target="qwen")
+    with pytest.raises(composer.ComposerError, match="add `native=True`"):
+        composer.export(tmp_path / "built", tmp_path / "out", target="qwen3_5")
     assert not (tmp_path / "out").exists()

@@ -17,6 +17,7 @@ from tests.laws.published.numerators import (
     gated_deltanet,
     gdn2,
     gla,
+    granite_mamba2,
     hypenet,
     kda,
     lawcat_delta,
@@ -72,9 +73,6 @@ COMPARED: dict[str, Comparison] = {
     ),
     "gated-deltanet": Comparison({"head": gated_deltanet}, f"{FLA}, `GatedDeltaNet`; transformers, `Qwen3NextGatedDeltaNet`"),
     "gdn-hybrid": Comparison({"head": gated_deltanet, "source": softmax}, f"{FLA}, `GatedDeltaNet`; the source's own attention"),
-    "gdn-hybrid-qwen3-next": Comparison(
-        {"head": gated_deltanet, "kept": normed_softmax}, f"{FLA}, `GatedDeltaNet`; transformers, `Qwen3NextAttention`"
-    ),
     "gdn2-hybrid": Comparison({"head": gdn2, "source": softmax}, f"{FLA}, `GatedDeltaNet2`; the source's own attention"),
     "gla": Comparison({"head": gla}, f"{FLA}, `GatedLinearAttention`; decays of query heads, as the spec says"),
     "hedgehog": Comparison({"head": hedgehog_alone}, "arXiv:2402.04347, eq. 3 to 6"),
@@ -107,6 +105,14 @@ COMPARED: dict[str, Comparison] = {
     "published/liger-gla": Comparison({"head": liger(WINDOW)}, "Liger's code, `LigerGatedLinearAttention`, on whole texts"),
     "published/lolcats-llama": Comparison({"head": lolcats_terraced}, LOLCATS_CODE),
     "retention": Comparison({"head": retention}, f"{FLA}, `MultiScaleRetention`"),
+    "native/granitemoehybrid": Comparison(
+        {"head": granite_mamba2, "source": softmax}, "transformers, `GraniteMoeHybridMambaLayer`; the source's own attention"
+    ),
+    "native/ministral": Comparison({"head": window, "source": softmax}, "as `window`; the source's own attention"),
+    "native/mistral": Comparison({"head": window}, "as `window`"),
+    "native/qwen3_5": Comparison(
+        {"head": gated_deltanet, "kept": normed_softmax}, f"{FLA}, `GatedDeltaNet`; transformers, `Qwen3_5Attention`"
+    ),
     "rglru-window": Comparison({"head": rglru_window}, "arXiv:2402.17512, section 4.1; arXiv:2402.19427, eq. 1 to 4"),
     "rwkv7": Comparison(
         {"head": rwkv7}, f"arXiv:2503.14456; {FLA}, `RWKV7Attention`, without token shift, bonus and first values, as the spec says"

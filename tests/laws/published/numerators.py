@@ -59,12 +59,20 @@ def hypenet(layer: Layer) -> Tensor:
 
 
 def mamba2(layer: Layer) -> Tensor:
+    gated = _gated_mamba2(layer)
+    return root_mean_square_norm(gated.flatten(1), layer["output_norm.weight"], 1e-5).view(gated.shape)
+
+
+def granite_mamba2(layer: Layer) -> Tensor:
+    return root_mean_square_norm(_gated_mamba2(layer), layer["output_norm.weight"], 1e-5)
+
+
+def _gated_mamba2(layer: Layer) -> Tensor:
     query, key, value = layer.short_convolved()
     step = softplus(layer.linear("state_gate"))
     decay = torch.exp(-torch.exp(layer["state_gate.rate"]) * step)[..., None]
     output = linear_attention(query, key, value * step[..., None], decay) + layer["state.skip"][:, None] * value
-    gated = output * silu(layer.output_gate(output))
-    return root_mean_square_norm(gated.flatten(1), layer["output_norm.weight"], 1e-5).view(output.shape)
+    return output * silu(layer.output_gate(output))
 
 
 def liger(size: int) -> Reference:

@@ -1,0 +1,48 @@
+"""The classes of transformers that can compute a student, in the order in which ``compose export --native`` tries them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from composer.errors import BuildError
+from composer.exporting.targets import granitemoehybrid, ministral, mistral, own_class, qwen3_5, qwen3_next
+from composer.exporting.targets.fit import fit, student_of_spec
+from composer.exporting.targets.target import NativeTarget
+from composer.spec.explain import TargetFit
+from composer.spec.resolve import Resolved
+from converters.trunk import Sizes
+
+TARGETS: Mapping[str, NativeTarget] = {
+    target.name: target
+    for target in (
+        own_class.TARGET,
+        mistral.TARGET,
+        ministral.TARGET,
+        qwen3_5.TARGET,
+        qwen3_next.TARGET,
+        granitemoehybrid.TARGET,
+    )
+}
+"""By the names that users choose them by."""
+
+
+def target_named(name: str) -> NativeTarget:
+    """Return the class of this name. Raises BuildError if there is none."""
+    if name not in TARGETS:
+        raise BuildError(f"{name} is no class that students are written as; expected one of {', '.join(TARGETS)}")
+    return TARGETS[name]
+
+
+def compare_with_targets(resolved: Resolved, trunk: Sizes) -> tuple[TargetFit, ...]:
+    """Compare a spec with every class, before anything is built. trunk: of the source, or of the spec."""
+    fits = (fit(target, student_of_spec(resolved, trunk)) for target in TARGETS.values())
+    return tuple(
+        TargetFit(
+            name=own.target.name,
+            architecture=own.target.architecture,
+            spec=own.target.spec,
+            conditions=own.differences,
+            identities=tuple(dict.fromkeys(text for kind in own.target.layers for text in kind.identities.values())),
+        )
+        for own in fits
+    )

@@ -1,0 +1,254 @@
+"""How a student differs from a class of transformers: every condition that fails, the reason, and the overrides that meet it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from composer.exporting.targets.target import OWN_TRUNK, LayerType, NativeTarget, StudentModel
+from composer.graph.composition import HeadSpec
+from composer.spec.explain import FailedCondition
+from composer.spec.resolve import Resolved
+from composer.weights.config import config_dict
+from composer.words import layers_in_words
+from converters.model_types import host_of
+from converters.trunk import Sizes
+
+START_ONLY = frozenset({"name", "bias", "slowest", "fastest"})
+"""Fields of parts that name a part or set the values of its parameters at the start. Formulas do not depend on them; whether there
+is a bias is a part of the formula."""
+KEPT = "kept"
+"""The name of a head that an override adds."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A student beside a class. types: the type of each layer. differences: all of them; none if the class computes the student.
+
+    strange_layers: the number of layers whose memories are those of no type.
+    """
+
+    target: NativeTarget
+    types: tuple[LayerType, ...]
+    differences: tuple[FailedCondition, ...]
+    strange_layers: int
+
+    @property
+    def distance(self) -> tuple[int, int]:
+        """How far the class is from the student."""
+        return self.strange_layers, len(self.differences)
+
+
+def student_of_spec(resolved: Resolved, trunk: Sizes) -> StudentModel:
+    """Return what classes are compared with, of a spec on a trunk."""
+    config = config_dict(trunk, resolved, trunk.dtype)
+    return StudentModel(resolved, host_of(config["model_type"]), config)
+
+
+def fit(target: NativeTarget, student: StudentModel) -> Fit:
+    """Compare a student with a class."""
+    kinds = [_type_of(target, student, layer) for layer in range(student.size.layers)]
+    types = tuple(kind for kind, _ in kinds)
+    differences = (*_hosts(target, student), *_heads(student, types), *_sameness(student, types), *_layers(target, student, types))
+    return Fit(target, types, differences, sum(not is_like for _, is_like in kinds))
+
+
+def _type_of(target: NativeTarget, student: StudentModel, layer: int) -> tuple[LayerType, bool]:
+    """Return the type of layer whose memories a layer's first heads have, otherwise the first type, and whether it has them."""
+    groups = student.resolved.layers[layer]
+    memories = [type(memory) for memory in student.heads[groups[0].head].memory] if groups else []
+    kinds = [[type(memory) for memory in kind.shape().memory] for kind in target.layers]
+    return next(
+        ((kind, True) for kind, own in zip(target.layers, kinds, strict=True) if own == memories), (target.layers[0], False)
+    )
+
+
+def _hosts(target: NativeTarget, student: StudentModel) -> Iterator[FailedCondition]:
+    """Yield what no override changes: the blocks around the heads."""
+    if target.hosts and student.host not in target.hosts:
+        yield FailedCondition(
+            problem=f"the blocks around the heads are those of {student.host}; expected those of {' or '.join(target.hosts)}",
+            reason="the class has these blocks; choose another source",
+        )
+        return
+    if student.resolved.direction != "causal":
+        yield FailedCondition(problem="`direction` is bidirectional; expected causal", reason="the class is causal",
+                         overrides=("direction=causal",))  # fmt: skip
+    for name, value in target.fixed.items():
+        if (configured := student.config.get(name, value)) != value:
+            remedy = "change the spec's trunk" if name in OWN_TRUNK else "choose another source"
+            yield FailedCondition(problem=f"{name} is {_in_words(configured)}; expected {_in_words(value)}",
+                             reason=f"the class computes this alone; {remedy}")  # fmt: skip
+    if target.sees_all and student.has_windows:
+        yield FailedCondition(problem="the source has windows in its layers; expected none",
+                         reason="the class's softmax layers see all tokens; choose another source")  # fmt: skip
+    size = student.size
+    if target.is_square and size.heads * size.head_dim != size.hidden_size:
+        yield FailedCondition(
+            problem=f"{size.heads} heads of {size.head_dim} numbers beside a hidden state of {size.hidden_size}",
+            reason="the class divides the hidden state evenly among its heads; choose another source",
+        )
+
+
+def _layers(target: NativeTarget, student: StudentModel, types: Sequence[LayerType]) -> Iterator[FailedCondition]:
+    groups = student.resolved.layers
+    if several := [layer for layer, own in enumerate(groups) if len(own) != 1]:
+        yield FailedCondition(
+            problem=f"{layers_in_words(several)}: {len(groups[several[0]])} groups of heads; expected 1",
+            reason="layers of the class have one kind of head",
+            overrides=_rules(student, [own[0].head for own in groups]) if all(groups) else (),
+        )
+    elif target.arrangement is not None:
+        for reason, wanted in target.arrangement([kind.name for kind in types]):
+            yield FailedCondition(
+                problem="the order of layers is not the class's",
+                reason=reason,
+                overrides=_rearranged(student, target, types, wanted),
+            )
+
+
+def _rearranged(student: StudentModel, target: NativeTarget, types: Sequence[LayerType], wanted: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides that give layers the wanted types: with the spec's own head of a type, or one that they add."""
+    heads = {
+        kind.name: student.resolved.layers[layer][0].head for layer, kind in enumerate(types) if student.resolved.layers[layer]
+    }
+    added = []
+    for kind in target.layers:
+        if kind.name in wanted and kind.name not in heads:
+            heads[kind.name] = KEPT
+            added.append(f"heads.{KEPT}={in_flow(kind.document(kind.shape(), student.values(0)))}")
+    return (*added, *_rules(student, [heads[name] for name in wanted]))
+
+
+def _rules(student: StudentModel, heads: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides that give each layer this head, and remove the heads that no layer has then; ``head`` needs no rule."""
+    layers: dict[str, list[int]] = {}
+    for layer, head in enumerate(heads):
+        layers.setdefault(head, []).append(layer)
+    rules = [{"at": _at(own, student.size.layers), "use": head} for head, own in layers.items() if head != "head"]
+    unused = [name for name in student.heads if name not in (*layers, "head", "source")]
+    return (f"layers={in_flow(rules)}", *(f"heads.{name}=null" for name in unused))
+
+
+def _at(layers: list[int], count: int) -> Any:
+    """Return the shortest way that a spec names these layers."""
+    if len(layers) == count:
+        return "all"
+    step = layers[1] - layers[0] if len(layers) > 1 else 1
+    if list(range(layers[0], count, step)) == layers and len(layers) > 1:
+        return f"{layers[0]}::{step}"
+    return layers[0] if len(layers) == 1 else layers
+
+
+def _heads(student: StudentModel, types: Sequence[LayerType]) -> Iterator[FailedCondition]:
+    """Yield every difference between heads and those of the class, once for all layers that have it."""
+    layers: dict[tuple[str, str], list[int]] = {}
+    overrides: dict[tuple[str, str], dict[str, None]] = {}
+    for layer, groups in enumerate(student.resolved.layers):
+        kind, values = types[layer], student.values(layer)
+        for group in groups:
+            head = student.heads[group.head]
+            document = kind.document(head, values)
+            expected = HeadSpec.model_validate(document)
+            for path, problem in _field_differences(head, expected):
+                if path in kind.any_value:
+                    continue
+                key = problem, _reason(kind, path)
+                layers.setdefault(key, []).append(layer)
+                for override in _meeting(student, group.head, path, document, expected):
+                    overrides.setdefault(key, {})[override] = None
+    for (problem, reason), where in layers.items():
+        yield FailedCondition(
+            problem=f"{layers_in_words(sorted(set(where)))}: {problem}", reason=reason, overrides=tuple(overrides[problem, reason])
+        )
+
+
+def _reason(kind: LayerType, path: str) -> str:
+    """Return the reason of a condition, by the longest path that has one."""
+    paths = [path.rsplit(".", cut)[0] for cut in range(path.count(".") + 1)]
+    return next((kind.reasons[prefix] for prefix in paths if prefix in kind.reasons), kind.formula)
+
+
+def _meeting(student: StudentModel, head: str, path: str, document: Mapping[str, Any], expected: HeadSpec) -> tuple[str, ...]:
+    """Return the overrides that give a head the expected value at a path."""
+    if head == "source":  # the source's own attention has no place in the spec
+        heads = [KEPT if group.head == head else group.head for groups in student.resolved.layers for group in groups[:1]]
+        return (f"heads.{KEPT}={in_flow(document)}", *_rules(student, heads))
+    prefix = "head" if head == "head" else f"heads.{head}"
+    value: Any = document
+    wanted: Any = expected
+    for step in path.split("."):
+        place: Any = int(step) if step.isdigit() else step
+        wanted = wanted[place] if isinstance(place, int) else getattr(wanted, place)
+        try:
+            value = value[place]
+        except (KeyError, IndexError, TypeError):
+            value = None
+    if value is None and isinstance(wanted, BaseModel):
+        value = wanted.model_dump(mode="json")
+    return (f"{prefix}.{path}={in_flow(wanted if value is None else value)}",)
+
+
+def _sameness(student: StudentModel, types: Sequence[LayerType]) -> Iterator[FailedCondition]:
+    """Yield the fields that may have any value, and have several in layers of one type."""
+    for path in sorted({path for kind in types for path in kind.one_value}):
+        values: dict[Any, dict[str, None]] = {}
+        for layer, groups in enumerate(student.resolved.layers):
+            for group in groups if path in types[layer].one_value else ():
+                value: Any = student.heads[group.head]
+                for step in path.split("."):
+                    value = value[int(step)] if step.isdigit() else getattr(value, step, None)
+                if value is not None:
+                    values.setdefault(value, {})[group.head] = None
+        if len(values) > 1:
+            first, *others = values
+            yield FailedCondition(
+                problem=f"`{path}` is {' and '.join(map(_in_words, values))}; expected the same in all layers",
+                reason="the class has one number for all layers",
+                overrides=tuple(
+                    f"{'head' if head == 'head' else f'heads.{head}'}.{path}={in_flow(first)}"
+                    for other in others
+                    for head in values[other]
+                ),
+            )
+
+
+def _field_differences(actual: Any, expected: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path of each field in which two heads differ, and the difference in words."""
+    if isinstance(actual, BaseModel) and type(actual) is type(expected):
+        for name in type(actual).model_fields:
+            own, other = getattr(actual, name), getattr(expected, name)
+            if (
+                name not in START_ONLY
+                or isinstance(own, bool) != isinstance(other, bool)
+                or (isinstance(own, bool) and own != other)
+            ):
+                yield from _field_differences(own, other, f"{path}.{name}".lstrip("."))
+    elif isinstance(actual, tuple) and isinstance(expected, tuple) and len(actual) == len(expected):
+        for index, (item, other) in enumerate(zip(actual, expected, strict=True)):
+            yield from _field_differences(item, other, f"{path}.{index}")
+    elif actual != expected or isinstance(actual, bool) != isinstance(expected, bool):
+        yield path, f"`{path}` is {_in_words(actual)}; expected {_in_words(expected)}"
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        return str(getattr(value, "kind", type(value).__name__))
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_in_words(item) for item in value) + "]"
+    return "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def in_flow(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {in_flow(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(in_flow, value)) + "]"
+    if isinstance(value, str) and value.replace("_", "").replace("-", "").isalnum() and not value[0].isdigit():
+        return value
+    return json.dumps(value)
