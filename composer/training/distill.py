@@ -109,11 +109,11 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
     transfer = stages.get(STAGE)
     if teacher is not None and isinstance(transfer, Transfer):  # while both are whole
         start = _begin(run, transfer, student, teacher)
-    with run.in_folder():
+    with run.in_folder() as journal:
         if teacher is not None:
             shard(teacher, computing_alone(teacher), options.device)
             teacher_loss = held_out_loss(teacher)
-        setting, outcomes, learned, left = run.setting(run.journal()), [], {}, dict(stages)
+        setting, outcomes, learned, left = run.setting(journal), [], {}, dict(stages)
         for name, stage in stages.items():
             if options.finish and checkpoint.newest(run.folder / name) is None:
                 break
@@ -196,8 +196,8 @@ def _stream(run: TrainingRun) -> TrainingReport:
     stage, student, teacher = run.stages[STAGE], StoredModel(run.student.source), StoredModel(run.teacher.source, options.backend)
     assert isinstance(stage, Transfer), "only transfer is streamed"
     check_disk(run, stage, student)
-    with run.in_folder():
-        outcome, learned = transfer_streamed(run, stage, student, teacher, run.journal())
+    with run.in_folder() as journal:
+        outcome, learned = transfer_streamed(run, stage, student, teacher, journal)
         return run.finish([outcome], learned)
 
 
@@ -243,9 +243,9 @@ def train(student: Student, out: str | os.PathLike[str], options: TrainingOption
         check_model(model, options.row_processes)
         prepare(model, options)
         course = FinetuneCourse(model, finetune_unit(model, learned), learned, None, from_nothing=True)
-        with run.in_folder():
+        with run.in_folder() as journal:
             _check_begun(run, [] if options.finish and checkpoint.newest(run.folder / TRAIN) is None else [TRAIN])
-            outcome = run_stage(TRAIN, course, learned, run.rows, run.held_out, run.setting(run.journal()))
+            outcome = run_stage(TRAIN, course, learned, run.rows, run.held_out, run.setting(journal))
             loss = None if run.held_out is None else loss_of(model.eval(), run.held_out, 1, stage.average)
             return run.finish([outcome], course.units[0].parameters, loss=loss)
 

@@ -8,7 +8,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from composer.files import write_whole
 from composer.state import Count, Measured, read_log
 from composer.training.options import AGAIN
 from composer.training.processes import by_first
+from composer.training.tracking import Tracker
 from converters.bounded import appending, problem_with
 
 LOG = "log.jsonl"
@@ -78,11 +79,12 @@ class LogLine(Closed):
 
 class Journal:
     """The log of one run; a continued run appends to it. Of several processes only the first writes. again: how the user continues.
-    If writing fails, all processes raise TrainingError, here and in the methods.
+    trackers: get the same figures; only those of the first process are used. If writing fails, all processes raise TrainingError,
+    here and in the methods.
     """
 
-    def __init__(self, folder: Path, again: str = AGAIN) -> None:
-        self._folder, self._again = folder, again
+    def __init__(self, folder: Path, again: str = AGAIN, trackers: Sequence[Tracker] = ()) -> None:
+        self._folder, self._again, self._trackers = folder, again, trackers
         self._boards: dict[str, Board] = {}
         by_first(self._make)
 
@@ -107,12 +109,16 @@ class Journal:
                 write_whole(log, "".join(f"{json.dumps(line.model_dump(exclude_unset=True))}\n" for line in kept))
             # TensorBoard drops later steps of whatever stage, so each stage has its own folder.
             self._boards[stage] = Board(self._folder / BOARD / stage, step + 1)
+        for tracker in self._trackers:
+            tracker.begin_stage(stage)
 
     def _write(self, stage: str, step: int, figures: Mapping[str, Any]) -> None:
         with _writable("log", self._folder, self._again):
             with appending(self._folder / LOG) as stream:
                 stream.write((json.dumps({"stage": stage, "step": step, **_finite(figures)}, allow_nan=False) + "\n").encode())
             self._boards[stage].write(step, dict(_flat(figures)))
+        for tracker in self._trackers:
+            tracker.write(stage, step, dict(_flat(figures)))
 
 
 def draw(log: Path, target: Path, again: str = AGAIN) -> None:

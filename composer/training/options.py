@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from composer.arguments import check_known, several
 from composer.errors import ComposerError, TrainingError
 from composer.options import option, options_class
-from composer.shared_options import InBfloat16, OfData, OnDevice, Replacing, Seeded, WithBackend, to_optional_path, to_optional_text
+from composer.shared_options import (
+    InBfloat16,
+    OfData,
+    OnDevice,
+    Replacing,
+    Seeded,
+    WithBackend,
+    reads,
+    to_optional_path,
+    to_optional_text,
+)
+from composer.versions import version_of
 
 if TYPE_CHECKING:
     from composer.training.loop import StepProgress
 
 AGAIN = "run the same command with --resume"
 """How the user continues a run that was stopped, if its command does not set another text."""
+TRACKERS = ("wandb", "trackio")
+"""The packages that curves can be sent to."""
+
+
+@reads(list[str])
+def to_trackers(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of trackers, each once. Raises TrainingError for an unknown name, and for a package that is missing."""
+    names = tuple(dict.fromkeys(several(value)))
+    for name in names:
+        check_known("--track", name, TRACKERS, TrainingError)
+        if version_of(name) is None:
+            raise TrainingError(f"--track: {name} is not installed: pip install {name}")
+    return names
 
 
 @options_class
@@ -47,6 +72,12 @@ class LearningOptions(OfData, InBfloat16, Replacing, WithBackend, OnDevice, Seed
         metavar="N",
     )
     checkpoint_seconds: float = option("Shortest time between two checkpoints, in seconds.", default=60.0, least=0)
+    track: tuple[str, ...] = option(
+        "Also send the losses, the recipe and the seed to this tracker: wandb or trackio. May be repeated.",
+        default=(),
+        converter=to_trackers,
+        metavar="TRACKER",
+    )
     resume: bool = option("Continue a run that was stopped.", default=False)
     finish: bool = option(
         "Make a model of the last checkpoint of a run that was stopped. Its record has the steps that were reached. The run is "

@@ -42,6 +42,7 @@ from composer.training.rows import (
 from composer.training.stored_logits import StoredLogits, TaughtRows
 from composer.training.student import Student, check_held_out, learns_from_teacher
 from composer.training.teacher import Teacher, tokens_of
+from composer.training.tracking import Tracker, tracking
 from composer.weights.config import check_positions
 from composer.weights.load import load_model
 from composer.weights.output import check_output
@@ -95,19 +96,19 @@ class TrainingRun:
         return self.student.record.trunk["vocabulary_size"]
 
     @contextmanager
-    def in_folder(self) -> Iterator[None]:
-        """Makes the run's folder, and locks it against other runs until the end of the block. Raises TrainingError."""
+    def in_folder(self) -> Iterator[Journal]:
+        """Make the run's folder, lock it against other runs until the end of the block, and yield its log. Raises TrainingError."""
         with ExitStack() as held:
-            by_first(lambda: self._take(held))
-            yield
+            trackers: list[Tracker] = []
+            by_first(lambda: self._take(held, trackers))
+            yield Journal(self.folder, self.options.again, trackers)
 
-    def _take(self, held: ExitStack) -> None:
+    def _take(self, held: ExitStack, trackers: list[Tracker]) -> None:
         held.enter_context(run_folder(self.folder, self.settings, resume=self.options.takes_up, force=self.options.force))
         check_output(self.out, self.student.source, force=self.options.force)  # again: another run may have written there meanwhile
-
-    def journal(self) -> Journal:
-        """Its log. Raises TrainingError."""
-        return Journal(self.folder, self.options.again)
+        if not self.options.finish:  # which trains nothing
+            config = {"model": self.student.record.resolved.name, "recipe": self.settings.recipe, "seed": self.options.seed}
+            trackers += held.enter_context(tracking(self.options.track, self.folder, self.out.name, config, self.options.again))
 
     def setting(self, journal: Journal) -> StageSetting:
         """Return the settings of its stages."""
