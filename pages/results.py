@@ -33,6 +33,7 @@ from composer.spec.resolve import Resolved
 from composer.training.logits_writing import WrittenLogits
 from composer.training.run import TrainingReport
 from composer.training.stored_logits import LogitsRecord
+from composer.training.tracking import TrackedRun
 from composer.weights.build import BuildReport
 from composer.weights.record import Record
 from composer.weights.sources import Manifest
@@ -89,6 +90,7 @@ WRITTEN: dict[str, tuple[str, type[BaseModel] | None]] = {
     ),
     "`PICTURE.json` of `inspect`": ("the numbers of the picture, see [inspect.md](../inspect.md#what-is-on-the-page)", None),
     "`run.json` of a training": ("the settings that must not change when a run continues", None),
+    "`tracked.json` of a training with `--track`": ("", TrackedRun),
     "`log.jsonl` of a training": ("a line per step or evaluation: `stage`, `step`, and its figures", None),
 }
 """Files that commands write."""

@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from composer.errors import ExportError
 from composer.exporting.targets import TARGETS, target_named
-from composer.exporting.targets.fit import Fit, fit
+from composer.exporting.targets.fit import ClosestFit, fit
 from composer.exporting.targets.target import StudentModel, WeightTable
 from composer.files import system_errors
 from composer.model.hosts import attentions
@@ -114,7 +114,7 @@ def _class_of(kind: str) -> Any:
     return MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[kind]]
 
 
-def _config_of(model: Any, student: StudentModel, closest: Fit, kind: str) -> dict[str, Any]:
+def _config_of(model: Any, student: StudentModel, closest: ClosestFit, kind: str) -> dict[str, Any]:
     """Return the fields of the model's config that the class has, with those of the target."""
     left_out = {
         *SPEC_KEYS,
@@ -133,7 +133,7 @@ def _config_of(model: Any, student: StudentModel, closest: Fit, kind: str) -> di
     return {"model_type": kind, **fields, **closest.target.config(student, list(closest.types))}
 
 
-def _weights_of(model: Any, student: StudentModel, closest: Fit) -> dict[str, Tensor]:
+def _weights_of(model: Any, student: StudentModel, closest: ClosestFit) -> dict[str, Tensor]:
     """Return all weights by the class's names, in float32, in which the class's norms round them at most once.
 
     Every tensor of the student has a place in the tables; every tensor of the class has its own, as ``write_weights`` checks.
@@ -169,7 +169,7 @@ def _converted(
             yield f"{class_prefix}{name}", tensor.contiguous()
 
 
-def _refusal(closest: Fit, kind: str) -> ExportError:
+def _refusal(closest: ClosestFit, kind: str) -> ExportError:
     differences = closest.differences
     more = len(differences) - MOST_DIFFERENCES
     lines = [*map(str, differences[:MOST_DIFFERENCES]), *([f"{more} more"] if more > 0 else [])]

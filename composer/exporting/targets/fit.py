@@ -26,7 +26,7 @@ KEPT = "kept"
 
 
 @dataclass(frozen=True)
-class Fit:
+class ClosestFit:
     """A student beside a class. types: the type of each layer. differences: all of them; none if the class computes the student.
 
     strange_layers: the number of layers whose memories are those of no type.
@@ -49,12 +49,12 @@ def student_of_spec(resolved: Resolved, trunk: Sizes) -> StudentModel:
     return StudentModel(resolved, host_of(config["model_type"]), config)
 
 
-def fit(target: NativeTarget, student: StudentModel) -> Fit:
+def fit(target: NativeTarget, student: StudentModel) -> ClosestFit:
     """Compare a student with a class."""
     kinds = [_type_of(target, student, layer) for layer in range(student.size.layers)]
     types = tuple(kind for kind, _ in kinds)
     differences = (*_hosts(target, student), *_heads(student, types), *_sameness(student, types), *_layers(target, student, types))
-    return Fit(target, types, differences, sum(not is_like for _, is_like in kinds))
+    return ClosestFit(target, types, differences, sum(not is_like for _, is_like in kinds))
 
 
 def _type_of(target: NativeTarget, student: StudentModel, layer: int) -> tuple[LayerType, bool]:
