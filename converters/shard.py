@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converters.bounded import MOST_NAMES, brief, open_regular, parse_json, reason
+from converters.bounded import MOST_NAMES, brief, list_first, open_regular, parse_json, reason
 from converters.errors import WeightsError
 from converters.trunk import Dtype
 
@@ -200,6 +200,18 @@ def _check_packed(file: Path, header: dict[str, Any], start: int, size: int) -> 
                 raise WeightsError(f"{file} has a damaged header at {brief(name)}: {brief(entry)}. Fetch it again.")
     check_places(file, places, start, size)
     return {}
+
+
+def check_scales(folder: Path, files: Iterable[Path]) -> None:
+    """Raise WeightsError for weights in 8 bits without a scale. transformers before 5.14 loads their digits as weights."""
+    types = {name: entry.get("dtype") for file in files for name, entry in read_header(file).entries.items()}
+    scaled = {name.partition("_scale")[0] for name in types if "_scale" in name}
+    # The scales of some formats have 8 bits, too.
+    lacking = sorted(
+        name for name, kind in types.items() if str(kind).startswith("F8_") and name not in scaled and "_scale" not in name
+    )
+    if lacking:
+        raise WeightsError(f"{folder} lacks the scales of {list_first(lacking)}. Fetch it again.")
 
 
 def check_places(file: Path, places: Iterable[tuple[int, int, int, str]], start: int, size: int) -> None:

@@ -27,7 +27,7 @@ from converters.gguf import GGUF, GgufHeader, read_gguf
 from converters.licences import GGUF_KEYS, LICENCE_FILES, LicenceFields, check_fields, read_card_licence
 from converters.model_types import is_composed_type
 from converters.quantised import KEY, check_unpackable, quantisation_of, without_quantisation
-from converters.shard import BYTES, Shard, read_packed_shard
+from converters.shard import BYTES, Shard, check_scales, read_packed_shard
 from converters.source import (
     GENERATION_CONFIG,
     INDEX,
@@ -223,6 +223,7 @@ class PackedFolder:
         """Write the unpacked model, tokenizer included, into an empty folder. Raises SourceError, BuildError, ConverterError."""
         refuse_code(self.path, SourceError)
         self._check_sizes(dtype)
+        check_scales(self.path, [shard.file for shard in self._shards.values()])
         with _without_bars(), translate_transformers_errors(self._problem, SourceError):
             import torch
             from transformers import AutoConfig, AutoModelForCausalLM

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import transformers
+from packaging.version import Version
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from composer.model.mixers import hybrids_run
 
 PASSED = [
     "afmoe", "apertus", "arcee", "aria_text", "axk1", "biogpt", "bitnet", "cohere", "cohere2", "cohere2_moe", "cwm",
@@ -124,8 +128,31 @@ PECULIAR: dict[str, dict[str, Any]] = {
 }
 
 
+def is_before(version: str) -> bool:
+    """Return whether this transformers is older than a version."""
+    return Version(transformers.__version__) < Version(version)
+
+
+def skip_before(version: str, what: str) -> None:
+    """Skip the test where transformers is older than the first version that has ``what``."""
+    if is_before(version):
+        pytest.skip(f"transformers {transformers.__version__} has no {what}")
+
+
+def skip_unless_composed(family: str) -> None:
+    """Skip the test where this transformers lacks the family, or cannot continue the states of its layers."""
+    if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        pytest.skip(f"transformers {transformers.__version__} has no {family}")
+    if family in HYBRIDS and not hybrids_run():
+        pytest.skip(f"transformers {transformers.__version__} cannot continue the states of {family}'s layers")
+
+
 def small(family: str, seed: int = 0, **more: Any) -> PreTrainedModel:
-    """Return a language model of the family with every parameter away from values that hide its effect."""
+    """Return a language model of the family with every parameter away from values that hide its effect.
+
+    Skips the test where this transformers has no such source.
+    """
+    skip_unless_composed(family)
     # By name: flash-linear-attention registers classes of its own for some families once it is imported.
     host = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
     make = host.config_class

@@ -18,7 +18,7 @@ from composer.graph.program import HeadInputs
 from composer.model.head import Head, anatomy
 from composer.model.head_inputs import visiting_heads
 from composer.model.stepwise import pieces
-from tests.composer.hosts.families import small
+from tests.composer.hosts.families import skip_before, small
 from tests.composer.programs import printed_behind_composer
 
 COMPILED = """
@@ -132,6 +132,8 @@ def test_a_llama_turns_by_the_length_of_each_call_as_its_source(kind: str) -> No
     factors = {"short_factor": [1.5] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 20}
     rotation = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0} | (factors if kind == "longrope" else {})
     source = small("llama", rope_parameters=rotation, max_position_embeddings=20)
+    if kind == "dynamic":
+        skip_before("5.14", "source whose short call after a long one is as before it")
     source(tokens(2, 60), use_cache=False)
     student = composer.build("softmax", source)
     for length in (15, 40, 30, 15, 60):

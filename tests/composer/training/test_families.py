@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import composer
 from composer.training.finetune import merge_adapters
 from composer.weights.verify import verify
-from tests.composer.hosts.families import HYBRIDS, small
+from tests.composer.hosts.families import HYBRIDS, is_before, small
 from tests.composer.training.runs import VOCABULARY, make_student, run
 from tests.composer.training.streams import STREAM, same
 from tests.composer.weights.students import weights
@@ -98,7 +98,8 @@ def test_streamed_and_in_memory(family: str, teacher: Path, texts: Path, tmp_pat
     run(student, tmp_path / "streamed", texts, few, **STREAM)
     wanted, start = weights(tmp_path / "whole"), weights(student)
     assert any(not torch.equal(tensor, start[name]) for name, tensor in wanted.items()), "something was learned"
-    if family in HYBRIDS:  # documents of a batch run together there, by their lengths, and rounding depends on which
+    # Documents of a batch run together in hybrids, by their lengths, and rounding depends on which.
+    if family in HYBRIDS or is_before("5.14"):
         for name, tensor in weights(tmp_path / "streamed").items():
             torch.testing.assert_close(tensor, wanted[name], rtol=0, atol=1e-5)
     else:

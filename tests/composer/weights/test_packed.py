@@ -20,6 +20,7 @@ from composer.files import sha256
 from composer.weights.record import read_record
 from composer.weights.sources import CACHE, FOLDER, describe_model, open_model
 from tests.composer.cli.conftest import Compose
+from tests.composer.hosts.families import is_before
 from tests.gguf_files import SIZES, TEMPLATE, VOCABULARY, gguf_model, write_gguf
 
 IDS = torch.arange(3, 43)[None]
@@ -77,7 +78,7 @@ def test_tokenizer_and_chat_template_are_those_of_the_file(tmp_path: Path, famil
     ours = AutoTokenizer.from_pretrained(tmp_path / "student")
     theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
     assert ours.get_vocab() == theirs.get_vocab()
-    assert len(ours) == VOCABULARY
+    assert len(ours) == (len(theirs) if is_before("5.14") else VOCABULARY)  # which added Qwen's own words to any vocabulary
     assert ours.chat_template == theirs.chat_template == TEMPLATE
     text = "the cat and the_Cat é<|end|>"
     assert ours(text)["input_ids"] == theirs(text)["input_ids"]

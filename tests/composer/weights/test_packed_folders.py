@@ -146,7 +146,7 @@ def test_a_weight_that_lacks_its_scale(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     folder, _ = packed(tmp_path / "packed", "fp8")
     without_scale(folder)
-    with pytest.raises(ComposerError):
+    with pytest.raises(ComposerError, match=r"lacks the scales of model\.layers\.0\.self_attn\.q_proj\.weight\. Fetch it again"):
         composer.build_folder("softmax", folder, tmp_path / "student")
 
 
