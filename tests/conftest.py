@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -44,6 +45,7 @@ LONGEST = {
 """The files with single tests of ten seconds and more."""
 CACHE = tempfile.TemporaryDirectory(prefix="composer-cache-")
 os.environ["COMPOSER_CACHE"] = CACHE.name  # of unpacked weights, not the user's own
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start `make test &` with Ctrl-C ignored, and tests send it
 gc.disable()  # until all is imported and collected, which is there to stay
 check_shapes("blocks")
 torch.set_num_threads(1)

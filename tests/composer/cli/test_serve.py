@@ -19,6 +19,7 @@ PATIENCE = 60
 
 
 def test_ctrl_c_ends_the_server(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "or the server would never end"
     monkeypatch.setattr(gc, "freeze", lambda: None)
     before = set(threading.enumerate())
     from composer.cli import serve as module
