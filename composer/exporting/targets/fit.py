@@ -21,8 +21,8 @@ from converters.trunk import Sizes
 START_ONLY = frozenset({"name", "bias", "slowest", "fastest"})
 """Fields of parts that name a part or set the values of its parameters at the start. Formulas do not depend on them; whether there
 is a bias is a part of the formula."""
-KEPT = "kept"
-"""The name of a head that an override adds."""
+ADDED = ("kept", "softmax", "added")
+"""Names of a head that an override adds: the first that the spec does not have."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,21 @@ def _hosts(target: NativeTarget, student: StudentModel) -> Iterator[FailedCondit
         )
         return
     if student.resolved.direction != "causal":
-        yield FailedCondition(problem="`direction` is bidirectional; expected causal", reason="the class is causal",
-                         overrides=("direction=causal",))  # fmt: skip
+        yield FailedCondition(
+            problem="`direction` is bidirectional; expected causal", reason="the class is causal", overrides=("direction=causal",)
+        )
     for name, value in target.fixed.items():
         if (configured := student.config.get(name, value)) != value:
             remedy = "change the spec's trunk" if name in OWN_TRUNK else "choose another source"
-            yield FailedCondition(problem=f"{name} is {_in_words(configured)}; expected {_in_words(value)}",
-                             reason=f"the class computes this alone; {remedy}")  # fmt: skip
+            yield FailedCondition(
+                problem=f"{name} is {_in_words(configured)}; expected {_in_words(value)}",
+                reason=f"the class computes this alone; {remedy}",
+            )
     if target.sees_all and student.has_windows:
-        yield FailedCondition(problem="the source has windows in its layers; expected none",
-                         reason="the class's softmax layers see all tokens; choose another source")  # fmt: skip
+        yield FailedCondition(
+            problem="the source has windows in its layers; expected none",
+            reason="the class's softmax layers see all tokens; choose another source",
+        )
     size = student.size
     if target.is_square and size.heads * size.head_dim != size.hidden_size:
         yield FailedCondition(
@@ -119,9 +124,13 @@ def _rearranged(student: StudentModel, target: NativeTarget, types: Sequence[Lay
     added = []
     for kind in target.layers:
         if kind.name in wanted and kind.name not in heads:
-            heads[kind.name] = KEPT
-            added.append(f"heads.{KEPT}={in_flow(kind.document(kind.shape(), student.values(0)))}")
+            heads[kind.name] = _new_name(student)
+            added.append(f"heads.{heads[kind.name]}={in_flow(kind.document(kind.shape(), student.values(0)))}")
     return (*added, *_rules(student, [heads[name] for name in wanted]))
+
+
+def _new_name(student: StudentModel) -> str:
+    return next(name for name in ADDED if name not in student.heads)
 
 
 def _rules(student: StudentModel, heads: Sequence[str]) -> tuple[str, ...]:
@@ -176,8 +185,9 @@ def _reason(kind: LayerType, path: str) -> str:
 def _meeting(student: StudentModel, head: str, path: str, document: Mapping[str, Any], expected: HeadSpec) -> tuple[str, ...]:
     """Return the overrides that give a head the expected value at a path."""
     if head == "source":  # the source's own attention has no place in the spec
-        heads = [KEPT if group.head == head else group.head for groups in student.resolved.layers for group in groups[:1]]
-        return (f"heads.{KEPT}={in_flow(document)}", *_rules(student, heads))
+        new = _new_name(student)
+        heads = [new if group.head == head else group.head for groups in student.resolved.layers for group in groups[:1]]
+        return (f"heads.{new}={in_flow(document)}", *_rules(student, heads))
     prefix = "head" if head == "head" else f"heads.{head}"
     value: Any = document
     wanted: Any = expected

@@ -88,13 +88,27 @@ def test_all_conditions_are_listed_for_all_classes() -> None:
         assert all(difference.problem in text for difference in target.conditions)
 
 
-def test_a_class_that_no_override_reaches(tmp_path: Path) -> None:
-    with pytest.raises(composer.ComposerError, match="attention_bias is true; expected false"):
-        composer.new(tmp_path / "mine", target="qwen3_5", source=_with_bias(tmp_path))
+@pytest.mark.parametrize(
+    ("target", "changes", "problem"),
+    [
+        ("qwen3_5", {"attention_bias": True}, "attention_bias is true; expected false"),
+        ("granitemoehybrid", {"head_dim": 64}, "4 heads of 64 numbers beside a hidden state of 128"),
+        ("mistral", {"model_type": "mistral", "sliding_window": 32}, "the source has windows in its layers; expected none"),
+        ("qwen3_5", {"model_type": "qwen3"}, "are those of qwen3; expected those of llama or mistral"),
+    ],
+)
+def test_a_source_that_no_override_changes(target: str, changes: dict[str, object], problem: str, tmp_path: Path) -> None:
+    config = json.loads((TEACHER / "config.json").read_text(encoding="utf-8")) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(composer.ComposerError, match=problem):
+        composer.new(tmp_path / "mine", target=target, source=tmp_path)
     assert not (tmp_path / "mine.yaml").exists()
 
 
-def _with_bias(folder: Path) -> Path:
-    config = json.loads((TEACHER / "config.json").read_text(encoding="utf-8")) | {"attention_bias": True}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
+def test_a_class_and_a_source_belong_together(tmp_path: Path) -> None:
+    with pytest.raises(composer.ComposerError, match="belong together"):
+        composer.new(tmp_path / "mine", target="qwen3_5")
+    with pytest.raises(composer.ComposerError, match="belong together"):
+        composer.new(tmp_path / "mine", source=TEACHER)
+    with pytest.raises(composer.ComposerError, match="leave one out"):
+        composer.new(tmp_path / "mine", target="qwen3_5", source=TEACHER, like="lolcats")
