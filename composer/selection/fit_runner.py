@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from composer.building import ModelOptions, run_build_in_memory
 from composer.errors import SelectionError
 from composer.evaluation.arguments import NamedTask
+from composer.files import write_whole
 from composer.runs.identity import fingerprint
 from composer.runs.store import RunStore
 from composer.selection.fit_report import Fit, FittedHeads, LeftOut
@@ -35,14 +36,15 @@ from composer.selection.runner import learn_student
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.parameters import fresh_parameters
 from composer.spec.recipe import Recipe
+from composer.spec.writing import to_yaml
 from composer.state import read_state, write_state
 from composer.training.run import TrainingOptions, load_student
 from composer.training.student import read_student
 from composer.training.teacher import Teacher
 from composer.words import plural, size
 
-RUN, FIT, GATES, MEASURED, STUDENTS = "run.json", "fit.json", "gates", "measured", "students"
-STORE = RunStore("fit", SelectionError, mark=RUN, written=(GATES, MEASURED, STUDENTS, SPEC, FIT), result=FIT)
+RUN, FIT, GATES, MEASURED, SPECS, STUDENTS = "run.json", "fit.json", "gates", "measured", "specs", "students"
+STORE = RunStore("fit", SelectionError, mark=RUN, written=(GATES, MEASURED, SPECS, STUDENTS, SPEC, FIT), result=FIT)
 RATE = 1e-2
 """The learning rate of the short training of a spec whose recipe has no transfer."""
 
@@ -103,7 +105,15 @@ def fit_budget(
     if options.gates is not None:
         _check_gates(options.gates, teacher)
     recipe = Recipe(sequence=options.row_tokens)
-    _, rows = rows_with_needles(recipe, teacher, options.tasks, training, steps=1, most=options.rows)
+    window = subject_of(load_spec(STANDS_IN).model_copy(update={"recipe": recipe}), str(teacher.source.folder))
+    exact = exact_pairs(window.resolved)
+    _, rows = rows_with_needles(recipe, teacher, options.tasks, training, steps=1, most=options.rows, exact=exact)
+    longest = longest_text(rows)
+    if options.gates is None and longest <= exact:
+        raise SelectionError(
+            f"The longest text in a row has {longest:,} tokens, and a window with sinks keeps {exact:,} of them exactly, so gates "
+            f"have no effect. Use longer rows: --row-tokens {4 * exact}"
+        )
     settings = FitSettings(
         specs={name: subject.resolved.hash for name, subject in subjects.items()},
         gates=None if options.gates is None else str(options.gates),
@@ -117,7 +127,7 @@ def fit_budget(
     STORE.begin(out, settings, force=force)
     gates = options.gates or out / GATES
     if not (gates / SELECTION).is_file():
-        _learn_gates(teacher, gates, longest_text(rows), training, options)
+        _learn_gates(window, teacher, gates, training, options)
     ranking = read_state(gates / SELECTION, Ranking, SelectionError, "Start again with --force.")
 
     @cache
@@ -128,7 +138,7 @@ def fit_budget(
     measured, left_out = list[tuple[FittedHeads, dict[str, Any]]](), list[LeftOut]()
     for name, subject in subjects.items():
         smallest = subject.bytes((), options.sequence)
-        if reason := _problem(subject, smallest, longest_text(rows), options):
+        if reason := _problem(subject, smallest, longest, options):
             left_out.append(LeftOut(name=name, state_bytes=smallest, reason=reason))
             continue
         run = _Composing(name, subject, teacher, out, training, options)
@@ -136,7 +146,7 @@ def fit_budget(
     if not measured:
         raise SelectionError(f"No composition can be measured: {'; '.join(f'{entry.name}: {entry.reason}' for entry in left_out)}.")
     measured.sort(key=lambda pair: (pair[0].loss, pair[0].state_bytes))
-    best, document = measured[0]
+    _, document = measured[0]
     fit = Fit(
         teacher=teacher.reference,
         budget=options.budget,
@@ -148,7 +158,7 @@ def fit_budget(
         row_tokens=rows.sequence,
         compositions=tuple(composition for composition, _ in measured),
         left_out=tuple(left_out),
-        document={**document, "name": f"{best.name}-heads-{best.kept}"},
+        document=document,
         out=out,
     )
     write_result(STORE, fit, {})
@@ -168,15 +178,8 @@ def _check_gates(folder: Path, teacher: Teacher) -> None:
         raise SelectionError(f"--gates {folder}: its gates are of another source than {teacher.reference}. {expected}")
 
 
-def _learn_gates(teacher: Teacher, folder: Path, longest: int, training: TrainingOptions, options: FittingOptions) -> None:
-    """Select key heads beside a window with sinks, or continue such a selection. longest: tokens of the longest text."""
-    spec = load_spec(STANDS_IN, [] if options.row_tokens is None else [f"recipe.sequence={options.row_tokens}"])
-    subject = subject_of(spec, str(teacher.source.folder))
-    if (most := exact_pairs(subject.resolved)) >= longest:
-        raise SelectionError(
-            f"The longest text in a row has {longest:,} tokens, and a window with sinks keeps {most:,} of them exactly, so gates "
-            f"have no effect. Use longer rows: --row-tokens {4 * most}"
-        )
+def _learn_gates(subject: HeadSubject, teacher: Teacher, folder: Path, training: TrainingOptions, options: FittingOptions) -> None:
+    """Select key heads beside a window with sinks, or continue such a selection."""
     heads = candidate_heads(subject.resolved)
     kept = heads_within(lambda count: subject.bytes(heads[:count], options.sequence), len(heads) - 1, options.budget, least=0)
     chosen = HeadOptions(
@@ -219,7 +222,7 @@ class _Composing:
         heads = [head for head in ranked if head in own]
         sequence, budget = self.options.sequence, self.options.budget
         count = heads_within(lambda count: self.subject.bytes(heads[:count], sequence), len(heads) - 1, budget, least=0)
-        document = self.subject.keeping(sorted(heads[:count]))
+        document = {**self.subject.keeping(sorted(heads[:count])), "name": f"{self.name}-heads-{count}"}
         resolved = resolve_spec(load_spec(document), self.subject.target.size)
         is_fresh = bool(fresh_parameters(resolved))
         if is_fresh and (self.subject.spec.recipe or Recipe()).transfer is None:
@@ -243,7 +246,7 @@ class _Composing:
             **figures._asdict(),
         )
         with STORE.writing(self.out):
-            path.parent.mkdir(exist_ok=True)
+            write_whole(self.out / SPECS / f"{self.name}.yaml", to_yaml(document))
             write_state(path, row)
         return row, document
 

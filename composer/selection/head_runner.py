@@ -41,6 +41,7 @@ from composer.training.loop import run_stage
 from composer.training.run import TrainingOptions, load_student, setting_of
 from composer.training.student import read_student
 from composer.training.teacher import Teacher
+from composer.words import plural
 
 RUN, HEADS, CURVE = "heads.json", "heads.png", "curve.png"
 STORE = RunStore("selection of heads", SelectionError, mark=RUN, written=(GATES, SPEC, HEADS, CURVE, SELECTION), result=SELECTION)
@@ -94,7 +95,8 @@ def select_heads(
     heads, other = candidate_heads(subject.resolved), _other_spec(subject, options)
     other_heads = resolve_spec(other, subject.target.size)
     share = _count(subject, heads, options) / len(heads)
-    rows, judged = rows_with_needles(subject.spec.recipe, teacher, options.tasks, training, steps=options.steps, most=options.rows)
+    sizes = {"steps": options.steps, "most": options.rows, "exact": exact_pairs(other_heads)}
+    rows, judged = rows_with_needles(subject.spec.recipe, teacher, options.tasks, training, **sizes)
     _check_lengths(other_heads, rows)
     settings = HeadSettings(
         spec=subject.resolved.hash,
@@ -114,7 +116,7 @@ def select_heads(
         (out / GATES).mkdir(exist_ok=True)
     run_stage(GATES, course, stage, rows, None, setting_of(training, out / GATES, Journal(out / GATES, training.again)))
     course.clamp()
-    training.tell(f"Scoring on {len(judged)} held-out rows.")
+    training.tell(f"Scoring on {plural(len(judged), 'held-out row')}.")
     held_out = JudgedRows(judged, logits_with(model, gates, torch.ones_like(gates.values)), model.device)
 
     def measure(current: Tensor) -> Divergences:

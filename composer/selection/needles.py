@@ -133,19 +133,34 @@ def read_needles(tasks: Sequence[str]) -> tuple[NamedTask, ...]:
 
 
 def rows_with_needles(
-    recipe: Recipe | None, teacher: Teacher, tasks: Sequence[NamedTask], training: TrainingOptions, *, steps: int, most: int
+    recipe: Recipe | None,
+    teacher: Teacher,
+    tasks: Sequence[NamedTask],
+    training: TrainingOptions,
+    *,
+    steps: int,
+    most: int,
+    exact: int,
 ) -> tuple[PackedRows, PackedRows]:
-    """Return ``steps`` rows to learn from, and at most ``most`` rows to score on. Raises TaskError, TrainingError and DataError."""
+    """Return ``steps`` rows to learn from, and at most ``most`` rows to score on.
+
+    Raises SelectionError if no text is longer than ``exact`` pairs, TaskError, TrainingError and DataError.
+    """
     trunk, tokenizer = teacher.source.trunk, tokenizer_of(teacher.source.folder)
     recipe = Recipe(sequence=None if recipe is None else recipe.sequence)
     texts, held_out = both_sides(tokenizer, trunk.vocabulary_size, trunk.max_positions, recipe, training)
     assert held_out is not None, "the options hold a share out"
     writer, own = Writer(tokenizer), [task for named in tasks if isinstance(task := named.task, Task)]
     held_out = some(held_out, most)
-    return (
-        write_rows(texts, own, writer, "train", training.seed, steps),
-        write_rows(held_out, own, writer, "evaluation", training.seed, len(held_out)),
-    )
+    learned = write_rows(texts, own, writer, "train", training.seed, steps)
+    judged = write_rows(held_out, own, writer, "evaluation", training.seed, len(held_out))
+    longest = longest_text(held_out)
+    if longest <= exact:
+        raise SelectionError(
+            f"The longest held-out text in a row has {longest:,} tokens, and the heads keep {exact:,} pairs exactly, so they lose "
+            "nothing there. Use longer texts in --data or --held-out, or longer rows."
+        )
+    return learned, judged
 
 
 def longest_text(rows: PackedRows) -> int:

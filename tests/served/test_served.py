@@ -57,6 +57,13 @@ HALF = {
     "layers": [{"at": [0], "use": "source"}],
 }
 """A kept softmax layer before one with states, so that vLLM has pages of both kinds."""
+BY_HEAD = HALF | {
+    "name": "by-head",
+    "layers": [
+        {"at": layer, "use": [{"head": "source", "heads": [1 - layer]}, {"head": "head", "heads": "rest"}]} for layer in (0, 1)
+    ],
+}
+"""Layers of which another key head each keeps the source's attention, so that one layer has pages of both kinds."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,6 +115,10 @@ def test_hosts(family: str, name: str, hosts: dict[str, Path], tmp_path: Path) -
 @pytest.mark.parametrize("options", [{}, {"num_gpu_blocks_override": 8}], ids=["pages of both kinds", "requests are put back"])
 def test_a_kept_softmax_layer(options: dict[str, Any], tmp_path: Path) -> None:
     check(built(HALF, TEACHER, tmp_path / "half"), **options)
+
+
+def test_kept_key_heads(tmp_path: Path) -> None:
+    check(built(BY_HEAD, TEACHER, tmp_path / "by-head"))
 
 
 @pytest.mark.parametrize("name", ["lolcats", "forgetting"])

@@ -139,3 +139,28 @@ def test_mistakes(tmp_path: Path, words: list[str], message: str) -> None:
     assert message in " ".join(done.stderr.split())
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (out / "fit.json").exists()
+
+
+SELECTING = ["streaming", "--heads", "--keep", "1", "--from"]
+FITTING = ["--budget", "1MiB", "--spec", "streaming"]
+
+
+@pytest.mark.parametrize("command", ["fit", "select"])
+def test_sources_and_texts_that_cannot_be_used(tmp_path: Path, command: str) -> None:
+    """Both commands refuse them in one sentence, and learn nothing before."""
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "short.txt").write_text("a\nthe\n" * 9)
+    words = [*(FITTING if command == "fit" else SELECTING)]
+    texts = ["--data", f"{tmp_path / 'short.txt'},by=line", "--share", "0.3", "--tasks", "passkey"]
+    for source, message in (
+        (tmp_path / "nowhere", "nowhere"),
+        (tmp_path / "bert", "bert"),
+        (tmp_path / "short.txt", "is a file; expected the folder of a model"),
+        (TEACHER, "and the heads keep 68 pairs exactly, so they lose nothing there. Use longer texts"),
+    ):
+        done = ran(*words, str(source), *texts, "-o", str(tmp_path / "out"), command=command)
+        assert done.exit_code == 2, done.output
+        assert message in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert not (tmp_path / "out" / "gates").exists()
