@@ -32,6 +32,8 @@ class FittedHeads(Closed):
     """The same, per token of the answers."""
     answers_found: float
     """The share of the tasks' answers of which every token is the model's first choice, after the true text before it."""
+    source_found: float
+    """The same share of the source."""
     loss: float
     """`divergence` + `answer_divergence`. The best composition has the smallest."""
     spec_hash: str
@@ -104,7 +106,8 @@ def _remarks(fit: Fit) -> tuple[str, ...]:
         f"Best: {best.name} with {plural(best.kept, 'key head')} of {fit.candidates:,}. Its KL(source ‖ student) on text and on "
         f"answers is {best.loss:.3g} nats a token in sum, the smallest{beside}.",
         f"Measured on {plural(fit.rows, 'held-out row')} of {fit.row_tokens:,} tokens, without fine-tuning. Answers of "
-        f"{', '.join(fit.tasks)}. Key heads in the order of {short_path(Path(fit.gates))}.",
+        f"{', '.join(fit.tasks)}, of which the source finds {best.source_found:.0%}. Key heads in the order of "
+        f"{short_path(Path(fit.gates))}.",
         *([longer] if near else []),
         f"Spec: {short_path(fit.out / 'spec.yaml')}",
     )

@@ -242,6 +242,7 @@ class _Composing:
             exact_pairs=exact_pairs(self.subject.resolved),
             steps=self.options.steps if is_fresh else 0,
             loss=figures.divergence + figures.answer_divergence,
+            source_found=held_out().source_found,
             spec_hash=resolved.hash,
             **figures._asdict(),
         )

@@ -89,6 +89,9 @@ class JudgedRows:
         self.rows, self._device = rows, device
         with torch.no_grad():
             self._wanted = [source(part.to(device)).float().cpu() for part in rows.in_order(1)]
+        right = sum(compare(wanted, wanted, part).is_found for part, wanted in zip(rows.in_order(1), self._wanted, strict=True))
+        self.source_found = right / len(rows)
+        """The share of the answers that the source finds."""
 
     @torch.no_grad()
     def measure(self, model: Callable[[Batch], Tensor]) -> Divergences:

@@ -58,7 +58,9 @@ def test_the_table_and_the_spec_of_the_best(tmp_path: Path, gates: Path) -> None
     assert left_out["name"] == "streaming-windows-256"
     assert "keeps 260 pairs exactly, and no text of the rows is longer" in " ".join(done.stdout.split())
     # The built student and the mixture with closed gates are the same model.
-    (point,) = (point for point in json.loads((gates / "selection.json").read_text())["curve"] if point["kept"] == 1)
+    curve = json.loads((gates / "selection.json").read_text())["curve"]
+    (point,) = (point for point in curve if point["kept"] == 1)
+    assert best["source_found"] == curve[-1]["answers_found"]
     for name in ("divergence", "answer_divergence", "answers_found"):
         assert rows["streaming-windows-64"][name] == pytest.approx(point[name], abs=1e-5)
 
