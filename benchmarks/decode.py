@@ -1,6 +1,7 @@
-"""Decode on one CPU thread: Python frames of this package in a layer's step, and the step's time over the source's.
+"""Decode on one CPU thread: Python frames of this package in a layer's step, and the step's time over the source's; with --exports,
+the time of each student's exported file over the student's, too.
 
-    PYTHONPATH=. python benchmarks/decode.py [--specs softmax gla …] [--length 512] [--rounds 20] [--frames SPEC]
+    PYTHONPATH=. python benchmarks/decode.py [--specs softmax gla …] [--length 512] [--rounds 20] [--exports] [--frames SPEC]
 
 The source is the shipped teacher, batch 1, after ``--length`` tokens. Frames are calls of functions, or comprehensions, whose code
 is in composer/, blocks/ or converters/, in one decode step over its layers; ``--frames`` lists those of one spec. The times are
@@ -15,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
@@ -27,7 +29,7 @@ import composer
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = tuple(f"{ROOT / package}/" for package in ("composer", "blocks", "converters"))
-SPECS = ("softmax", "gla", "lawcat", "gated-delta", "lolcats", "latte-macchiato", "lola")
+SPECS = ("softmax", "gla", "lawcat", "gated-delta", "gated-deltanet", "lolcats", "latte-macchiato", "lola")
 STEPS = 20
 """Decode steps of a round."""
 
@@ -70,6 +72,13 @@ def count_frames(decoding: Decoding) -> Counter[str]:
     return calls
 
 
+def export(model: Any, folder: Path) -> Any:
+    """Return the model that the exported file of a student builds."""
+    model.save_pretrained(folder / "model")
+    composer.export(folder / "model", folder / "export", copy=True)
+    return AutoModelForCausalLM.from_pretrained(folder / "export", trust_remote_code=True, dtype=torch.float32)
+
+
 @torch.no_grad()
 def main() -> None:
     """Measure and print."""
@@ -77,6 +86,7 @@ def main() -> None:
     parser.add_argument("--specs", nargs="+", default=SPECS)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--exports", action="store_true", help="measure exported files, too")
     parser.add_argument("--frames", metavar="SPEC", help="list the frames of one spec, and measure nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -88,15 +98,29 @@ def main() -> None:
             console.print(f"{calls / layers:6.1f} {name}", highlight=False)
         return
     students = {spec: Decoding(composer.build(spec, source), options.length) for spec in options.specs}
+    files: dict[str, Decoding] = {}
+    with TemporaryDirectory() as folder:
+        for spec, student in students.items() if options.exports else ():
+            files[spec] = Decoding(export(student.model, Path(folder) / spec), options.length)
     teacher = Decoding(source, options.length)
     ratios: dict[str, list[float]] = {spec: [] for spec in students}
+    of_files: dict[str, list[float]] = {spec: [] for spec in files}
     for _ in range(options.rounds):
         base = teacher.measure_seconds()
         for spec, student in students.items():
             ratios[spec].append(student.measure_seconds() / base)
-    table = Table("spec", "frames a layer", "decode over the source's time")
+            if spec in files:
+                of_files[spec].append(files[spec].measure_seconds() / base)
+    table = Table(
+        "spec", "frames a layer", "decode over the source's time", *(["of the export", "over the model's"] if files else [])
+    )
     for spec, student in students.items():
-        table.add_row(spec, f"{count_frames(student).total() / layers:.0f}", f"{statistics.median(ratios[spec]):.2f}")
+        ratio = statistics.median(ratios[spec])
+        exported = []
+        if spec in files:
+            both = zip(of_files[spec], ratios[spec], strict=True)
+            exported = [statistics.median(of_files[spec]), statistics.median(file / model for file, model in both)]
+        table.add_row(spec, f"{count_frames(student).total() / layers:.0f}", *(f"{number:.2f}" for number in (ratio, *exported)))
     console.print(table)
 
 

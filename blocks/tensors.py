@@ -21,6 +21,12 @@ def may_read_numbers(tensor: Tensor) -> bool:
     return tensor.is_cpu and has_numbers(tensor)
 
 
+def is_nowhere(condition: Bool[Tensor, "*rest"]) -> bool:
+    """True if the condition is known to hold nowhere. False also if Python may not read it. The method of an exported file for one
+    token computes what follows if this is True, and leaves other tokens to the method for any number."""
+    return may_read_numbers(condition) and not bool(condition.any())
+
+
 def derives_by_hand(tensor: Tensor) -> bool:
     """True if a form with written-out gradients computes this call: gradients are on, and the tensor is on a CPU. Such forms
     compute many small products, which are slow on a GPU, and a compiler cannot trace them."""

@@ -246,6 +246,13 @@ class Full(Memory):
         causal, dtype = as_bool(earlier == 0 and whole and self._ahead(pairs, call) is None), query.dtype
         # Pairs of an earlier call may have another dtype, for example if autocast began since. The wider dtype is used.
         query = query.to(key.dtype)
+        if as_bool(query.shape[1] == 1) and whole and call.tokens.valid is None and pairs.tokens is call.tokens:
+            # Its own pair is present, and it sees all others. The query heads of a key head are as queries of one head.
+            groups = query[:, 0].unflatten(1, (key.shape[2], -1))
+            output = torch.nn.functional.scaled_dot_product_attention(
+                groups, key.transpose(1, 2), value.transpose(1, 2), attn_mask=(position >= 0)[:, None, None]
+            )
+            return Partial(output.flatten(1, 2)[:, None].to(dtype), None)
         mask = None
         if not causal:
             entry = torch.arange(position.shape[1], device=position.device)

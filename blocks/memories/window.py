@@ -19,7 +19,7 @@ from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Po
 from blocks.part import Parameters
 from blocks.softmax import dense, fla_forms, native_obstacle, native_step, native_step_obstacle, single, triton_forms, windowed
 from blocks.softmax.dense import mask_bias
-from blocks.tensors import accumulating, all_present, may_read_numbers, take
+from blocks.tensors import accumulating, all_present, is_nowhere, take
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class Window(Holding):
         """Return the chunk before the last, where the only token of a call begins one: position -1 in the rows where it does
         not."""
         begins = tokens.once(("begins", self.size), lambda: tokens.position % self.size == 0)
-        if may_read_numbers(begins) and not begins.any():
+        if is_nowhere(begins):
             return None
         index = (tokens.in_row() + torch.arange(self.size, device=begins.device)) % self.held
         evicted = self.pairs_of({name: take(entries, index) for name, entries in state.items()})

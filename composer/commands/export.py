@@ -44,11 +44,6 @@ class ExportOptions(Replacing, OfModel):
         flags=("--for",),
         metavar="CLASS",
     )
-    step: bool = option(
-        "Write a method for one token beside the one for any number of tokens: decoding is faster, and the file has each step of a "
-        "head twice.",
-        default=False,
-    )
     copy: bool = option("Copy weight files. Left out, they are hard links where the file system allows it.", default=False)
 
     def check(self) -> None:
@@ -56,10 +51,6 @@ class ExportOptions(Replacing, OfModel):
             if not self.native:
                 raise ExportError(f"--for {self.target} names a class of transformers: add --native")
             target_named(self.target)
-        if self.native and self.step:
-            raise ExportError(
-                "--step is for the Python file of an export, which --native does not write. Remove one of the two options"
-            )
 
 
 class ExportReport(Readable, Closed):
@@ -95,7 +86,7 @@ def run_export(options: ExportOptions) -> ExportReport:
         from composer.exporting.native import Native
 
         exported = export_folder(
-            model, target, native=options.native, target=options.target, step=options.step, copy=options.copy, force=options.force
+            model, target, native=options.native, target=options.target, copy=options.copy, force=options.force
         )
     if isinstance(exported, Native):
         return ExportReport(out=target, architecture=exported.architecture, model_type=exported.model_type)

@@ -54,8 +54,6 @@ class ExportRecord(Closed):
     command: str
     config: dict[str, Any]
     """``config.json`` of the composed model that it was made of, with the fields of its heads."""
-    step: bool = False
-    """Whether the Python file has a method for one token by the option of this name."""
     files: dict[FileName, Digest]
     """SHA-256 of each file, by name."""
     versions: dict[str, str]
@@ -77,15 +75,13 @@ def export_folder(
     *,
     native: bool = False,
     target: str | None = None,
-    step: bool = False,
     copy: bool = False,
     force: bool = False,
 ) -> Exported | Native:
     """Write a composed model as a folder that loads where this package is not installed.
 
     native: write the folder of the class of transformers that computes the model, without a Python file. target: its name, or
-    None for the first class that fits. step: write a method for
-    one token, too. copy: copy weight files, which are hard links otherwise. force: replace an export in ``out``.
+    None for the first class that fits. copy: copy weight files, which are hard links otherwise. force: replace an export in ``out``.
 
     The export is loaded in a process without this package, and its logits are compared with the model's. Raises ExportError,
     BuildError and SourceError; nothing is written then.
@@ -93,7 +89,7 @@ def export_folder(
     named, out = out, check_output(out, open_source(folder), force=force, check_replaceable=_check_export)
     with without_adapter(folder) as merged:
         model = load_model(merged, None, "cpu")
-        exported = native_of(causal(model), target) if native else text_of(model, step=step)
+        exported = native_of(causal(model), target) if native else text_of(model)
         source, record = open_source(merged), read_record(merged)
         own_files, converts = merged != folder, isinstance(exported, Native) and exported.weights is not None
         check_space(out, sum(shard.bytes for shard in source.shards.values()) if copy or own_files or converts else 0)
@@ -103,7 +99,7 @@ def export_folder(
             else:
                 for name, shard in source.shards.items():
                     link_or_copy(shard.file, partial / name, copy=copy or own_files)
-            _documents(partial, merged, folder, named, model, exported, record, step, target)
+            _documents(partial, merged, folder, named, model, exported, record, target)
             sample = sample_of(model)
             del model  # the export's weights take its place in memory
             (comparison,) = compare([(partial, isinstance(exported, Exported), sample)])
@@ -115,9 +111,9 @@ def export_folder(
     return exported
 
 
-def text_of(model: Composed, *, step: bool = False) -> Exported:
+def text_of(model: Composed) -> Exported:
     """Return the Python file of a loaded model. Raises ExportError if the model cannot be exported."""
-    return write_file(causal(model), step=step)
+    return write_file(causal(model))
 
 
 def causal(model: Composed) -> ComposedForCausalLM:
@@ -191,7 +187,6 @@ def _documents(
     model: Any,
     exported: Exported | Native,
     record: Record | None,
-    step: bool,
     target: str | None,
 ) -> None:
     """Write all files but the weights."""
@@ -208,12 +203,12 @@ def _documents(
             copy_files(merged, (RECORD,), partial)
         write_text(partial / SPEC_FILE, to_yaml(record.spec))
         write_text(partial / PICTURE, picture(record.resolved, dtype=record.plan.dtype).svg)
-    flag = f"--native --for {target} " if target else "--native " if is_native else "--step " if step else ""
+    flag = f"--native --for {target} " if target else "--native " if is_native else ""
     command = f"compose export {shlex.quote(str(folder))} {flag}-o {shlex.quote(str(out))}"
     write_text(partial / CARD, card(exported, record, command))
     files = {name: sha256(path) for name, path in files_in(partial).items()}
     config, versions = dict(open_source(merged).config), versions_of(PACKAGES)
-    export = ExportRecord(model=str(folder.resolve()), command=command, config=config, step=step, files=files, versions=versions)
+    export = ExportRecord(model=str(folder.resolve()), command=command, config=config, files=files, versions=versions)
     write_text(partial / EXPORT, export.model_dump_json(indent=2) + "\n")
 
 

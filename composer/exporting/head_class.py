@@ -43,8 +43,7 @@ EMPTY_DTYPES = {"pairs": "dtype", "state": "torch.float32", "int64": "torch.int6
 class HeadClass:
     """One class of the file: heads of one composition and shape."""
 
-    def __init__(self, name: str, head: HeadSpec, shape: Shape, place: tuple[int, int], model_rotates: bool, step: bool) -> None:
-        """step: write methods for one token, which are faster than those for any number."""
+    def __init__(self, name: str, head: HeadSpec, shape: Shape, place: tuple[int, int], model_rotates: bool) -> None:
         self.name, self.head, self.shape, self.place, self.model_rotates = name, head, shape, place, model_rotates
         self.recorded = with_named_sizes(head, shape)
         self.graph = compile_head(self.recorded, shape).graph
@@ -64,10 +63,7 @@ class HeadClass:
                 if mixing or any(0 in slot.shape for slot in self.graph.slots.values()):
                     raise
                 self._record_piece(str(error))
-        self.has_step = step or (False, False) not in self.methods or self.takes_pieces
-        """True if the class has methods for one token."""
-        if self.has_step:
-            self.methods |= {(mixing, True): self._record_program(mixing, ONE_TOKEN) for mixing in (False, True)[: 1 + self.mixes]}
+        self.methods |= {(mixing, True): self._record_program(mixing, ONE_TOKEN) for mixing in (False, True)[: 1 + self.mixes]}
 
     def _record_piece(self, reason: str) -> None:
         """Record the program for a fixed number of tokens, unless that is long. reason: why it cannot be for any number.
@@ -100,6 +96,7 @@ class HeadClass:
                 sizes=size,
                 mixing=mixing,
                 is_fixed=sizes == PIECES,
+                in_place=sizes == ONE_TOKEN and self.one_by_one is None,
             )
             methods.append((method, [line for _, line in lines_of(method, _plain_call, frozenset())]))
             first, last = methods[0][1], methods[-1][1]
@@ -185,7 +182,7 @@ class HeadClass:
         for mixing in (True, False) if self.mixes else (False,):
             if self.takes_pieces and not mixing:
                 lines += ["", *self._forward_in_pieces()]
-            for one_token in (False, True)[: 1 + self.has_step]:
+            for one_token in (False, True):
                 lines += ["", *self._method(functions, mixing, one_token)]
         lines += ["", *self._empty_state()]
         used = {

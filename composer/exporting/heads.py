@@ -94,14 +94,15 @@ def record(
     sizes: tuple[int, int],
     mixing: bool = False,
     is_fixed: bool = False,
+    in_place: bool = False,
 ) -> Method:
     """Record the program of a head with a number of rows and of tokens.
 
     model_rotates: True if the model around the head rotates queries and keys. mixing: record the steps before the projections of
-    queries and keys, in place of those after them; their output is B T C. is_fixed: record the number of tokens, too. Raises
-    ExportError if Python reads the numbers of a tensor.
+    queries and keys, in place of those after them; their output is B T C. is_fixed: record the number of tokens, too. in_place: the
+    state is overwritten. Raises ExportError if Python reads the numbers of a tensor.
     """
-    recording = ProgramRecording(is_fixed=is_fixed)
+    recording = ProgramRecording(is_fixed=is_fixed, in_place=in_place)
     rotation = ModelRotation(recording) if model_rotates else None
     code = compile_head(with_rotation(head, rotation), shape)
     program = program_of(code, one_token=one_token)
@@ -146,7 +147,7 @@ def record(
             }
             modules[node.module] = _module(parameters)
     where = _Place(place)
-    call = Call(Tokens(position, None, valid), state, shape, where)
+    call = Call(Tokens(position, None, valid), state, shape, where, in_place)
     steps = program.before if mixing else program.after
     if not (one_token or is_fixed or mixing):
         program = replace(program, after=tuple(with_kernel(step, recording) for step in steps))
@@ -161,7 +162,7 @@ def record(
         return outputs
 
     run = write_source(program, mixing=mixing, watched=True).compile(program.title)
-    with recording:
+    with torch.set_grad_enabled(not in_place), recording:
         recording.step = 0
         output, carried = run(modules, call, *(inputs[:1] if mixing else inputs), watch)
         recording.step = len(steps) - 1

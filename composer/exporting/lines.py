@@ -55,7 +55,7 @@ def _calls_in(value: Any) -> Iterator[Recorded]:
 def find_needed(method: Method) -> list[Recorded]:
     """Return the calls that the outputs follow from, in order."""
     result: dict[int, Recorded] = {}
-    waiting = [*method.outputs.values(), *(call for call in method.calls if call.kind == "store" or call.writes)]
+    waiting = [*method.outputs.values(), *(call for call in method.calls if call.kind in ("store", "guard") or call.writes)]
     while waiting:
         call = waiting.pop()
         if call.number not in result:
@@ -91,6 +91,8 @@ class _Lines:
             if call.kind == "choice":
                 lines += ((call.step, line) for line in self._choice(call, branches))
                 branches = {"kernel": [], "torch": []}
+            elif call.kind == "guard":
+                lines += ((call.step, line) for line in self._guard(call))
             elif call.number in self.own_line and call.branch:
                 branches[call.branch].append(self._line(call))
             elif call.number in self.own_line:
@@ -111,6 +113,12 @@ class _Lines:
         yield "else:"
         yield from (f"    {line}" for line in (*branches["torch"], f"{names} = {results[1]}") if line)
 
+    def _guard(self, call: Recorded) -> Iterator[str]:
+        """Yield the lines that call the method for any number of tokens if a condition holds."""
+        condition, *row = (self._value(item) for item in call.args)
+        yield f"if {plain(f'({condition}).any()')}:"
+        yield f"    return self({', '.join(row)}, torch.ones_like(position, dtype=torch.bool), state, rotation)"
+
     def _results(self, side: tuple[Recorded, ...]) -> str:
         """Return the results of a branch as an expression."""
         whole = side[0].args[0] if side[0].kind == "field" else None
@@ -129,6 +137,8 @@ class _Lines:
             return call.kind == "store" or call.number not in self.final
         if call.kind in ("input", "size", "field"):
             return False
+        if call.kind == "guard":
+            return True
         fields = [item for item in self.users[call.number] if item.kind == "field"]
         if fields:
             return not self._is_side(call)

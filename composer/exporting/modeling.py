@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from composer.errors import ExportError
 from composer.exporting.functions import Functions
@@ -21,24 +22,20 @@ from composer.exporting.targets.target import OWN_TRUNK, model_rotation, with_mo
 from composer.exporting.template import (
     CONVERSION,
     FLA,
+    FORWARD,
     HEADER,
     HEADS_BY_NUMBER,
-    IS_SINGLE,
     KEY_HEADS,
-    MIX,
-    MIX_OR_STEP,
+    LLAMA_FORWARD,
     MIXED,
     MIXING,
     MIXING_HOOKS,
     MODEL,
     ONE_HEAD,
+    ROTATED,
     RUN,
-    RUN_OR_STEP,
     SCALED,
-    SET_SINGLE,
     SEVERAL_HEADS,
-    SINGLE,
-    SINGLE_ARGUMENT,
     TABLE,
 )
 from composer.exporting.writing import class_texts, function_texts
@@ -87,22 +84,18 @@ class _Host:
     """The class of its rotation, where all layers rotate alike."""
 
 
-def write_file(model: Any, *, step: bool = False) -> Exported:
-    """Return the file for a composed model. step: write a method for one token, too.
-
-    Raises ExportError if a part of the model cannot be written.
-    """
+def write_file(model: Any) -> Exported:
+    """Return the file for a composed model. Raises ExportError if a part of the model cannot be written."""
     resolved, host = model.config.read_spec(), _host_of(model)
     title = resolved.name or "composed"
     name = _camel(title) + ("Composed" if f"{_camel(title)}Config" == host.config.__name__ else "")
     model_type = f"{re.sub(r'[^A-Za-z0-9_-]', '-', title)}_{host.type}"
-    classes, by_layer = _head_classes(model, step)
+    classes, by_layer = _head_classes(model)
     mixes = any(item.mixes for item in classes)
     if mixes and any(len(names) > 1 for names in by_layer):
         raise ExportError("a layer has heads of several compositions, and some mix what queries and keys are projected from")
-    has_step = any(head.has_step for head in classes)
     kernels = sorted({kernel for head in classes for kernel in head.kernels()})
-    taken = {*INPUTS, "rotated", "attend", "reordered", "runs_fla", *(kernel.rpartition(":")[2] for kernel in kernels)}
+    taken = {*INPUTS, "rotated", "attend", "owned", "reordered", "runs_fla", *(kernel.rpartition(":")[2] for kernel in kernels)}
     fields_read = {field for head in classes for field in head.fields()}
     functions = Functions((call for head in classes for call in head.calls()), taken, fields_read)
     several, key_heads = any(len(names) > 1 for names in by_layer), _numbered_heads(model)
@@ -122,13 +115,8 @@ def write_file(model: Any, *, step: bool = False) -> Exported:
         "base": model.base_model_prefix,
         "key_heads": KEY_HEADS if key_heads else "",
         "mixing_hooks": MIXING_HOOKS if mixes else "",
-        "mixing": MIXING.replace("$mix", MIX_OR_STEP if has_step else MIX) if mixes else "",
-        "single": SINGLE if has_step else "",
-        "is_single": IS_SINGLE if has_step else "",
-        "set_single": SET_SINGLE if has_step else "",
-        "single_argument": SINGLE_ARGUMENT if has_step else "",
+        "mixing": MIXING if mixes else "",
         "mixed": MIXED if mixes else "",
-        "answer": "answer =" if mixes else "return",
         "scaled": SCALED if _scales(model) else "",
     }
     has_sinks = any(head.shape.sinks for head in classes)
@@ -147,11 +135,10 @@ def write_file(model: Any, *, step: bool = False) -> Exported:
     fields |= {"what": "composed heads", "pronoun": "them"} if several else {"what": "a composed head", "pronoun": "it"}
     body = HEADS_BY_NUMBER if key_heads else SEVERAL_HEADS if several else ONE_HEAD
     sinks = ", s_aux[queries]" if several else ", s_aux"
-    is_single = "is_single" if all(head.has_step for head in classes) else 'is_single and hasattr(head, "step")'
-    run = RUN_OR_STEP.replace("$is_single", is_single) if has_step else RUN
-    run = indent(run, "    ") if several else run
+    run = indent(RUN, "    ") if several else RUN
     fields["attend"] = body.replace("$run", run).replace("$sinks", sinks if has_sinks else "")
     converted = any(get_checkpoint_conversion_mapping(item) for item in (host.type, host.model.__name__, host.causal.__name__))
+    fields["forward"] = (LLAMA_FORWARD if model.config.model_type == OWN else FORWARD).substitute(fields)
     fields["conversion"] = CONVERSION.substitute(fields) if converted else ""
     fields["fla"] = _fla(kernels)
     numbers = "".join(f"{number} = {value!r}\n" for number, (value, _) in functions.numbers.items())
@@ -204,7 +191,7 @@ def _check_trunk(config: Any) -> None:
             )
 
 
-def _head_classes(model: Any, step: bool) -> tuple[list[HeadClass], list[dict[str, str]]]:
+def _head_classes(model: Any) -> tuple[list[HeadClass], list[dict[str, str]]]:
     """Return the classes of all heads, and for each layer the names of its heads' classes."""
     rope = model_rotation(model.config.read_spec().dimensions)
     classes: list[HeadClass] = []
@@ -224,7 +211,7 @@ def _head_classes(model: Any, step: bool) -> tuple[list[HeadClass], list[dict[st
             if result is None:
                 wish = _camel(group.head) + ("" if group.head == "head" else "Head")
                 count = sum(item.name.rstrip("0123456789") == wish for item in classes)
-                result = HeadClass(f"{wish}{count + 1 if count else ''}", head, compiled.shape, compiled.place, model_rotates, step)
+                result = HeadClass(f"{wish}{count + 1 if count else ''}", head, compiled.shape, compiled.place, model_rotates)
                 classes.append(result)
             names[group.head] = result.name
         by_layer.append(names)
@@ -242,6 +229,8 @@ def _numbered_heads(model: Any) -> tuple[dict[str, list[int]], ...]:
 
 
 def _rotation_lines(host: type) -> str:
+    if host is LlamaAttention:
+        return ROTATED
     function = sys.modules[host.__module__].apply_rotary_pos_emb  # type: ignore[attr-defined]
     both = next(iter(signature(function).parameters)) == "q"
     call = "apply_rotary_pos_emb(states, states[:, :1], cosine, sine)[0]" if both else "apply_rotary_pos_emb(states, cosine, sine)"

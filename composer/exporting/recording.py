@@ -28,11 +28,16 @@ from composer.errors import ExportError
 from composer.exporting.tensor_functions import own_functions
 from composer.exporting.torch_names import kind_of, writes_into
 
+ROW = ("hidden", "query", "key", "value", "sinks", "position")
+"""The first arguments of a head's methods."""
 BLOCKS = str(Path(blocks.__file__).parent)
 NUMBERS = frozenset({"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "nonzero", "__contains__"})
 """Operations by which Python reads numbers."""
 NOT_RECORDED = frozenset({"dim", "ndimension", "__len__", "is_floating_point", "element_size", "_set_grad_enabled"})
 """Operations whose results do not differ between calls. What is computed without gradients is detached where it is used."""
+GUARDED = "blocks.tensors:is_nowhere"
+"""The function by which a part decides, for one token, that there is nothing to do. The file has it as a guard: where it is False,
+the method for any number of tokens runs."""
 JOINS = frozenset({"cat", "concat", "concatenate"})
 """Operations that return what is in a list of one tensor."""
 UNCHANGED = frozenset({"to", "float", "type_as"})
@@ -48,7 +53,8 @@ class Recorded:
     """One call.
 
     kind: input, function, method, attribute, operator, reverse, sign, index, store, size, own (a function of ``blocks``), field (of
-    the result of another call), kernel (an operation of fla), choice (of the results of two branches), or host. step: the number of
+    the result of another call), kernel (an operation of fla), choice (of the results of two branches), guard (see ``GUARDED``), or
+    host. step: the number of
     the program's step. number: its place among all calls.
     """
 
@@ -103,17 +109,18 @@ class ProgramRecording(TorchFunctionMode):
     """While it is entered, calls are recorded. names: of tensors, by the number of their call: the local variables that held them
     (True), or the parameters (False)."""
 
-    def __init__(self, *, is_fixed: bool = False) -> None:
-        """is_fixed: the number of tokens is part of what is recorded, so that all sizes but that of rows are numbers."""
+    def __init__(self, *, is_fixed: bool = False, in_place: bool = False) -> None:
+        """is_fixed: the number of tokens is part of what is recorded, so that all sizes but that of rows are numbers. in_place:
+        states are overwritten, and what rarely happens is left to another method."""
         super().__init__()
-        self.is_fixed = is_fixed
+        self.is_fixed, self.in_place = is_fixed, in_place
         self.calls: list[Recorded] = []
         self.names: dict[int, tuple[str, bool]] = {}
         self.step = 0
         self.branch = ""
         self._of: dict[int, tuple[Any, Recorded]] = {}
-        self._inside: tuple[FrameType, str, dict[str, Any]] | None = None
-        """The function of ``blocks`` that runs and is kept as one call, with its name and arguments."""
+        self._inside: tuple[FrameType, str, dict[str, Any], list[int]] | None = None
+        """The function of ``blocks`` that runs and is kept as one call, with its name, its arguments, and their versions."""
         self._profiler: Any = None
         """The profile function of whoever calls, which is set again at the end."""
         self._outside: FrameType | None = None
@@ -178,6 +185,8 @@ class ProgramRecording(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         options, name = kwargs or {}, func.__name__
+        if self._inside is not None and self._inside[1] == GUARDED and self._may_guard:
+            return self._guard(func, args[0])
         if name in NUMBERS and self._inside is None:
             raise ExportError(f"Python reads the numbers of a tensor ({name}) {self._where()}")
         result = self._call_torch(func, args, options)
@@ -196,6 +205,20 @@ class ProgramRecording(TorchFunctionMode):
             )
         self._bind(result, self._call(*kind_of(func, name, args, options), args, options, writes=writes_into(name)))
         return result
+
+    @property
+    def _may_guard(self) -> bool:
+        """True before the first write: what a guard rejects starts again with another method."""
+        return self.in_place and not any(call.writes for call in self.calls)
+
+    def _guard(self, func: Any, condition: Any) -> Any:
+        """Record that a condition holds nowhere, where a part reads it."""
+        if func.__name__ == "__get__":
+            return func.__self__.__name__ == "is_cpu"
+        if func.__name__ == "__bool__":
+            self._call("guard", "", (condition, *(call for call in self.calls if call.kind == "input" and call.name in ROW)), {})
+            return False
+        return condition
 
     def _call_torch(self, func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         """Call a function of PyTorch without the profile function: PyTorch calls many functions of Python on the device meta."""
@@ -294,11 +317,12 @@ class ProgramRecording(TorchFunctionMode):
             for name, value in arguments.items():
                 if (call := self.call_of(value)) is not None:
                     self._note_name(call.number, name, False)
-            self._inside = frame, function_name, arguments
+            self._inside = frame, function_name, arguments, _versions_of(arguments)
         elif event == "return" and self._inside is not None and self._inside[0] is frame:
-            (_, function_name, arguments), self._inside = self._inside, None
-            if _holds_tensor(result) and not any(result is item for item in arguments.values()):
-                self._bind(result, self._call("own", function_name, (), arguments))
+            (_, function_name, arguments, versions), self._inside = self._inside, None
+            writes = _versions_of(arguments) != versions
+            if writes or (_holds_tensor(result) and not any(result is item for item in arguments.values())):
+                self._bind(result, self._call("own", function_name, (), arguments, writes=writes))
 
     def _look(self, frame: FrameType | None) -> None:
         """Note the names of variables and parameters that hold tensors, in all running functions of parts."""
@@ -339,6 +363,12 @@ def _arguments_of(frame: FrameType) -> dict[str, Any]:
     code, local = frame.f_code, frame.f_locals
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
     return {name: local[name] for name in names}
+
+
+def _versions_of(arguments: Mapping[str, Any]) -> list[int]:
+    """Return for each tensor how often it has been written into."""
+    with torch._C.DisableTorchFunction():
+        return [item._version for item in arguments.values() if isinstance(item, torch.Tensor)]
 
 
 def _holds_tensor(value: Any) -> bool:

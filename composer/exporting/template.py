@@ -57,23 +57,7 @@ class ${Name}Attention($host_attention):
         self.config._attn_implementation = "$model_type"
         self.composed = nn.ModuleDict($heads)
 $key_heads$mixing_hooks
-    def forward(self, hidden_states: Tensor, *arguments: Any, attention_mask: Tensor, **options: Any) -> Any:
-        """The forward of $host_attention. Heads rotate queries and keys themselves, so the host rotates by an angle of 0.
-
-        attention_mask: B 2 1 T, each token's position among the real tokens of its row, and 1 for real tokens.
-        """
-        position, valid = attention_mask[:, :, 0].unbind(1)
-        cache = next((option for option in options.values() if isinstance(option, ${Name}Cache)), None)
-        options = {name: None if option is cache else option for name, option in options.items()}
-        rotation = options.pop("position_embeddings", None)
-        if rotation is not None:
-            options["position_embeddings"] = torch.ones_like(rotation[0]), torch.zeros_like(rotation[1])
-        layer = LayerState() if cache is None else cache.layers[self.layer_idx]
-        options |= {"hidden": hidden_states, "position": position, "valid": valid.bool(), "rotation": rotation, "layer": layer}
-        options["attention_mask"] = None
-$single$mixing        $answer super().forward(hidden_states, *arguments, **options)
-$mixed
-
+$forward
 def attend(
     module: ${Name}Attention,
     query: Tensor,  # B H T D
@@ -84,16 +68,21 @@ def attend(
     *,
     hidden: Tensor,  # B T C
     position: Tensor,  # B T; of each token among the real tokens of its row
-    valid: Tensor,  # B T; True for real tokens, which stand before padding
+    valid: Tensor | None,  # B T; True for real tokens, which stand before padding; None for a step
     rotation: Rotation,
     layer: LayerState,
-$single_argument$sinks_argument    **_: Any,
+$sinks_argument    **_: Any,
 ) -> tuple[Tensor, None]:
     """An attention function, as transformers calls it: writes the layer's new state, and returns B T H D."""
     query, key, value = (states.transpose(1, 2) for states in (query, key, value))
 $scaled$attend
 
 AttentionInterface.register("$model_type", attend)
+
+
+def owned(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy: a view of a much larger tensor would keep all of that in memory."""
+    return tensor.clone() if tensor.untyped_storage().nbytes() > 2 * tensor.nbytes else tensor
 
 
 class LayerState(CacheLayerMixin):
@@ -106,7 +95,7 @@ class LayerState(CacheLayerMixin):
         self.tensors, self.columns = {}, 0
 
     def keep(self, tensors: State, columns: int) -> None:
-        self.tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        self.tensors = {name: owned(tensor) for name, tensor in tensors.items()}
         self.columns += columns
 
     def get_seq_length(self) -> int:
@@ -138,7 +127,12 @@ class ${Name}Cache(Cache):
 
     def __init__(self, config: ${Name}Config) -> None:
         super().__init__(layers=[LayerState() for _ in range(config.num_hidden_layers)])
-$is_single
+        self.mode: bool | None = None  # of the last call: torch's inference mode, or None, when gradients may need the states
+
+    def is_step(self, length: int) -> bool:
+        """True if a call of this length, without padding, may compute one token and write over the states."""
+        return length == 1 and not torch.is_grad_enabled() and self.mode is torch.is_inference_mode_enabled()
+
 
 class ${Name}PreTrainedModel:
     """What both models below set in the classes of transformers."""
@@ -199,35 +193,40 @@ class ${Name}Model(${Name}PreTrainedModel, $host_model):
             falls = position_ids[:, 1:] <= position_ids[:, :-1]
             if bool((falls & valid[:, 1:] & valid[:, :-1]).any()):
                 raise ValueError("position_ids start again within a row; this file reads one document in each row")
-        order = (~valid).to(torch.uint8).argsort(dim=1, stable=True)
-        input_ids, inputs_embeds, valid = (reordered(states, order) for states in (input_ids, inputs_embeds, valid))
+        order, is_step = None, cache is not None and cache.is_step(length) and (attention_mask is None or bool(valid.all()))
+        if attention_mask is not None and length > 1:
+            order = (~valid).to(torch.uint8).argsort(dim=1, stable=True)
+            input_ids, inputs_embeds, valid = (reordered(states, order) for states in (input_ids, inputs_embeds, valid))
         seen = torch.zeros(batch, dtype=torch.int64, device=device)
         if cache is not None:
             seen = cache.layers[0].tensors.get("seen", seen)
         position = seen[:, None] + torch.arange(length, device=device)
-$set_single        outputs = super().forward(
+        mask = position[:, None] if is_step else torch.stack((position, valid.to(position.dtype)), dim=1)
+        outputs = super().forward(
             input_ids=input_ids,
             inputs_embeds=inputs_embeds,
             position_ids=position,
-            attention_mask=torch.stack((position, valid.to(position.dtype)), dim=1)[:, :, None],  # 4 axes: layers get it as it is
+            attention_mask=mask[:, :, None],  # 4 axes: layers get it as it is
             use_cache=False,  # the host keeps no keys and values: layers keep their states
             **{CACHE: cache},
             **options,
         )
         if cache is not None:
             cache.layers[0].tensors["seen"] = seen + valid.sum(1)
+            cache.mode = None if torch.is_grad_enabled() else torch.is_inference_mode_enabled()
             outputs[CACHE] = cache
-        back = order.argsort(dim=1)
-        outputs.last_hidden_state = reordered(outputs.last_hidden_state, back)
-        if outputs.hidden_states is not None:
-            outputs.hidden_states = tuple(reordered(states, back) for states in outputs.hidden_states)
+        if order is not None:
+            back = order.argsort(dim=1)
+            outputs.last_hidden_state = reordered(outputs.last_hidden_state, back)
+            if outputs.hidden_states is not None:
+                outputs.hidden_states = tuple(reordered(states, back) for states in outputs.hidden_states)
         return outputs
 
 
 def reordered(states: Tensor | None, order: Tensor) -> Tensor | None:
     """B T ..., the tokens of each row in another order."""
-    if states is None or states.shape[1] == 1:
-        return states
+    if states is None:
+        return None
     return states.gather(1, order.view(*order.shape, *[1] * (states.dim() - 2)).expand_as(states))
 
 
@@ -252,6 +251,44 @@ ${Name}Model.register_for_auto_class("AutoModel")
 ${Name}ForCausalLM.register_for_auto_class("AutoModelForCausalLM")
 $conversion''')
 
+FORWARD = Template('''\
+    def forward(self, hidden_states: Tensor, *arguments: Any, attention_mask: Tensor, **options: Any) -> Any:
+        """The forward of $host_attention. Heads rotate queries and keys themselves, so the host rotates by an angle of 0.
+
+        attention_mask: B 2 1 T, each token's position among the real tokens of its row, and 1 for real tokens; B 1 1 T for a step.
+        """
+        position = attention_mask[:, 0, 0]
+        valid = attention_mask[:, 1, 0].bool() if attention_mask.shape[1] == 2 else None
+        cache = next((option for option in options.values() if isinstance(option, ${Name}Cache)), None)
+        options = {name: None if option is cache else option for name, option in options.items()}
+        rotation = options.pop("position_embeddings", None)
+        if rotation is not None:
+            options["position_embeddings"] = torch.ones_like(rotation[0]), torch.zeros_like(rotation[1])
+        layer = LayerState() if cache is None else cache.layers[self.layer_idx]
+        options |= {"hidden": hidden_states, "position": position, "valid": valid, "rotation": rotation, "layer": layer}
+        options["attention_mask"] = None
+$mixing        answer = super().forward(hidden_states, *arguments, **options)
+$mixed        return answer
+''')
+"""Of a layer of any host."""
+LLAMA_FORWARD = Template('''\
+    def forward(self, hidden_states: Tensor, *_: Any, attention_mask: Tensor, **options: Any) -> Any:
+        """The forward of $host_attention, without its rotation: heads rotate queries and keys themselves.
+
+        attention_mask: B 2 1 T, each token's position among the real tokens of its row, and 1 for real tokens; B 1 1 T for a step.
+        """
+        position = attention_mask[:, 0, 0]
+        valid = attention_mask[:, 1, 0].bool() if attention_mask.shape[1] == 2 else None
+        cache, rotation = options.get(CACHE), options.get("position_embeddings")
+        layer = LayerState() if cache is None else cache.layers[self.layer_idx]
+$mixing        shape = *hidden_states.shape[:2], -1, self.head_dim
+        projections = self.q_proj, self.k_proj, self.v_proj
+        states = (projection(hidden_states).view(shape).transpose(1, 2) for projection in projections)
+        call = {"hidden": hidden_states, "position": position, "valid": valid, "rotation": rotation, "layer": layer}
+        answer = self.o_proj(attend(self, *states, **call)[0].flatten(2)), None
+$mixed        return answer
+''')
+"""Of a layer of Llama, whose attention has no further steps."""
 TABLE = Template("""
 
 HEADS = {$head_classes}
@@ -289,28 +326,18 @@ $run        outputs.update(zip(queries, output.unbind(2)))
 """
 KEY_HEADS = """        self.key_heads = config.key_heads[layer_idx]
 """
-RUN = """    output, state = head(*inputs, position, valid, state, rotation)
-"""
-RUN_OR_STEP = """    if $is_single:
+ROTATED = '''
+
+def rotated(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:  # B T H D
+    """Queries or keys, rotated as the model does it: coordinate d with d + D / 2."""
+    first, second = states.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return (states * cosine[:, :, None]).add_(turned.mul_(sine[:, :, None]))
+'''
+RUN = """    if valid is None:
         output, state = head.step(*inputs, position, state, rotation)
     else:
         output, state = head(*inputs, position, valid, state, rotation)
-"""
-SINGLE = """        options["is_single"] = cache is not None and cache.is_single
-"""
-IS_SINGLE = """        self.is_single = False  # whether each row of the call has exactly one token, a real one
-"""
-SET_SINGLE = """        if cache is not None:
-            cache.is_single = length == 1 and bool(valid.all())
-"""
-SINGLE_ARGUMENT = """    is_single: bool,  # whether each row has exactly one token, a real one
-"""
-MIX = """            self.mixed, carried = head.mix(hidden_states, options["position"], options["valid"], state)
-"""
-MIX_OR_STEP = """            if options["is_single"]:
-                self.mixed, carried = head.mix_step(hidden_states, options["position"], state)
-            else:
-                self.mixed, carried = head.mix(hidden_states, options["position"], options["valid"], state)
 """
 SCALED = """    query = query * (scaling * query.shape[-1] ** 0.5)  # heads divide their logits by the root of D
 """
@@ -321,9 +348,12 @@ MIXING = """        (head,) = self.composed.values()
         self.mixed, carried = None, {}
         if hasattr(head, "mix"):
             state = layer.tensors or head.empty_state(hidden_states.shape[0], hidden_states.dtype, hidden_states.device)
-$mix"""
-MIXED = """        layer.tensors.update({name: tensor.contiguous() for name, tensor in carried.items()})
-        return answer
+            if valid is None:
+                self.mixed, carried = head.mix_step(hidden_states, position, state)
+            else:
+                self.mixed, carried = head.mix(hidden_states, position, valid, state)
+"""
+MIXED = """        layer.tensors.update({name: owned(tensor) for name, tensor in carried.items()})
 """
 ONE_BY_ONE = Template("""        outputs = []
         for index in range(query.shape[1]):

@@ -55,7 +55,7 @@ def _against_model(folder: Path, record: ExportRecord) -> Iterator[Check]:
     try:
         with without_adapter(source) as merged:
             model = load_model(merged, None, "cpu")
-            exported = None if classes is None else text_of(model, step=record.step)
+            exported = None if classes is None else text_of(model)
     except ComposerError as error:
         yield make_check("logits", CONFIG, "unknown", str(error))
         return

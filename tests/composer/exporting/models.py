@@ -26,9 +26,9 @@ def randomised(model: Any, seed: int = 0) -> Any:
     return model.eval()
 
 
-def of_file(model: Any, *, step: bool = False) -> tuple[Exported, Any]:
+def of_file(model: Any) -> tuple[Exported, Any]:
     """Return the exported file of a model, and the model that this file builds with the same weights."""
-    exported = write_file(model, step=step)
+    exported = write_file(model)
     module = ModuleType(f"exported_{exported.file}")
     sys.modules[module.__name__] = module  # dataclasses look there
     exec(compile(exported.text, f"{exported.file}.py", "exec"), vars(module))
