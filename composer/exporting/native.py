@@ -30,31 +30,20 @@ from converters.source import GENERATION_CONFIG
 
 MOST_DIFFERENCES = 12
 """The most differences that one message lists."""
-BESIDE_TEXT = ("dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
-"""Fields of a text decoder's config that are also those of the config around it."""
 
 
 @dataclass(frozen=True)
 class Native:
-    """architecture: the class of transformers. fields: of its config. nested_in: the model type of the config around it, or None.
-    weights: None if they are the model's own files; otherwise all tensors by the class's names, in float32."""
+    """architecture: the class of transformers. config: its ``config.json``. weights: None if they are the model's own files;
+    otherwise all tensors by the class's names, in float32."""
 
     architecture: str
-    fields: Mapping[str, Any]
-    nested_in: str | None = None
+    config: Mapping[str, Any]
     weights: Mapping[str, Tensor] | None = None
 
     @property
     def model_type(self) -> str:
-        return self.nested_in or self.fields["model_type"]
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The contents of ``config.json``."""
-        if self.nested_in is None:
-            return {"architectures": [self.architecture], **self.fields}
-        beside = {name: self.fields[name] for name in BESIDE_TEXT if name in self.fields}
-        return {"architectures": [self.architecture], "model_type": self.nested_in, **beside, "text_config": dict(self.fields)}
+        return self.config["model_type"]
 
 
 def native_of(model: Any, target: str | None = None) -> Native:
@@ -69,11 +58,11 @@ def native_of(model: Any, target: str | None = None) -> Native:
     kind = closest.target.model_type or student.host
     if closest.differences:
         raise _refusal(closest, kind)
-    fields = _config_of(model, student, closest, kind)
+    config = _config_of(model, student, closest, kind)
     weights = _weights_of(model, student, closest) if closest.target.ends else None
     if weights is not None:
-        fields["dtype"] = "float32"
-    return Native(_class_of(kind).__name__, fields, closest.target.nested_in, weights)
+        config["dtype"] = "float32"
+    return Native(_class_of(kind).__name__, config, weights)
 
 
 def student_of(model: Any) -> StudentModel:
@@ -104,9 +93,8 @@ def write_weights(native: Native, folder: Path) -> None:
 
 def model_of(native: Native) -> Any:
     """Build the class of transformers, with weights at their start."""
-    fields = {name: value for name, value in native.fields.items() if name != "model_type"}
-    kind = native.fields["model_type"]
-    return _class_of(kind)(CONFIG_MAPPING[kind](**fields))
+    fields = {name: value for name, value in native.config.items() if name != "model_type"}
+    return _class_of(native.model_type)(CONFIG_MAPPING[native.model_type](**fields))
 
 
 def _class_of(kind: str) -> Any:
@@ -130,7 +118,12 @@ def _config_of(model: Any, student: StudentModel, closest: ClosestFit, kind: str
     if kind != student.host:
         known = CONFIG_MAPPING[kind]().to_dict()
         fields = {name: value for name, value in fields.items() if name in known}
-    return {"model_type": kind, **fields, **closest.target.config(student, list(closest.types))}
+    return {
+        "architectures": [_class_of(kind).__name__],
+        "model_type": kind,
+        **fields,
+        **closest.target.config(student, list(closest.types)),
+    }
 
 
 def _weights_of(model: Any, student: StudentModel, closest: ClosestFit) -> dict[str, Tensor]:

@@ -39,7 +39,7 @@ def exported(folder: Path, target: str, overrides: list[str]) -> tuple[Any, Path
 def test_a_qwen3_5_has_the_student_s_logits_and_text(overrides: list[str], tmp_path: Path) -> None:
     mlx.set_default_device(mlx.cpu)
     model, folder = exported(tmp_path, "qwen3_5", overrides)
-    own, _ = load_model(folder)
+    own, _ = load_model(folder, model_config={"model_type": "qwen3_5"})
     tokens = torch.randint(3, model.config.vocab_size, (2, 60), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model(tokens).logits

@@ -153,7 +153,6 @@ TARGET = NativeTarget(
     name="qwen3_5",
     architecture="Qwen3_5ForCausalLM",
     model_type="qwen3_5_text",
-    nested_in="qwen3_5",
     spec="native/qwen3_5",
     layers=(DELTA, GATED_SOFTMAX),
     hosts=LLAMAS,

@@ -40,7 +40,6 @@ TARGET = replace(
     name="qwen3_next",
     architecture="Qwen3NextForCausalLM",
     model_type="qwen3_next",
-    nested_in=None,
     layers=(DELTA, qwen3_5.GATED_SOFTMAX),
     config=config_of,
 )

@@ -136,8 +136,7 @@ class NativeTarget:
       as many numbers as the hidden state.
     - arrangement: yields what is wrong with the order of layer types, each with the reason and the right order.
     - config: returns the fields of the class's config that Llama's lacks, for a student and the types of its layers.
-    - model_type: in the class's config. nested_in: the model type of the config that has this one as its ``text_config``, which is
-      how the class is published.
+    - model_type: in the class's config.
     - blocks, ends: the weights of each layer around its attention, and those outside of layers; empty: the model's own files.
     """
 
@@ -152,7 +151,6 @@ class NativeTarget:
     is_square: bool = False
     arrangement: Callable[[list[str]], Iterator[tuple[str, list[str]]]] | None = None
     model_type: str | None = None
-    nested_in: str | None = None
     blocks: WeightTable = field(default_factory=dict)
     ends: WeightTable = field(default_factory=dict)
 

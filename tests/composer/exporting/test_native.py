@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_next import modeling_qwen3_next
 
@@ -175,6 +175,9 @@ def test_a_student_that_its_recipe_trained_is_the_class(target: str, tmp_path: P
         torch.testing.assert_close(padded(own, tokens, mask), expected, rtol=0, atol=CLOSE * float(expected.abs().max()))
         assert float((padded(start, tokens, mask) - expected).abs().max()) > 0.01 * float(expected.abs().max()), "it has learned"
     assert torch.equal(own.generate(tokens[2:, :32], **settings), model.generate(tokens[2:, :32], **settings))
+    sentence = "once upon a time there was a key, 123."
+    tokenizers = [AutoTokenizer.from_pretrained(folder) for folder in (TEACHER, tmp_path / "native")]
+    assert len({tuple(tokenizer.encode(sentence)) for tokenizer in tokenizers}) == 1, "transformers has other tokenizers for types"
     assert "auto_map" not in json.loads((tmp_path / "native" / "config.json").read_text(encoding="utf-8"))
     assert not list((tmp_path / "native").glob("*.py"))
 
