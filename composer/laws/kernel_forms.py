@@ -37,10 +37,11 @@ def runs_of(heads: Iterable[HeadSpec]) -> dict[KernelForm, dict[CallPlace, HeadS
     and steps."""
     least: dict[KernelForm, dict[CallPlace, tuple[int, int, HeadSpec]]] = defaultdict(dict)
     settings = [(documents, *call) for documents in (False, True) for call in ((False, False), (False, True), (True, False))]
-    for spec, backend, place in product(heads, KERNELS, settings):
+    graphs = ((spec, build_graph(spec, SHAPE)) for spec in heads)
+    for (spec, graph), backend, place in product(graphs, KERNELS, settings):
         documents, one_token, gradients = place
         setting = Setting(documents=documents, one_token=one_token, gradients=gradients)
-        steps = lower(build_graph(spec, SHAPE), backend, setting).steps
+        steps = lower(graph, backend, setting).steps
         on_kernels = [step for step in steps if step.form.backend == backend]
         for step in on_kernels:
             form = _form(backend, step.form.description, (covered.node.kind for covered in step.covers))

@@ -171,4 +171,4 @@ def test_reading_a_header_imports_no_torch(tmp_path: Path, whole: bytes) -> None
         "import sys; from pathlib import Path; from converters.gguf import read_gguf; read_gguf(Path(sys.argv[1])); "
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "model.gguf")], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "model.gguf")], check=True)

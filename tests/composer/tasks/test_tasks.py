@@ -232,7 +232,7 @@ def test_options_may_be_words_of_a_command(babi: Path) -> None:
 
 def test_the_catalogue_is_light() -> None:
     script = "import sys, composer.tasks.catalogue; print(sorted({'torch', 'transformers', 'tokenizers'} & set(sys.modules)))"
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
 
 

@@ -16,6 +16,9 @@ from composer.viewing.reading import EditorContext, resolve_text
 from tests.composer.viewing.browser import gradio_or_skip
 from tests.composer.viewing.test_reading import MINE, SIZES
 
+PATIENCE = 600.0
+"""Seconds, also where other programs use the machine."""
+
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
@@ -33,7 +36,7 @@ def request_page(
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
     """Return the status, headers and body of a response. Underscores in the names of headers become hyphens."""
     parts = urlsplit(address)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
     try:
         target = f"{path}?{parts.query}" if token else path
         connection.request(method, target, body, {name.replace("_", "-"): value for name, value in headers.items()})

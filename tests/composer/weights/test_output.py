@@ -240,7 +240,7 @@ def ended_by(number: signal.Signals, out: Path) -> int:
     assert child.stdout.readline() == "writing\n"
     assert [path.name for path in out.parent.rglob("file")] == ["file"]
     child.send_signal(number)
-    status = child.wait(timeout=20)
+    status = child.wait()
     child.stdout.close()
     return status
 

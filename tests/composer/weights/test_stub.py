@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import composer
 from converters.model_types import AUTO_MAP, STUB
+from tests.composer.programs import printed_behind_libraries
 
 ROOT = Path(__file__).parents[3]
 TEACHER = ROOT / "examples" / "teacher"
@@ -24,12 +22,20 @@ class Missing(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
+for name in [name for name in sys.modules if name.partition(".")[0] == "blocks"]:
+    del sys.modules[name]
 """
 LOADS = """
-import sys
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=sys.argv[2] == "True")
-print(type(model).__module__)
+import json, os, sys, traceback
+os.environ["HF_MODULES_CACHE"] = {modules!r}
+sys.path.insert(0, {first!r})
+try:
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained({folder!r}, trust_remote_code={trusts})
+except Exception:
+    print(json.dumps({{"error": traceback.format_exc(), "module": ""}}))
+else:
+    print(json.dumps({{"error": "", "module": type(model).__module__}}))
 """
 
 
@@ -40,19 +46,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(folder: Path, home: Path, *, hides: bool, trusts: bool, first: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Return a process that loads the folder, with or without this package. first: the folder that Python searches first."""
-    environment = {"HF_MODULES_CACHE": str(home / "modules"), "HF_HUB_OFFLINE": "1", "PATH": "", "OMP_NUM_THREADS": "1"}
-    environment |= {} if hides else {"PYTHONPATH": os.pathsep.join([str(first), *sys.path])}
-    code = (HIDDEN if hides else "") + LOADS
-    words = [sys.executable, "-c", code, str(folder), str(trusts)]
-    return subprocess.run(words, env=environment, cwd=home, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+def load(folder: Path, home: Path, *, hides: bool, trusts: bool, first: Path = ROOT) -> dict[str, str]:
+    """Load the folder in another process, with or without this package. Return the module of the model's class, and the traceback.
+    first: the folder that Python searches first.
+    """
+    code = LOADS.format(folder=str(folder), modules=str(home / "modules"), trusts=trusts, first=str(home if hides else first))
+    return json.loads(printed_behind_libraries((HIDDEN if hides else "") + code, home).splitlines()[-1])
 
 
 def test_without_the_package_the_last_line_names_it_and_the_export(built: Path, tmp_path: Path) -> None:
     ended = load(built, tmp_path, hides=True, trusts=True)
-    assert ended.returncode == 1
-    last = ended.stderr.strip().splitlines()[-1]
+    last = ended["error"].strip().splitlines()[-1]
     assert last.startswith("ImportError: This model needs the package attention-composer: run `pip install .`")
     assert "`compose export`" in last
 
@@ -62,23 +66,20 @@ def test_another_package_called_composer_is_named(built: Path, tmp_path: Path) -
     (tmp_path / "composer").mkdir()
     (tmp_path / "composer" / "__init__.py").touch()
     ended = load(built, tmp_path, hides=False, trusts=True, first=tmp_path)
-    assert ended.returncode == 1
-    last = ended.stderr.strip().splitlines()[-1]
+    last = ended["error"].strip().splitlines()[-1]
     assert last.startswith("ImportError: This model needs the package attention-composer")
     assert str(tmp_path / "composer") in last
 
 
 def test_without_trust_transformers_names_the_argument_that_shows_it(built: Path, tmp_path: Path) -> None:
     ended = load(built, tmp_path, hides=True, trusts=False)
-    assert ended.returncode == 1
-    assert "trust_remote_code=True" in ended.stderr
-    assert "does not recognize this architecture" not in ended.stderr
+    assert "trust_remote_code=True" in ended["error"]
+    assert "does not recognize this architecture" not in ended["error"]
 
 
 def test_where_the_package_is_installed_the_file_imports_it(built: Path, tmp_path: Path) -> None:
     ended = load(built, tmp_path, hides=False, trusts=True)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == "composer.model.modeling"
+    assert ended == {"error": "", "module": "composer.model.modeling"}
 
 
 def test_the_file_is_part_of_the_build_and_of_what_transformers_saves(built: Path, tmp_path: Path) -> None:
