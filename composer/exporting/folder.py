@@ -81,7 +81,8 @@ def export_folder(
     """Write a composed model as a folder that loads where this package is not installed.
 
     native: write the folder of the class of transformers that computes the model, without a Python file. target: its name, or
-    None for the first class that fits. copy: copy weight files, which are hard links otherwise. force: replace an export in ``out``.
+    None for the first class that fits. copy: copy weight files, which are hard links otherwise. force: replace an export in
+    ``out``.
 
     The export is loaded in a process without this package, and its logits are compared with the model's. Raises ExportError,
     BuildError and SourceError; nothing is written then.
