@@ -1,6 +1,6 @@
 # make demo    build two students from the teacher that ships with the repo, explain them, let them write
-# make smollm2  two students of SmolLM2-135M, a real language model from the Python package index: hours of one core.
-#              ARGS= passes options on, such as ARGS='--data my-texts.txt --lm-eval'
+# make smollm2  the key heads that retrieve in SmolLM2-135M, a real language model from the Python package index: 20 minutes of one core.
+#              ARGS= passes options on, such as ARGS='--data my-texts.txt'
 # make test    the tests
 # make fuzz    new random examples for all property tests, then random damage to specs, folders and data for ten minutes.
 #              FUZZ=SECONDS changes the time. It prints its seed; FUZZ_SEED=SEED repeats a run. make test draws no random examples.

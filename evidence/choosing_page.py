@@ -33,8 +33,9 @@ from evidence.kept import Run, read_runs
 from evidence.page import join_words
 from evidence.second import HARDER, SECOND, SECOND_LOLA, SECOND_TEACHER
 from evidence.smollm2.budget import build_budget_table
-from evidence.smollm2.plan import read_plan
+from evidence.smollm2.plan import PLAN, read_plan
 from evidence.smollm2.report import models_of
+from evidence.smollm2.result import RUNS as SMOLLM2_RUNS
 from evidence.verdict import RunFigures
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -114,7 +115,7 @@ def _format_sections(runs: Sequence[Run]) -> Iterator[str]:
 def _format_language_model() -> Iterator[str]:
     """Yield the recommendations for SmolLM2-135M, if its students have kept runs."""
     plan = read_plan()
-    models = models_of(plan)
+    models = models_of(plan, SMOLLM2_RUNS / PLAN.stem)
     if models:
         yield "## For SmolLM2-135M\n\n"
         yield "Students of a language model after two million tokens of training each (lawcat-passkey: one million, of passkeys) "

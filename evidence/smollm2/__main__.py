@@ -32,12 +32,12 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="Names of the plan's models, or NAME-SEED. Left out: all.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time.", min=1)] = 1,
     work: Annotated[Path, typer.Option(help="Folder for models and scores.")] = Path("build-output/smollm2"),
-    runs_folder: Annotated[Path, typer.Option("--kept", help="Folder for the results.")] = RUNS,
-    page_only: Annotated[bool, typer.Option("--page", help="Run nothing. Write the page of the kept results.")] = False,
+    runs_folder: Annotated[Path, typer.Option("--kept", help="Folder for the results: a folder in it for each plan.")] = RUNS,
+    page_only: Annotated[bool, typer.Option("--page", help="Run nothing. Write docs/smollm2.md of the kept results.")] = False,
 ) -> None:
-    """Build, train and score the models of a plan. Then write docs/smollm2.md."""
+    """Build, train and score the models of a plan."""
     if page_only:
-        page.write(read_plan(plan), runs_folder)
+        page.write(runs_folder)
         return
     if teacher is None or not data:
         raise typer.BadParameter("runs need --teacher and --data")
@@ -57,8 +57,8 @@ def main(
         runs = [
             run for run in runs_of(read_plan(plan), inputs, work.resolve()) if not only or {run.name, run.folder.name} & set(only)
         ]
-        run_all([run for run in runs if not is_kept(run, runs_folder)], jobs, runs_folder)
-        page.write(read_plan(plan), runs_folder)
+        kept = runs_folder / plan.stem
+        run_all([run for run in runs if not is_kept(run, kept)], jobs, kept)
     except (ComposerError, OSError, ValueError) as error:
         typer.echo(error, err=True)
         raise typer.Exit(2) from error

@@ -8,40 +8,56 @@ from pathlib import Path
 
 from composer.files import write_whole
 from evidence.smollm2.budget import build_budget_table
-from evidence.smollm2.plan import HERE, Plan
+from evidence.smollm2.plan import HEADS, HERE, PLAN, Plan, read_plan
 from evidence.smollm2.report import Model, build_tables, draw, harness_columns, models_of
 from evidence.smollm2.result import RUNS
 
 DOCS = HERE.parents[1] / "docs"
 PAGE, PICTURE = DOCS / "smollm2.md", DOCS / "smollm2.png"
-BEGIN, END = "<!-- written by python -m evidence.smollm2 --page -->", "<!-- until here -->"
+BESIDE = ("lolcats", "lola")
+"""Models of the plan of students in the picture of the plan of heads."""
 
 
-def write(plan: Plan, runs_folder: Path = RUNS, page: Path = PAGE, picture: Path = PICTURE) -> None:
-    """Replace the text between the two marks of the page, and draw the picture. Raises OSError and ValueError."""
-    models = models_of(plan, runs_folder)
+def marks(name: str) -> tuple[str, str]:
+    """Return the lines of the page around the tables of a plan."""
+    return f"<!-- {name}: written by python -m evidence.smollm2 --page -->", f"<!-- {name}: until here -->"
+
+
+def write(runs_folder: Path = RUNS, page: Path = PAGE, picture: Path = PICTURE) -> None:
+    """Replace the text between the marks of each plan, and draw the picture. Raises OSError and ValueError."""
     text = page.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"{page}: expected one line {BEGIN!r} and one line {END!r}")
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    write_whole(page, f"{before}{BEGIN}\n\n{format_contents(plan, models)}\n\n{END}{after}")
-    if models:
-        draw(plan, models, picture)
+    heads, students = read_plan(HEADS), read_plan(PLAN)
+    models = {path: models_of(plan, runs_folder / path.stem) for path, plan in ((HEADS, heads), (PLAN, students))}
+    for path, plan in ((HEADS, heads), (PLAN, students)):
+        begin, end = marks(path.stem)
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"{page}: expected one line {begin!r} and one line {end!r}")
+        before, after = text.split(begin)[0], text.split(end)[1]
+        text = f"{before}{begin}\n\n{format_contents(plan, models[path])}\n\n{end}{after}"
+    write_whole(page, text)
+    if models[HEADS]:
+        draw(heads, models[HEADS], picture, [model for model in models[PLAN] if model.name in BESIDE])
 
 
 def format_contents(plan: Plan, models: Sequence[Model]) -> str:
     """Return the tables, the tasks at chance and the commands as Markdown."""
     if not models:
         return "No run of this plan is kept yet."
-    blocks = [table.markdown() for table in build_tables(plan, models)]
-    if plan.text is not None:
-        blocks.append(build_budget_table(plan, models).markdown())
-    return "\n".join([*blocks, *format_chance_tasks(plan, models), "### Commands\n", *format_commands(models)])
+    overview, *tables = (table.markdown() for table in build_tables(plan, models))
+    if plan.general is not None:
+        tables.append(build_budget_table(plan, models).markdown())
+    details = "\n".join([*tables, *format_chance_tasks(plan, models)])
+    commands = "\n".join(format_commands(models))
+    return f"{overview}\n{_collapse('All tables', details)}\n{_collapse('Commands', commands)}"
+
+
+def _collapse(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{text}\n</details>\n"
 
 
 def format_chance_tasks(plan: Plan, models: Sequence[Model]) -> Iterator[str]:
     """Yield a sentence with the tasks on which the teacher is no better than a guess, so that students cannot be worse."""
-    if not models or models[0].name != plan.baseline or plan.general is None:
+    if models[0].name != plan.baseline or plan.general is None:
         return
     columns = harness_columns(plan)
     chance_tasks = []
@@ -59,6 +75,5 @@ def format_chance_tasks(plan: Plan, models: Sequence[Model]) -> Iterator[str]:
 def format_commands(models: Sequence[Model]) -> Iterator[str]:
     """Yield the commands of each model's first run. Files are named as in the section on data."""
     for model in models:
-        result = model.results[0]
-        lines = [f"compose {shlex.join(command)}" for command in result.commands.values()]
-        yield f"<details><summary>{model.name}</summary>\n\n```sh\n" + "\n".join(lines) + "\n```\n\n</details>\n"
+        lines = [f"compose {shlex.join(command)}" for command in model.results[0].commands.values()]
+        yield f"{model.name}:\n\n```sh\n" + "\n".join(lines) + "\n```\n"

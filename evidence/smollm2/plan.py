@@ -17,9 +17,23 @@ from converters.bounded import MOST_CONFIG
 from converters.bounded import read_text as read_config
 
 HERE = Path(__file__).parent
-PLAN = HERE / "plan.yaml"
+PLAN, HEADS = HERE / "students.yaml", HERE / "heads.yaml"
 
 Settings = dict[str, Any]
+
+
+class Keep(Closed):
+    """The key heads of a student that keep the source's softmax attention.
+
+    - by: gates, the key heads with the widest gates; layers, whole layers with the widest gates on average; every, whole layers at
+      equal distances; random, key heads by chance, which follow from the seed of the run.
+    - heads: the number of key heads.
+    - gates: the report of ``compose select --heads``, in place of the plan's.
+    """
+
+    by: Literal["gates", "layers", "every", "random"]
+    heads: PositiveInt
+    gates: str | None = None
 
 
 class Student(Closed):
@@ -28,11 +42,11 @@ class Student(Closed):
     - spec: a shipped spec, or a spec file.
     - set: values of the spec that differ, as ``compose build --set`` takes them.
     - source: another student of the plan. Its weights, with the adapters merged, are the source in place of the teacher's.
-    - keep: the number of layers that keep softmax attention. ``compose select`` chooses them.
+    - keep: the key heads that keep softmax attention.
     - transfer, finetune: settings of the two stages, added to the plan's. A stage that is null is not run.
     - data: in place of the files of the command line, tasks that write their own texts.
     - sequence: tokens in a row of training, in place of the plan's.
-    - evaluations: what it is scored on, if not on everything.
+    - evaluations: what it is scored on, if not on everything. lengths: of retrieval, in place of the plan's.
     - seeds: a run for each.
     """
 
@@ -40,12 +54,13 @@ class Student(Closed):
     spec: str
     set: tuple[str, ...] = ()
     source: str | None = None
-    keep: PositiveInt | None = None
+    keep: Keep | None = None
     transfer: Settings | None = None
     finetune: Settings | None = None
     data: tuple[str, ...] = ()
     sequence: PositiveInt | None = None
     evaluations: tuple[Literal["general", "written", "text", "retrieval"], ...] | None = None
+    lengths: tuple[PositiveInt, ...] | None = None
     seeds: tuple[NonNegativeInt, ...] = (0,)
 
 
@@ -73,14 +88,20 @@ class Harness(Closed):
 
 
 class Plan(Closed):
-    """An experiment. transfer, finetune: the settings of a stage that all students share. baseline: the name of the teacher."""
+    """An experiment.
+
+    - baseline: the name of the teacher.
+    - gates: a report of ``compose select --heads``, from the folder of this module. Students with ``keep`` are chosen by it.
+    - transfer, finetune: the settings of a stage that all students share.
+    """
 
     baseline: str
+    gates: str | None = None
     sequence: PositiveInt
-    rows: str
-    held_out_rows: PositiveInt
-    transfer: Settings
-    finetune: Settings
+    rows: str = "joined"
+    held_out_rows: PositiveInt = 8
+    transfer: Settings = Field(default_factory=dict)
+    finetune: Settings = Field(default_factory=dict)
     general: Harness | None = None
     written: Harness | None = None
     text: ScoredTasks | None = None
@@ -95,11 +116,17 @@ class Plan(Closed):
         for student in self.students:
             if student.source is not None and student.source not in names[: names.index(student.name)]:
                 raise ValueError(f"{student.name}: `source: {student.source}` names no student before it")
+            if student.keep is not None and (student.keep.gates or self.gates) is None:
+                raise ValueError(f"{student.name}: `keep` needs `gates`, a report of compose select --heads")
         return self
 
     def student(self, name: str) -> Student:
         """Return the student with this name."""
         return next(student for student in self.students if student.name == name)
+
+    def gates_of(self, keep: Keep) -> Path:
+        """Return the report with the gates that a student's key heads are chosen by."""
+        return HERE / (keep.gates or self.gates or "")
 
     def recipe(self, student: Student) -> Settings:
         """Return the recipe of a student. It includes the settings that all students share."""
@@ -134,21 +161,24 @@ class Inputs(Closed):
     rows: Path | None = None
 
 
-def read_plan(path: Path = PLAN) -> Plan:
-    """Read a plan. Raises OSError, SpecError or ValueError if the file cannot be read or is not a plan."""
-    return Plan.model_validate(plain(read_text(read_config(path, MOST_CONFIG), str(path))))
+def read_plan(path: Path = PLAN, **changes: Any) -> Plan:
+    """Read a plan, with other values of some fields. Raises OSError, SpecError or ValueError if the file cannot be read or is not a
+    plan."""
+    return Plan.model_validate({**plain(read_text(read_config(path, MOST_CONFIG), str(path))), **changes})
 
 
 def compute_identity(plan: Plan, name: str, seed: int, inputs: Inputs) -> str:
     """Return the hash of all inputs and settings that decide a run's figures, without the versions of the code."""
-    facts: dict[str, Any] = plan.model_dump(mode="json", exclude={"students", "general", "written"})
+    facts: dict[str, Any] = plan.model_dump(mode="json", exclude={"students", "general", "written", "gates"})
     facts["harness"] = [(sorted(harness.tasks), harness.rows) for harness in (plan.general, plan.written) if harness is not None]
     chain: list[Any] = []
     student_name = None if name == plan.baseline else name
     while student_name is not None:
         student = plan.student(student_name)
-        unset = {"evaluations"} if student.evaluations is None else set()
+        unset = {name for name in ("evaluations", "lengths") if getattr(student, name) is None}
         chain.append(student.model_dump(mode="json", exclude={"seeds", *unset}))
+        if student.keep is not None:
+            chain.append(sha256(plan.gates_of(student.keep)))
         student_name = student.source
     facts |= {"students": chain, "seed": seed}
     files = [Path(reference) for reference in inputs.data]

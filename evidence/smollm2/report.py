@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from composer.plotting import TEACHER, WIDTH, add_title, label, legend, marker, plotting, save
+from composer.plotting import TEACHER, WIDTH, add_title, colour, label, legend, marker, plotting, save
 from composer.tables import Table
 from evidence.smollm2.plan import Plan
-from evidence.smollm2.result import RUNS, Result, read_result
+from evidence.smollm2.result import Result, read_result
 
 RESAMPLES = 2000
 """Resamples of a paired bootstrap."""
@@ -22,6 +22,13 @@ TICKS = (1, 3, 10, 30, 100)
 """MiB of state on the axis of the picture."""
 PARTS = 8
 """Parts of a text in the table of positions. Each has several of an evaluation's buckets."""
+CHOICES = {
+    "gates": "key heads by gates",
+    "layers": "whole layers by gates",
+    "every": "every k-th layer",
+    "random": "random key heads",
+}
+"""Labels of lines in the picture, by the way of choosing key heads."""
 
 Scores = Callable[[Result], Sequence[float] | None]
 """Return the scores of a task's rows in a result, or None if it has none."""
@@ -42,7 +49,7 @@ class Model:
         return np.mean([list(rows or ()) for rows in seed_scores], axis=0)
 
 
-def models_of(plan: Plan, runs_folder: Path = RUNS) -> list[Model]:
+def models_of(plan: Plan, runs_folder: Path) -> list[Model]:
     """Return the models with results, the teacher first."""
     seeds = {plan.baseline: (0,)} | {student.name: student.seeds for student in plan.students}
     results_by_name = {name: [read_result(name, seed, runs_folder) for seed in model_seeds] for name, model_seeds in seeds.items()}
@@ -67,11 +74,13 @@ def build_score_table(title: str, models: Sequence[Model], columns: dict[str, Sc
     """Build a table of means ± standard errors, with a row for each model and a column for each task.
 
     A star marks scores whose paired difference to the first model has a 95 % interval without 0.
+    Models without a score are left out.
     """
     rows = []
     for model in models:
         cells = [_format_cell(model, models[0], scores, digits) for scores in columns.values()]
-        rows.append((model.name, *cells))
+        if set(cells) != {"-"}:
+            rows.append((model.name, *cells))
     return Table(title, ("", *columns), tuple(rows), range(1, len(columns) + 1))
 
 
@@ -99,7 +108,8 @@ def build_difference_table(title: str, models: Sequence[Model], columns: dict[st
                 continue
             mean, low, high = bootstrap_difference(model_rows, first_rows)
             cells.append(f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]")
-        rows.append((model.name, *cells))
+        if set(cells) != {"-"}:
+            rows.append((model.name, *cells))
     return Table(title, ("", *columns), tuple(rows), range(1, len(columns) + 1))
 
 
@@ -132,8 +142,19 @@ def _retrieval_scores(task: str, length: int) -> Scores:
     return lambda result: result.retrieval.get(task, {}).get(length)
 
 
+def _needle_scores(plan: Plan, length: int) -> Scores:
+    """Return the scores of the samples of all retrieval tasks that a result has."""
+
+    def scores(result: Result) -> Sequence[float] | None:
+        by_task = [result.retrieval.get(task, {}).get(length) for task in plan.retrieval.tasks]
+        return [score for some in by_task for score in some or ()] or None
+
+    return scores
+
+
 def build_tables(plan: Plan, models: Sequence[Model]) -> Iterator[Table]:
     """Build the tables of a plan's results."""
+    yield build_overview_table(plan, models)
     if harness := harness_columns(plan):
         yield build_score_table("Tasks of lm-eval: share of right answers", models, harness)
         yield build_difference_table("The same: paired differences to the teacher, with 95 % intervals", models, harness)
@@ -143,9 +164,23 @@ def build_tables(plan: Plan, models: Sequence[Model]) -> Iterator[Table]:
     for length in plan.retrieval.lengths:
         columns = retrieval_columns(plan, length)
         yield build_score_table(f"Retrieval at {length:,} tokens: share of right answers", models, columns)
-    yield build_cost_table(plan, models)
+    if any(result.tokens for model in models for result in model.results):
+        yield build_cost_table(plan, models)
     if any(len(model.results) > 1 for model in models):
         yield build_seed_table(plan, models)
+
+
+def build_overview_table(plan: Plan, models: Sequence[Model]) -> Table:
+    """Build a table with a row for each model: its state, the share of all needles found at each length, and nats per token."""
+    longest = max(plan.retrieval.lengths)
+    columns = {f"needles at {length:,}": (_needle_scores(plan, length), 2) for length in plan.retrieval.lengths}
+    columns |= {f"nats at {length}": (scores, 3) for length, scores in text_columns(plan).items()}
+    rows = []
+    for model in models:
+        mebibytes = f"{model.results[0].state_bytes[longest] / 2**20:,.1f}"
+        rows.append((model.name, mebibytes, *(_format_cell(model, models[0], *column) for column in columns.values())))
+    headers = ("", f"MiB at {longest:,}", *columns)
+    return Table("State, needles and text", headers, tuple(rows), range(1, len(headers)))
 
 
 def build_position_table(plan: Plan, models: Sequence[Model]) -> Table:
@@ -206,30 +241,50 @@ def _mean_of_tasks(scores_by_task: Sequence[Sequence[float] | None]) -> float | 
     return float(np.mean([np.mean(scores or ()) for scores in scores_by_task]))
 
 
-def draw(plan: Plan, models: Sequence[Model], target: Path) -> None:
-    """Draw a panel for each length: the mean score of all retrieval tasks over the size of the state. Raises OSError."""
+def draw(plan: Plan, models: Sequence[Model], target: Path, others: Sequence[Model] = ()) -> None:
+    """Draw a panel for each length: the mean score of all retrieval tasks over the size of the state. Raises OSError.
+
+    others: models of another plan, of which the same tasks are shown.
+    """
     lengths = plan.retrieval.lengths
     with plotting() as pyplot:
-        figure, axes = pyplot.subplots(1, len(lengths), figsize=(WIDTH, 3.2), sharey=True, layout="constrained", squeeze=False)
+        figure, axes = pyplot.subplots(1, len(lengths), figsize=(WIDTH, 3.4), sharey=True, layout="constrained", squeeze=False)
         for axis, length in zip(axes[0], lengths, strict=True):
-            for index, model in enumerate(models):
-                _draw_model(axis, plan, model, index, length)
+            for index, (name, series) in enumerate(_series(plan, [*models, *others]).items()):
+                _draw_series(axis, plan, name, series, index, length)
             axis.set(title=f"{length:,} tokens", xscale="log", xlim=(1, 130), ylim=(-0.04, 1.04), xlabel="MiB of state")
             axis.set_xticks(TICKS, [str(tick) for tick in TICKS])
             axis.minorticks_off()
             axis.grid(alpha=0.3)
         axes[0][0].set_ylabel("right answers")
         add_title(figure, "Needles found, by the size of the state: teacher and students")
-        legend(figure, axes[0][0], columns=5)
+        legend(figure, *axes[0], columns=4)
         save(figure, target)
 
 
-def _draw_model(axis: Any, plan: Plan, model: Model, index: int, length: int) -> None:
-    task_rows = [rows for scores in retrieval_columns(plan, length).values() if (rows := model.rows(scores)) is not None]
-    if not task_rows:
+def _series(plan: Plan, models: Sequence[Model]) -> dict[str, list[Model]]:
+    """Return the models by the name of their line. Students without training whose key heads are chosen alike are one line, and one
+    without kept key heads begins it. Those of other gates than the plan's are left out."""
+    students = {student.name: student for student in plan.students}
+    series: dict[str, list[Model]] = {}
+    for model in models:
+        student, name = students.get(model.name), model.name
+        if student is not None and student.keep is not None and student.keep.gates is not None:
+            continue
+        if student is not None and plan.gates is not None and not (student.transfer or student.finetune):
+            name = CHOICES["gates" if student.keep is None else student.keep.by]
+        series.setdefault(name, []).append(model)
+    return series
+
+
+def _draw_series(axis: Any, plan: Plan, name: str, models: Sequence[Model], index: int, length: int) -> None:
+    points = []
+    for model in models:
+        rows = model.rows(_needle_scores(plan, length))
+        if rows is not None:
+            points.append((model.results[0].state_bytes[length] / 2**20, *mean_and_error(rows)))
+    if not points:
         return
-    mean, error = mean_and_error(np.concatenate(task_rows))
-    mebibytes = model.results[0].state_bytes[length] / 2**20
-    colour = TEACHER if model.name == plan.baseline else None
-    style = {"color": colour} if colour else {}
-    axis.errorbar(mebibytes, mean, yerr=error, marker=marker(index), linestyle="", capsize=2, label=label(model.name), **style)
+    sizes, means, errors = zip(*sorted(points), strict=True)
+    style = {"color": TEACHER if name == plan.baseline else colour(index - 1), "marker": marker(index)}
+    axis.errorbar(sizes, means, yerr=errors, linestyle="-" if len(points) > 1 else "", capsize=2, label=label(name), **style)

@@ -9,6 +9,7 @@ from composer.files import write_whole
 from converters.bounded import MOST_LOG, read_text
 
 RUNS = Path(__file__).parent / "runs"
+"""A folder for each plan, such as ``runs/heads`` for ``heads.yaml``."""
 
 
 class Result(Closed):
@@ -40,18 +41,18 @@ class Result(Closed):
     device: str
 
 
-def path_of(name: str, seed: int, runs_folder: Path = RUNS) -> Path:
+def path_of(name: str, seed: int, runs_folder: Path) -> Path:
     """Return the file of a run."""
     return runs_folder / f"{name}-{seed}.json"
 
 
-def keep_result(result: Result, runs_folder: Path = RUNS) -> None:
+def keep_result(result: Result, runs_folder: Path) -> None:
     """Write a result, whole or not at all."""
     runs_folder.mkdir(parents=True, exist_ok=True)
     write_whole(path_of(result.name, result.seed, runs_folder), result.model_dump_json() + "\n")
 
 
-def read_result(name: str, seed: int, runs_folder: Path = RUNS) -> Result | None:
+def read_result(name: str, seed: int, runs_folder: Path) -> Result | None:
     """Return the kept result of a run, or None if there is none."""
     path = path_of(name, seed, runs_folder)
     return Result.model_validate_json(read_text(path, MOST_LOG)) if path.is_file() else None

@@ -28,8 +28,9 @@ from composer.files import write_whole
 from composer.state import read_log
 from composer.versions import versions_of
 from composer.weights.record import TrainedStage, read_record
+from evidence.smollm2.choices import build_rules, choose_heads, read_gates
 from evidence.smollm2.plan import HERE, Inputs, Plan, Student, compute_identity
-from evidence.smollm2.result import RUNS, Result, keep_result, read_result
+from evidence.smollm2.result import Result, keep_result, read_result
 
 Listener = Callable[[str], None]
 TASKS = HERE / "tasks"
@@ -87,13 +88,13 @@ def runs_of(plan: Plan, inputs: Inputs, work: Path) -> Iterator[Run]:
                 yield Run(plan, inputs, student.name, student.seeds[number], work)
 
 
-def is_kept(run: Run, runs_folder: Path = RUNS) -> bool:
+def is_kept(run: Run, runs_folder: Path) -> bool:
     """True if a result of this run with its present settings is kept."""
     result = read_result(run.name, run.seed, runs_folder)
     return result is not None and result.identity == compute_identity(run.plan, run.name, run.seed, run.inputs)
 
 
-def run_model(run: Run, tell: Listener, runs_folder: Path = RUNS) -> Result:
+def run_model(run: Run, tell: Listener, runs_folder: Path) -> Result:
     """Build, train and score one model, and write the result to its file. Raises ComposerError if a command fails."""
     run.folder.mkdir(parents=True, exist_ok=True)
     for step, arguments in steps_of(run):
@@ -128,7 +129,8 @@ def evaluations_of(run: Run) -> Iterator[Step]:
         ("retrieval", plan.retrieval, "--haystack", inputs.haystack),
     ):
         if evaluation is not None:
-            words = ["--tasks", ",".join(evaluation.tasks), "--lengths", ",".join(map(str, evaluation.lengths))]
+            own_lengths = None if run.student is None or step == "text" else run.student.lengths
+            words = ["--tasks", ",".join(evaluation.tasks), "--lengths", ",".join(map(str, own_lengths or evaluation.lengths))]
             words += ["--samples", str(evaluation.samples), *([] if file is None else [option, str(file)])]
             yield step, [*common, *words, "-o", str(run.folder / step)]
 
@@ -145,9 +147,9 @@ def training_of(run: Run, student: Student) -> Iterator[Step]:
     if student.source is not None:
         source = str(Run(run.plan, run.inputs, student.source, run.seed, run.work).model)
     if student.keep is not None:
-        options = ["--keep", str(student.keep), *data, *values, *seed, "--device", run.inputs.device]
-        yield "select", ["select", spec, "--from", source, *options, "-o", str(folder / "selected")]
-        spec, values = str(folder / "selected" / "spec.yaml"), []
+        kept_heads = choose_heads(student.keep, read_gates(run.plan.gates_of(student.keep)), run.seed)
+        rules = build_rules(spec, values[1::2], source, kept_heads)
+        values += ["--set", f"layers={json.dumps(rules)}"]
     yield "build", ["build", spec, "--from", source, *values, *seed, "--force", "-o", str(folder / "built")]
     folder_before = "built"
     for stage in stages:

@@ -60,6 +60,12 @@ def test_by_other_scores_of_heads_that_need_no_training(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
         points[by] = json.loads(done.stdout)
     restored, swapped = points["restored"], points["swapped"]
+    student = tmp_path / "student"
+    composer.build_folder(tmp_path / "restored" / "spec.yaml", TEACHER, student)
+    report = composer.evaluate([TEACHER, student], tasks=["stories"], lengths=[64, 256], samples=2)
+    means = {(cell.model, cell.length): cell.mean for cell in report.cells}
+    assert means["student", 64] == pytest.approx(means["teacher", 64], abs=1e-5), "the window and the sinks have all 64 tokens"
+    assert means["student", 256] > means["teacher", 256]
     best = max(score["restored"] for score in restored["scores"])
     assert best == pytest.approx(restored["curve"][0]["divergence"] - restored["curve"][1]["divergence"], abs=1e-6)
     assert all(score["swapped"] >= 0 for score in swapped["scores"])

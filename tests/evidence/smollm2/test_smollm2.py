@@ -6,19 +6,22 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
+import composer
 from composer.errors import ComposerError
 from composer.spec.loading import load_spec
 from evidence.smollm2 import __main__ as main
 from evidence.smollm2 import page, report
 from evidence.smollm2 import run as running
 from evidence.smollm2.budget import build_budget_table
-from evidence.smollm2.plan import PLAN, Inputs, Plan, compute_identity, read_plan
-from evidence.smollm2.result import Result, keep_result, read_result
+from evidence.smollm2.choices import choose_heads
+from evidence.smollm2.plan import HEADS, PLAN, Inputs, Keep, Plan, compute_identity, read_plan
+from evidence.smollm2.result import RUNS, Result, keep_result, read_result
 
 ROOT = Path(__file__).parents[3]
 INPUTS = Inputs(teacher="teacher", data=("texts.txt",))
@@ -45,9 +48,11 @@ def result(name: str, seed: int = 0, right: tuple[float, ...] = (1.0, 1.0, 0.0, 
     )
 
 
-@pytest.mark.parametrize("path", [PLAN, ROOT / "examples" / "smollm2" / "plan.yaml"], ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "path", [PLAN, HEADS, ROOT / "examples" / "smollm2" / "plan.yaml"], ids=lambda path: f"{path.parent.parent.name}-{path.stem}"
+)
 def test_each_student_of_a_shipped_plan_has_a_valid_spec_and_recipe(path: Path) -> None:
-    plan = read_plan(path)
+    plan = read_plan(path, gates="gates/all.json")  # the example's are made when it runs
     for student in plan.students:
         values = [*student.set, "recipe=null", f"recipe={json.dumps(plan.recipe(student))}"]
         recipe = load_spec(str(ROOT / student.spec) if student.spec.endswith(".yaml") else student.spec, values).recipe
@@ -117,9 +122,52 @@ def test_a_run_builds_trains_and_scores_by_commands_of_the_product(tmp_path: Pat
     assert build[build.index("--from") + 1] == str(tmp_path / "lolcats-1" / "trained")
     of_passkeys = [step for step, _ in running.steps_of(replace(run, name="lawcat-passkey", seed=0))]
     assert of_passkeys == ["build", "transfer", "finetune", "retrieval"]
-    selected_steps = dict(running.steps_of(replace(run, name="lolcats-kept", seed=0)))
-    assert list(selected_steps)[:2] == ["select", "build"]
-    assert selected_steps["build"][1] == str(tmp_path / "lolcats-kept-0" / "selected" / "spec.yaml")
+
+
+GATES = {(layer, head): layer / 10 + head / 100 for layer in range(6) for head in range(2)}
+"""The last layers have the widest gates."""
+
+
+@pytest.mark.parametrize(
+    ("by", "kept"),
+    [
+        ("gates", ((4, 0), (4, 1), (5, 0), (5, 1))),
+        ("layers", ((4, 0), (4, 1), (5, 0), (5, 1))),
+        ("every", ((2, 0), (2, 1), (5, 0), (5, 1))),
+    ],
+)
+def test_key_heads_are_chosen_by_their_gates_or_by_whole_layers(by: Any, kept: tuple[tuple[int, int], ...]) -> None:
+    assert choose_heads(Keep(by=by, heads=4), GATES, seed=0) == kept
+    gates = GATES | {(4, 0): 0.25}
+    assert ((4, 0) in choose_heads(Keep(by=by, heads=4), gates, seed=0)) == (by == "layers")
+
+
+def test_random_key_heads_follow_from_the_seed_and_whole_layers_have_all_their_heads() -> None:
+    keep = Keep(by="random", heads=4)
+    first, again, other = (choose_heads(keep, GATES, seed) for seed in (0, 0, 1))
+    assert first == again != other
+    assert len(set(first)) == 4
+    with pytest.raises(ValueError, match="3 key heads are not whole layers of 2"):
+        choose_heads(Keep(by="layers", heads=3), GATES, seed=0)
+
+
+def test_a_student_is_built_with_the_chosen_heads_by_one_command(tmp_path: Path) -> None:
+    gates = tmp_path / "selection.json"
+    scores = [
+        {"layer": layer, "head": head, "gate": gate} for layer, head, gate in ((0, 0, 0.1), (0, 1, 0.9), (1, 0, 0.8), (1, 1, 0))
+    ]
+    gates.write_text(json.dumps({"scores": scores}))
+    teacher = str(ROOT / "examples" / "teacher")
+    student = {"name": "heads-2", "spec": "streaming", "keep": {"by": "gates", "heads": 2}, "lengths": [64]}
+    common = {"baseline": "teacher", "sequence": 64, "retrieval": {"tasks": ["passkey"], "lengths": [64, 128], "samples": 1}}
+    with pytest.raises(ValueError, match="heads-2: `keep` needs `gates`"):
+        Plan.model_validate({**common, "students": [student]})
+    plan = Plan.model_validate({**common, "gates": str(gates), "students": [student]})
+    steps = dict(running.steps_of(running.Run(plan, Inputs(teacher=teacher, data=()), "heads-2", 0, tmp_path)))
+    overrides = [steps["build"][place + 1] for place, word in enumerate(steps["build"]) if word == "--set"]
+    groups = composer.explain("streaming", teacher, overrides=overrides).groups
+    assert {group.head: (group.layers, group.key_heads) for group in groups} == {"source": ((0, 1), 1), "head": ((0, 1), 1)}
+    assert steps["retrieval"][steps["retrieval"].index("--lengths") + 1] == "64"
 
 
 def test_a_step_runs_once_and_notes_its_time(tmp_path: Path) -> None:
@@ -230,17 +278,22 @@ def test_a_larger_state_is_recommended_where_it_is_better_than_chance_explains(t
 
 
 def test_the_page_has_the_tables_between_its_marks_and_keeps_the_prose(tmp_path: Path) -> None:
-    plan, target = read_plan(), tmp_path / "page.md"
-    keep_result(result("teacher"), tmp_path)
-    target.write_text(f"# Title\n\n{page.BEGIN}\nold\n{page.END}\n\nProse.\n", encoding="utf-8")
-    page.write(plan, tmp_path, target, tmp_path / "picture.png")
+    target, marks = tmp_path / "page.md", [line for name in ("heads", "students") for line in page.marks(name)]
+    for name in ("heads", "students"):
+        keep_result(result("teacher"), tmp_path / name)
+    keep_result(result("heads-18"), tmp_path / "heads")
+    target.write_text("# Title\n\n{}\nold\n{}\n\nBetween.\n{}\n{}\n\nProse.\n".format(*marks), encoding="utf-8")
+    page.write(tmp_path, target, tmp_path / "picture.png")
     text = target.read_text(encoding="utf-8")
     assert text.startswith("# Title\n")
     assert text.endswith("Prose.\n")
     assert "old" not in text
-    assert "| teacher | 0.75 ± 0.22" in text
+    heads, students = text.split("Between.")
+    assert "| heads-18 |" in heads
+    assert "| heads-18 |" not in students
+    assert "| teacher | 0.75 ± 0.22" in students
     assert (tmp_path / "picture.png").is_file()
-    page.write(plan, tmp_path, target, tmp_path / "picture.png")
+    page.write(tmp_path, target, tmp_path / "picture.png")
     assert target.read_text(encoding="utf-8") == text
 
 
@@ -250,10 +303,11 @@ def test_a_result_is_read_as_it_was_kept(tmp_path: Path) -> None:
     assert read_result("lolcats", 0, tmp_path) is None
 
 
-def test_every_kept_result_is_of_the_present_plan() -> None:
-    plan = read_plan()
+@pytest.mark.parametrize("path", [PLAN, HEADS], ids=lambda path: path.stem)
+def test_every_kept_result_is_of_the_present_plan(path: Path) -> None:
+    plan, folder = read_plan(path), RUNS / path.stem
     names = {(plan.baseline, 0)} | {(student.name, seed) for student in plan.students for seed in student.seeds}
-    for path in sorted((PLAN.parent / "runs").glob("*.json")):
-        name, _, seed = path.stem.rpartition("-")
+    for file in sorted(folder.glob("*.json")):
+        name, _, seed = file.stem.rpartition("-")
         assert (name, int(seed)) in names
-        assert read_result(name, int(seed)) is not None
+        assert read_result(name, int(seed), folder) is not None

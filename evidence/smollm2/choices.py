@@ -1,0 +1,52 @@
+"""The key heads that students keep, and the rules of a spec for them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from composer.selection.head_choice import KeyHead, keeping_heads, rank_heads
+from composer.spec.loading import load_spec, resolve_spec
+from composer.weights.target import target_of
+from converters.bounded import MOST_LOG, read_text
+from evidence.smollm2.plan import Keep
+
+
+def choose_heads(keep: Keep, gates: Mapping[KeyHead, float], seed: int) -> tuple[KeyHead, ...]:
+    """Return the key heads that are kept. Raises ValueError for a number that whole layers do not have."""
+    heads = list(gates)
+    if keep.by == "gates":
+        return tuple(sorted(rank_heads(heads, list(gates.values()))[: keep.heads]))
+    if keep.by == "random":
+        return tuple(sorted(random.Random(seed).sample(heads, keep.heads)))
+    by_layer: dict[int, list[KeyHead]] = {}
+    for head in heads:
+        by_layer.setdefault(head[0], []).append(head)
+    heads_per_layer = len(heads) // len(by_layer)
+    count, left = divmod(keep.heads, heads_per_layer)
+    if left:
+        raise ValueError(f"{keep.heads} key heads are not whole layers of {heads_per_layer}")
+    if keep.by == "every":
+        interval = len(by_layer) // count
+        layers: Sequence[int] = sorted(by_layer)[interval - 1 :: interval][:count]
+    else:
+        layers = sorted(by_layer, key=lambda layer: -fmean(gates[head] for head in by_layer[layer]))[:count]
+    return tuple(head for layer in sorted(layers) for head in by_layer[layer])
+
+
+def read_gates(path: Path) -> dict[KeyHead, float]:
+    """Return the gate of each key head in a report of ``compose select --heads``."""
+    return {(score["layer"], score["head"]): score["gate"] for score in json.loads(read_text(path, MOST_LOG))["scores"]}
+
+
+def build_rules(spec: str, values: Sequence[str], source: str, heads: Collection[KeyHead]) -> list[dict[str, Any]]:
+    """Return the rules under ``layers:`` of the spec with these key heads kept. values: as ``--set`` takes them."""
+    loaded = load_spec(spec, values)
+    target = target_of(None, loaded, source)
+    assert target is not None, "there is a source"
+    document = loaded.model_dump(mode="json", exclude_unset=True)
+    return keeping_heads(document, resolve_spec(loaded, target.size), heads)["layers"]
