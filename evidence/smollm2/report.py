@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from composer.plotting import TEACHER, WIDTH, add_title, colour, label, legend, marker, plotting, save
+from composer.plotting import COLOURS, FAINT, TEACHER, WIDTH, add_title, label, legend, marker, plotting, save
 from composer.tables import Table
 from evidence.smollm2.plan import Plan
 from evidence.smollm2.result import Result, read_result
@@ -286,5 +286,6 @@ def _draw_series(axis: Any, plan: Plan, name: str, models: Sequence[Model], inde
     if not points:
         return
     sizes, means, errors = zip(*sorted(points), strict=True)
-    style = {"color": TEACHER if name == plan.baseline else colour(index - 1), "marker": marker(index)}
+    colours = (*COLOURS[:-1], FAINT)  # the last one is black, as the teacher
+    style = {"color": TEACHER if name == plan.baseline else colours[(index - 1) % len(colours)], "marker": marker(index)}
     axis.errorbar(sizes, means, yerr=errors, linestyle="-" if len(points) > 1 else "", capsize=2, label=label(name), **style)
