@@ -54,7 +54,7 @@ def html_of(shown: dict[str, dict[str, Any]], line: str) -> str:
     return data["text/html"]
 
 
-def test_reports_show_themselves(shown: dict[str, dict[str, Any]]) -> None:
+def test_reports_have_an_html_view(shown: dict[str, dict[str, Any]]) -> None:
     assert "head.memory" in html_of(shown, "composer.diff(")
     assert "Why this form:" in html_of(shown, "costs")
     assert "def head(" in html_of(shown, "composer.code(")
@@ -65,7 +65,7 @@ def test_reports_show_themselves(shown: dict[str, dict[str, Any]]) -> None:
     assert len(tables) >= 9
 
 
-def test_the_student_has_learned(shown: dict[str, dict[str, Any]], work: Path) -> None:
+def test_distillation_lowers_the_errors_and_the_loss(shown: dict[str, dict[str, Any]], work: Path) -> None:
     """The error of trained heads is smaller than that of untrained ones."""
     text = shown["distilled"]["text/plain"]
     layers = re.findall(r"transfer +layer \d +([\d.]+) +([\d.]+)", text)
@@ -84,7 +84,7 @@ def test_speeds_and_variants_are_compared(shown: dict[str, dict[str, Any]], work
     assert "attention MSE" in html_of(shown, "ablation")
 
 
-def test_what_is_saved_is_the_same_model(shown: dict[str, dict[str, Any]], work: Path) -> None:
+def test_saved_and_loaded_models_are_equal(shown: dict[str, dict[str, Any]], work: Path) -> None:
     assert shown['same, composer.verify("shared").ok']["text/plain"] == "(True, True)"
     assert composer.verify(work / "shared").ok
 
@@ -106,7 +106,9 @@ def text_of(results: dict[str, dict[str, Any]], model: str) -> dict[str, Any]:
     return next(data for line, data in results.items() if line.startswith(f"composer.generate({model}, story"))
 
 
-def test_the_untrained_model_repeats_itself_and_the_trained_one_tells_a_story(shown: dict[str, dict[str, Any]], kept: Any) -> None:
+def test_the_untrained_model_repeats_words_and_the_trained_model_writes_a_story(
+    shown: dict[str, dict[str, Any]], kept: Any
+) -> None:
     results = results_of(kept)
     for run_of_now in (results, shown):
         assert repetitions(text_of(run_of_now, '"built"')) > 5
@@ -114,7 +116,7 @@ def test_the_untrained_model_repeats_itself_and_the_trained_one_tells_a_story(sh
     assert repetitions(text_of(results, '"distilled"')) < 4
 
 
-def test_the_outputs_in_the_file_are_of_its_cells_and_of_no_machine(shown: dict[str, dict[str, Any]], kept: Any) -> None:
+def test_notebook_outputs_match_their_cells_and_contain_no_machine_paths(shown: dict[str, dict[str, Any]], kept: Any) -> None:
     """They have the kinds of a new run, and the cell about times has none."""
     results = results_of(kept)
     assert results.keys() == {line for wanted in (shown,) for line in wanted}

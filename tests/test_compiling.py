@@ -9,7 +9,7 @@ from tests.compiling import CAPABILITIES, Build, built
 POINTERS = {"x": "*fp32", "y": "*fp32"}
 
 
-def test_what_a_kernel_takes_is_read_off_and_float32_is_not_rounded_to_tf32(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernel_resources_are_reported_and_float32_is_not_rounded_to_tf32(capsys: pytest.CaptureFixture[str]) -> None:
     kernels = built([Build("tests.kernels:squared", POINTERS, {"SIDE": 32}, {"num_warps": 4})])
     assert tuple(kernel.capability for kernel in kernels) == CAPABILITIES
     for kernel in kernels:
@@ -19,6 +19,6 @@ def test_what_a_kernel_takes_is_read_off_and_float32_is_not_rounded_to_tf32(caps
     assert capsys.readouterr().out.count("tests.kernels:squared") == len(CAPABILITIES)
 
 
-def test_what_cannot_be_built_is_told() -> None:
+def test_kernels_that_do_not_compile_raise() -> None:
     with pytest.raises(AssertionError, match="power of 2"):
         built([Build("tests.kernels:squared", POINTERS, {"SIDE": 31})], [90])

@@ -71,13 +71,15 @@ def outcome(copy: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("role", "kind", "equation"), [("score", "value_norm", "‖v‖")])
-def test_a_part_is_added_as_the_page_says(copy: Path, outcome: dict[str, str], role: str, kind: str, equation: str) -> None:
+def test_the_new_part_is_listed_in_the_page_and_the_schema(
+    copy: Path, outcome: dict[str, str], role: str, kind: str, equation: str
+) -> None:
     assert f"| {role} | `{kind}` |" in (copy / "docs" / "parts.md").read_text(encoding="utf-8")
     assert kind in (copy / "specs" / "schema.json").read_text(encoding="utf-8")
     assert equation in outcome[kind]
 
 
-def test_laws_hold(outcome: dict[str, str]) -> None:
+def test_the_new_part_passes_the_laws(outcome: dict[str, str]) -> None:
     passed = [line for line in outcome["laws"].splitlines() if "PASSED" in line]
     for place in (*LAWS, "score: value_norm"):
         assert any(place in line for line in passed)

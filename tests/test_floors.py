@@ -60,7 +60,7 @@ def test_floors_of_composer() -> None:
     assert not wrong
 
 
-def test_the_reader_of_floors_sees_what_it_should(tmp_path: Path) -> None:
+def test_the_import_check_finds_every_kind_of_import(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(
         "import composer\nimport composer.building as b\nfrom composer import files, load\nif TYPE_CHECKING:\n"

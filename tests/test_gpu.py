@@ -19,7 +19,7 @@ GREEDY = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
 
 
 @pytest.mark.parametrize("spec", SHIPPED)
-def test_logits_are_the_cpus(spec: str) -> None:
+def test_logits_equal_those_on_the_cpu(spec: str) -> None:
     model, ids = student(spec, "trunk=null"), tokens(2, 90)
     with torch.no_grad():
         expected = model(ids).logits
@@ -29,7 +29,7 @@ def test_logits_are_the_cpus(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", WRITING)
-def test_texts_are_the_cpus(spec: str) -> None:
+def test_generated_texts_equal_those_on_the_cpu(spec: str) -> None:
     model, ids = student(spec, "trunk=null"), tokens(2, 9)
     text = model.generate(ids, **GREEDY)
     torch.nn.Module.to(model, "cuda")
@@ -37,7 +37,7 @@ def test_texts_are_the_cpus(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SHIPPED)
-def test_gradients_are_the_cpus(spec: str) -> None:
+def test_gradients_equal_those_on_the_cpu(spec: str) -> None:
     model, ids = student(spec, "trunk=null").train(), tokens(2, 70)
     model(ids).logits.logsumexp(-1).sum().backward()
     expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}

@@ -11,7 +11,7 @@ import pytest
 from tests import gpu_order
 
 
-def test_what_never_passed_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tests_that_never_passed_run_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_order, "KEPT", tmp_path / "kept.txt")
     monkeypatch.setattr(gpu_order, "FILE", tmp_path / "new" / "passed.txt")
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)

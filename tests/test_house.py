@@ -85,7 +85,7 @@ def parts_defined() -> list[type[Part]]:
     [("blocks", {"converters", "composer"}), ("converters", {"blocks", "composer"})],
     ids=["blocks", "converters"],
 )
-def test_floors(floor: str, others: set[str]) -> None:
+def test_blocks_and_converters_import_neither_each_other_nor_composer(floor: str, others: set[str]) -> None:
     files = sorted((ROOT / floor).rglob("*.py"))
     assert files
     wrong = {named(path): matches for path in files if (matches := others & set(imports(path)))}
@@ -125,7 +125,7 @@ NAMED_BY_ITS_USER = {"converters/lolcats.py": 'torch.load(path, map_location="cp
 """The one call that opens a pickle: others publish some, and one is opened where a user names the file, for its tensors alone."""
 
 
-def test_nothing_unpickles() -> None:
+def test_no_module_unpickles_files() -> None:
     """A folder may come from anybody, and unpickling would run its code."""
     files = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in PACKAGES]
     assert files
@@ -138,7 +138,7 @@ def test_nothing_unpickles() -> None:
     assert not wrong
 
 
-def test_the_import_reader_sees_what_it_should(tmp_path: Path) -> None:
+def test_the_import_reader_finds_every_kind_of_import(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(
         "if TYPE_CHECKING:\n    import a\nelse:\n    import b.c\n"
@@ -161,7 +161,7 @@ def test_the_catalogue_has_every_part() -> None:
 
 
 @pytest.mark.parametrize("name", shipped_specs())
-def test_shipped_specs(name: str) -> None:
+def test_shipped_specs_load_and_have_clean_lines(name: str) -> None:
     path = shipped_specs()[name]
     lines = path.read_text(encoding="utf-8").split("\n")
     assert all(resolve(spec, None if spec.trunk else SIZE).hash for spec in load_specs(name).values())
@@ -180,7 +180,7 @@ def test_shipped_specs_name_their_schema(name: str) -> None:
     assert (path.parent / match[1]).resolve() == SCHEMA
 
 
-def test_the_schema_is_that_of_the_parts() -> None:
+def test_the_schema_file_equals_the_schema_of_the_parts() -> None:
     stale = SCHEMA.read_text(encoding="utf-8") != schema()
     assert not stale, "specs/schema.json is not the schema of the parts as they are: write it anew with `make docs`"
 
@@ -207,7 +207,7 @@ def names_of_types(path: Path) -> Iterator[tuple[str, bool]]:
                 yield target.id, isinstance(made, ast.Name) and made.id in {"TypeVar", "ParamSpec"}
 
 
-def test_no_two_modules_call_a_type_alike() -> None:
+def test_type_names_are_unique() -> None:
     places: dict[str, set[str]] = {}
     variables: set[str] = set()
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
@@ -223,7 +223,7 @@ def test_no_two_modules_call_a_type_alike() -> None:
     assert not (set(places) | variables) & LIBRARIES_CLASSES
 
 
-def test_the_reader_of_types_sees_what_it_should(tmp_path: Path) -> None:
+def test_the_type_reader_finds_every_class_and_alias(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(
         'A1b = int | str\nBee: TypeAlias = "A1b"\nCAPITALS = 1\nplain = int\nSee = TypeVar("See")\n'
@@ -262,7 +262,7 @@ def vague_names(path: Path) -> list[str]:
     return sorted(name for name in names_bound(path) if name.strip("_") in VAGUE_NAMES)
 
 
-def test_names_state_what_they_hold() -> None:
+def test_variable_names_are_not_vague() -> None:
     paths = {path for package in (*PACKAGES, "tests") for path in (ROOT / package).rglob("*.py")}
     assert len(paths) > 600
     assert {named(path): names for path in paths if (names := vague_names(path))} == ALLOWED_VAGUE_NAMES
@@ -290,13 +290,13 @@ def test_names_state_what_they_hold() -> None:
         ("one_token = not_found = ones = 1", []),
     ],
 )
-def test_the_reader_of_names_sees_what_it_should(code: str, names: list[str], tmp_path: Path) -> None:
+def test_the_name_reader_finds_every_kind_of_variable(code: str, names: list[str], tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(code)
     assert vague_names(path) == names
 
 
-def test_why_a_file_failed_is_said_in_one_place() -> None:
+def test_only_bounded_py_formats_system_errors() -> None:
     """An error may have no reason from the system, and a message would read "None"."""
     homes = {
         named(path) for path in SOURCES if path.relative_to(ROOT).parts[0] in PACKAGES and ".strerror" in path.read_text("utf-8")
@@ -332,7 +332,7 @@ READS_OF_THEIR_OWN = {
 """How many of these calls a file may have, outside of converters/bounded.py, and why."""
 
 
-def test_files_of_others_are_read_within_bounds() -> None:
+def test_only_bounded_py_opens_user_files() -> None:
     """A path may be a pipe, a device or endless. converters/bounded.py opens only regular files."""
     files = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ("composer", "converters")]
     counts = {named(path): len(RAW_READ.findall(path.read_text(encoding="utf-8"))) for path in files}
@@ -357,7 +357,7 @@ def test_files_of_others_are_read_within_bounds() -> None:
         ('safe_open(path, "pt")', True),
     ],
 )
-def test_the_search_for_raw_reads_finds_what_it_should(code: str, reads: bool) -> None:
+def test_the_raw_read_check_finds_every_kind_of_read(code: str, reads: bool) -> None:
     assert bool(RAW_READ.search(code)) is reads
 
 
@@ -372,7 +372,7 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
-def test_the_repository_speaks_of_the_project_alone(what: str) -> None:
+def test_the_repository_mentions_no_foreign_topics(what: str) -> None:
     names = [named(path) for path in TEXTS if re.search(FORBIDDEN[what], path.read_text(encoding="utf-8"))]
     assert TEXTS
     assert not names, f"{what} stands in {', '.join(names)}"

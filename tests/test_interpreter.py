@@ -21,11 +21,11 @@ def test_a_kernel_with_a_loop_and_several_configurations_runs() -> None:
     torch.testing.assert_close(y, x @ x, rtol=1e-5, atol=1e-5)
 
 
-def test_functions_of_cuda_are_numpys() -> None:
+def test_cuda_functions_are_replaced_by_numpy_functions() -> None:
     assert all(getattr(libdevice, name).__module__ == "composer.laws.interpreter" for name in LIBRARY)
 
 
-def test_modules_that_were_imported_before_it_use_its_language() -> None:
+def test_modules_imported_before_the_interpreter_use_its_language() -> None:
     """fla's kernels call ``gather``, a name of the module that took it from the language when it was imported."""
     code = """
     import os
@@ -38,7 +38,7 @@ def test_modules_that_were_imported_before_it_use_its_language() -> None:
     assert printed(code) == "True False"
 
 
-def test_what_is_left_out_of_it_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fast_interpreter_equals_tritons_interpreter_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel with pointers, masks, numbers and sums of all shapes, and its gradient, equal Triton's unpatched interpreter."""
     problem, answers = draw("channel", (2, 1, 1), 19, batch=1), []
     for as_it_was in (False, True):

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 
 
-def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "teacher").symlink_to(ROOT / "examples" / "teacher")
     monkeypatch.chdir(tmp_path)
@@ -56,7 +56,7 @@ def check(call: ast.Call) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_page_has_the_functions_that_there_are(page: Path) -> None:
+def test_pages_call_only_existing_functions_and_arguments(page: Path) -> None:
     """Each function is documented once with its arguments."""
     for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         for call in calls(block):
@@ -64,7 +64,7 @@ def test_every_page_has_the_functions_that_there_are(page: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in dir(composer) if name != "ComposerError"])
-def test_examples_of_docstrings_have_the_functions_that_there_are(name: str) -> None:
+def test_docstring_examples_call_only_existing_functions_and_arguments(name: str) -> None:
     doc = inspect.cleandoc(inspect.unwrap(getattr(composer, name)).__doc__ or "")
     for line in re.findall(r"^    (.*\bcomposer\..*)$", doc, re.MULTILINE):
         calls_in_line = calls(line)
@@ -100,7 +100,7 @@ def _returned(function: Callable[..., object]) -> tuple[str, object]:
 
 
 @pytest.mark.parametrize("name", [name for name in dir(composer) if name != "ComposerError"])
-def test_what_is_returned_is_what_the_page_says(name: str) -> None:
+def test_functions_return_the_documented_types(name: str) -> None:
     annotation, kind = _returned(inspect.unwrap(getattr(composer, name)))
     if name in OTHERWISE:
         assert annotation == OTHERWISE[name]

@@ -31,11 +31,11 @@ def fresh(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_is_short() -> None:
+def test_the_readme_has_at_most_150_lines() -> None:
     assert len(README.splitlines()) <= 150
 
 
-def test_the_commands_run_as_typed(tmp_path: Path) -> None:
+def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
     lines = [line for block in blocks("sh") for line in block.splitlines()]
     typed = [line for line in lines if line.partition(" #")[0].strip() not in ELSEWHERE]
     assert len(lines) - len(typed) == len(ELSEWHERE)
@@ -51,7 +51,7 @@ def test_the_commands_run_as_typed(tmp_path: Path) -> None:
     assert float(scores[2]) < 0.8, "the student should read on where its teacher, at 1.0, does not"
 
 
-def test_it_shows_commands_that_exist() -> None:
+def test_the_readme_shows_only_existing_commands() -> None:
     code = "\n".join(re.findall(r"```[^`]*```|^ {4}.*$|`[^`\n]+`", README, flags=re.MULTILINE))
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     commands_shown, made = set(re.findall(r"\bcompose ([a-z]+)\b", code)), set(re.findall(r"\bmake ([a-z]+)\b", code))
@@ -61,18 +61,18 @@ def test_it_shows_commands_that_exist() -> None:
     assert {"demo", "test"} <= made
 
 
-def test_its_pages_are_there() -> None:
+def test_links_of_the_readme_lead_to_files() -> None:
     text = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
     linked = set(re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text))
     assert not [path for path in sorted(linked) if not (ROOT / path).exists()]
 
 
-def test_the_yaml_is_the_shipped_spec() -> None:
+def test_the_yaml_of_the_readme_equals_the_shipped_spec() -> None:
     (block,) = blocks("yaml")
     assert composer.load_spec(yaml.safe_load(block)).head == composer.load_spec(ROOT / "specs" / "lawcat.yaml").head
 
 
-def test_the_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = blocks("python")
     monkeypatch.chdir(fresh(tmp_path))
     exec(compile(code, "README.md", "exec"), {})

@@ -22,7 +22,7 @@ def decay_of(hidden: torch.Tensor) -> torch.Tensor:
     return gate.log_decay(parameters, hidden, SHAPE)
 
 
-def test_the_stated_shape_passes() -> None:
+def test_the_annotated_shape_passes() -> None:
     assert decay_of(torch.zeros(2, 5, 16)).shape == (2, 5, 4)
 
 
@@ -57,7 +57,7 @@ def fickle(left: Float[torch.Tensor, "B T"], *, wide: list[bool]) -> Float[torch
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_what_comes_out_is_looked_at_whatever_came_out_before(first: bool) -> None:
+def test_results_are_checked_at_every_call(first: bool) -> None:
     calls = [False, True, False, True] if first else [True, False, True]
     for wide in calls:
         if wide:
@@ -74,7 +74,7 @@ class Held:
     numbers: Mapping[str, Float[torch.Tensor, "B T"]]
 
 
-def test_what_a_mapping_holds_is_looked_at_again() -> None:
+def test_tensors_in_mappings_are_checked_at_every_call() -> None:
     held = stated_shapes(Held)
     for _ in range(2):
         assert held({"a": torch.zeros(2, 3)}).numbers["a"].shape == (2, 3)

@@ -23,7 +23,7 @@ OF_LATTE = {
 
 
 @pytest.mark.parametrize(("row", "spec"), OF_LATTE.items())
-def test_the_heads_of_lattes_table_1_are_the_specs_own(row: str, spec: str) -> None:
+def test_the_heads_of_lattes_table_1_equal_the_shipped_specs(row: str, spec: str) -> None:
     assert on(f"ablations/latte-table-1:{row}", LLAMA_1B).hash == on(spec, LLAMA_1B).hash
 
 
@@ -44,7 +44,7 @@ def test_the_convolution_with_a_window_is_macchiato_with_a_convolution() -> None
         ("transformer-pp", 151, 0),
     ],
 )
-def test_the_parameters_that_lattes_table_1_counts(row: str, millions: int, more: int) -> None:
+def test_parameter_counts_match_lattes_table_1(row: str, millions: int, more: int) -> None:
     """Millions are truncated, and the difference to the paper is listed. Heads of latents alone have unused queries and keys."""
     spec = resolve(load_spec(f"ablations/latte-table-1:{row}"))
     unused = all(memory.reads is Kind.HIDDEN for memory in spec.heads["head"].memory)
@@ -63,7 +63,7 @@ def test_the_parameters_that_lattes_table_1_counts(row: str, millions: int, more
         ("retention", {"kind": "state", "gate": "constant", "normalise": False}),
     ],
 )
-def test_without_their_norm_gate_and_scale_they_are_what_they_were(name: str, memory: dict[str, object]) -> None:
+def test_gla_and_retention_without_norm_and_scale_keep_their_former_hashes(name: str, memory: dict[str, object]) -> None:
     """The changelog says how to get the former gla and retention. The hashes of models that were built from them stay."""
     position = "rope" if name == "retention" else "none"
     before = {"position": position, "feature_map": "identity", "memory": [memory]}
@@ -73,12 +73,12 @@ def test_without_their_norm_gate_and_scale_they_are_what_they_were(name: str, me
 
 
 @pytest.mark.parametrize(("row", "spec"), [("lolcats", "lolcats"), ("lola", "lola")])
-def test_the_first_rows_of_lolas_table_1_are_the_specs(row: str, spec: str) -> None:
+def test_the_first_rows_of_lolas_table_1_equal_the_shipped_specs(row: str, spec: str) -> None:
     assert on(f"ablations/lola-cache-sizes:{row}", LLAMA_1B).hash == on(spec, LLAMA_1B).hash
 
 
 @pytest.mark.parametrize("spec", ["lola", "lolcats-terraced"])
-def test_weights_of_lolcats_fit(spec: str) -> None:
+def test_weights_of_lolcats_fit_lola_and_its_variants(spec: str) -> None:
     """Names and shapes match: neither spec adds a parameter."""
     ours, theirs = (
         {name: fresh.shape for name, fresh in fresh_parameters(on(spec_name, LLAMA_1B)).items()} for spec_name in (spec, "lolcats")
@@ -93,7 +93,7 @@ def test_hybrids_keep_the_last_of_every_four_layers(name: str) -> None:
     assert grows == [False, False, False, True] * 4
 
 
-def test_what_hybrids_keep_is_the_sources_own() -> None:
+def test_layers_that_hybrids_keep_equal_the_source() -> None:
     kept = on("gdn-hybrid", LLAMA_1B).heads["source"]
     assert kept == on("softmax", LLAMA_1B).heads["head"]
 

@@ -40,7 +40,7 @@ def asked_kinds(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno if hasattr(node, "lineno") else 0, ast.unparse(name).rpartition(".")[2]
 
 
-def test_nothing_outside_of_the_blocks_asks_which_part_it_has() -> None:
+def test_modules_outside_blocks_do_not_test_for_particular_parts() -> None:
     """The role of a part may be checked (a memory, a read), but not which part it is."""
     parts = concrete_parts()
     assert {"Window", "StateMemory", "Alone", "Entry", "Hedgehog"} <= parts
@@ -51,7 +51,7 @@ def test_nothing_outside_of_the_blocks_asks_which_part_it_has() -> None:
     assert not asking
 
 
-def test_the_reader_of_questions_sees_what_it_should(tmp_path: Path) -> None:
+def test_the_part_test_finder_finds_every_kind_of_test(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(
         "isinstance(a, A)\nisinstance(a, (b.B, C | D))\nissubclass(a, E)\ntype(a) is F\ntype(a) == type(b)\n"
@@ -71,7 +71,7 @@ def compared_kinds(path: Path) -> Iterator[tuple[int, str]]:
                 yield from ((node.lineno, word) for word in words if isinstance(word, str) and word != "kind")
 
 
-def test_nothing_outside_of_the_blocks_compares_kinds_of_parts() -> None:
+def test_modules_outside_blocks_do_not_compare_kinds_of_parts() -> None:
     """Stages, workloads and columns also have kinds, none of which is a part's."""
     kinds = {kind for parts in CATALOGUE.values() for kind in parts}
     files = [path for folder in ("composer", "converters") for path in (ROOT / folder).rglob("*.py")]
@@ -80,7 +80,7 @@ def test_nothing_outside_of_the_blocks_compares_kinds_of_parts() -> None:
     assert not [f"{named(path)}:{line}: {word}" for path, line, word in comparisons if word in kinds]
 
 
-def test_the_reader_of_comparisons_sees_what_it_should(tmp_path: Path) -> None:
+def test_the_comparison_finder_finds_every_kind_of_comparison(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(
         "a.kind == 'a'\n'b' != b.c.kind\nkind in ('c', 'd')\ngetattr(a, 'kind', 'e') == 'f'\n"

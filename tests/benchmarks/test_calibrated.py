@@ -10,7 +10,7 @@ from composer.spec import load_spec
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(("init", "steps"), [("parts", FULL), ("calibrated", 50)])
-def test_the_first_stage_is_as_asked(spec: str, init: str, steps: int) -> None:
+def test_overrides_set_the_transfer_stage(spec: str, init: str, steps: int) -> None:
     made = load_spec(spec, build_overrides(init, steps)).recipe
     assert made is not None
     assert made.transfer is not None

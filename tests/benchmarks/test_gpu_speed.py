@@ -69,7 +69,7 @@ def test_each_kernel_is_compared_with_its_alternatives(dry: Path) -> None:
     assert {row["form"] for row in rows.values() if row["call"] == "decode"} != {rows["lolcats 1b forward 40"]["form"]}
 
 
-def test_the_page_and_the_measured_forms_follow(dry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_and_the_table_of_measured_forms_follow_from_the_results(dry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pages.measured.AT", 40)
     page = measurements(f"before\n{BEGIN}old\n{END}after\n", dry)
     assert "not measured yet" not in page
@@ -87,7 +87,7 @@ def test_the_page_and_the_measured_forms_follow(dry: Path, monkeypatch: pytest.M
     assert {row.head_dim for row in rows} == {16}
 
 
-def test_a_run_continues(dry: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_measures_only_missing_rows(dry: Path, tmp_path: Path) -> None:
     """Rows that are kept are not measured again, and a line that was cut off is."""
     lines = path_of("calls", dry).read_text().splitlines()
     path = path_of("calls", tmp_path)
@@ -124,7 +124,7 @@ def test_failures_are_kept_and_a_broken_device_ends_the_process(tmp_path: Path) 
     assert messages[-1] == "table: no time left for 1 of 4 rows"
 
 
-def test_a_failing_run_takes_no_other_with_it() -> None:
+def test_a_failing_function_does_not_stop_the_others() -> None:
     def fail() -> None:
         raise MemoryError
 
@@ -160,7 +160,7 @@ def test_a_device_is_timed_by_its_events(monkeypatch: pytest.MonkeyPatch) -> Non
     assert slept[0] == 0 < slept[1]
 
 
-def test_a_function_that_compiles_for_no_dynamic_length_is_compiled_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_without_dynamic_lengths_are_compiled_for_each_length(monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_static(function: Any, dynamic: bool) -> Any:
         def refuse(*_: Any) -> None:
             raise RuntimeError("dynamic")
@@ -206,7 +206,7 @@ def test_kinds_of_rows_are_compiled_once_each() -> None:
     assert sorted(ran) == ["a 1b forward 8", "b 1b forward 8", "c decode 16"]
 
 
-def test_compiled_kernels_are_kept_without_what_triton_does_not_load(tmp_path: Path) -> None:
+def test_only_files_that_triton_loads_are_kept_of_compiled_kernels(tmp_path: Path) -> None:
     archive = tmp_path / ARCHIVE
     for place, expected in (("first", []), ("second", ["kernel.cubin"])):
         cache = tmp_path / place
@@ -226,7 +226,7 @@ def test_a_process_that_is_out_of_time_is_killed() -> None:
     assert time.monotonic() - began < 30
 
 
-def test_the_tables_run_in_processes_of_their_own(tmp_path: Path, dry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_table_runs_in_a_separate_process(tmp_path: Path, dry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table whose device fails is continued by a new process. Results of an earlier run are copied first."""
     started: list[tuple[str, str | None]] = []
     codes = iter([gpu_speed.BROKEN, 0, 0])
@@ -253,7 +253,7 @@ def test_a_real_process_writes_its_rows(tmp_path: Path) -> None:
     assert [row["row"] for row in read_rows(path_of("calls", tmp_path))] == ["gla 1b decode 1"]
 
 
-def test_mistakes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_tables_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--tables", "kernels,all"])
     assert "--tables: all; there are kernels, calls, models, training" in capsys.readouterr().err

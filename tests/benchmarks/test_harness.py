@@ -16,7 +16,7 @@ from benchmarks.harness import Goal, describe_machine, find_worst, write
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 
 
-def test_a_script_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_transfer_py_prints_its_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["transfer.py", "--help"])
     monkeypatch.syspath_prepend(SCRIPTS)
     with pytest.raises(SystemExit) as left:
@@ -45,13 +45,13 @@ def test_no_script_has_the_name_of_a_library() -> None:
         (None, "at least", "not measured"),
     ],
 )
-def test_goals(measured: float | None, way: str, verdict: str) -> None:
+def test_goals_have_the_expected_verdict(measured: float | None, way: str, verdict: str) -> None:
     goal = Goal("speed", measured, way, 1.05)  # pyright: ignore[reportArgumentType]
     assert goal.verdict == verdict
     assert goal.to_json()["verdict"] == verdict
 
 
-def test_the_worst_of_several_decides() -> None:
+def test_a_goal_is_judged_by_its_worst_measurement() -> None:
     assert find_worst([1.0, 3.0, 2.0], "at most") == 3.0
     assert find_worst([1.0, 3.0, 2.0], "at least") == 1.0
     assert find_worst([1.0, None], "at least") is None
@@ -59,7 +59,7 @@ def test_the_worst_of_several_decides() -> None:
     assert math.isnan(find_worst([1.0, math.nan, 0.5], "at most") or 0.0)
 
 
-def test_a_result_names_machine_and_versions(tmp_path: Path) -> None:
+def test_results_contain_machine_and_versions(tmp_path: Path) -> None:
     path = write("made-up", {"about": describe_machine("cpu", dtype="float32"), "rows": []}, tmp_path)
     facts = json.loads(path.read_text())["about"]
     assert facts["device"]

@@ -39,7 +39,7 @@ def attended(weights: Tensor | None = None, *, most: int = LENGTH) -> Attended:
 
 @pytest.mark.parametrize("per", ["query_head", "key_head"])
 @pytest.mark.parametrize("part", [PerHead, PerChannel, Softplus, SoftplusChannel, BoundedChannel])
-def test_gates_forget_by_the_mean_age_of_what_is_attended_to(part: type, per: str) -> None:
+def test_gates_start_with_the_mean_age_of_attended_pairs(part: type, per: str) -> None:
     """For hidden states of 0, only the gate's bias remains, and log α = -1 / mean age."""
     gate, attention = part(per=per), attended()
     own = gate.own_heads(SHAPE)
@@ -54,18 +54,18 @@ def test_gates_forget_by_the_mean_age_of_what_is_attended_to(part: type, per: st
     torch.testing.assert_close(decay, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_a_head_that_attends_to_itself_forgets_at_once_and_one_without_weight_has_an_age_too() -> None:
+def test_mean_ages_are_finite_for_self_attention_and_for_no_attention() -> None:
     alone = attended(torch.eye(LENGTH, dtype=torch.float64)[None, :, None].repeat(ROWS, 1, SHAPE.heads, 1))
     assert alone.rate(4).tolist() == pytest.approx([1 / NEAREST] * 4)
     nothing = replace(alone, weights=torch.zeros_like(alone.weights))
     assert nothing.mean_age(4).tolist() == pytest.approx([float(alone.age[alone.held].mean())] * 4)
 
 
-def test_a_gate_without_parameters_keeps_its_start() -> None:
+def test_gates_without_parameters_are_not_calibrated() -> None:
     assert Constant().calibrate({}, attended(), SHAPE) == {}
 
 
-def test_a_shift_makes_the_mean_share_the_teachers() -> None:
+def test_shifting_the_logit_makes_the_mean_share_the_teachers() -> None:
     attention = attended(most=5)
     shift = attention.shift()
     moved = (torch.logit(attention.share) + shift).sigmoid()
@@ -73,7 +73,7 @@ def test_a_shift_makes_the_mean_share_the_teachers() -> None:
     torch.testing.assert_close(moved.sum((0, 1)), (attention.weights.sum(-1) / whole).sum((0, 1)), rtol=1e-8, atol=1e-8)
 
 
-def test_a_learned_weight_takes_the_shift_as_far_as_a_factor_goes() -> None:
+def test_learned_weights_are_scaled_by_the_shift_and_capped_at_1() -> None:
     """σ(w') = σ(w) exp(shift), capped below 1. If masses are not compared, the weight keeps its start."""
     window, attention = Window(weight="learned"), replace(attended(most=5), balanced=True)
     parameters = started(window, SHAPE)
@@ -84,7 +84,7 @@ def test_a_learned_weight_takes_the_shift_as_far_as_a_factor_goes() -> None:
     assert Window().calibrate({}, attention, SHAPE) == {}
 
 
-def test_divergence_by_hand() -> None:
+def test_divergence_matches_a_hand_computed_value() -> None:
     attention, scores, rest = attended(most=5), random(ROWS, LENGTH, SHAPE.heads, LENGTH), random(ROWS, LENGTH, SHAPE.heads)
     alone = together = 0.0
     for row in range(ROWS):
@@ -119,7 +119,7 @@ def mapped(kind: str, size: float = 1.0, *, balanced: bool | None = None) -> tup
 
 @pytest.mark.parametrize("balanced", [None, False, True])
 @pytest.mark.parametrize("kind", LEARNED)
-def test_maps_come_closer_to_the_teachers_weights(kind: str, balanced: bool | None) -> None:
+def test_calibrated_maps_halve_the_divergence_from_the_teacher(kind: str, balanced: bool | None) -> None:
     """Calibration reduces the divergence by at least half, is deterministic, and changes no other parameter."""
     torch.manual_seed(1)
     part, parameters, attention = mapped(kind, balanced=balanced)
@@ -137,13 +137,13 @@ def test_maps_come_closer_to_the_teachers_weights(kind: str, balanced: bool | No
         assert after < before
 
 
-def test_large_logits_stay_finite() -> None:
+def test_calibration_is_finite_for_large_logits() -> None:
     part, parameters, attention = mapped("exp", 50.0)
     calibrated = part.calibrate(parameters, attention, SHAPE)  # pyright: ignore
     assert all(bool(value.isfinite().all()) for value in calibrated.values())
 
 
-def test_maps_that_cannot_keep_their_start() -> None:
+def test_maps_that_cannot_be_calibrated_keep_their_start() -> None:
     """Maps keep their start if they have no matrix, if features may be negative, or if queries and keys are unknown."""
     attention = replace(attended(), query=random(ROWS, LENGTH, 4, 4), key=random(ROWS, LENGTH, 2, 4))
     plain, negative, learned = FEATURE_MAPS["elu"](), FEATURE_MAPS["identity"](linear=True), FEATURE_MAPS["hedgehog"]()  # pyright: ignore

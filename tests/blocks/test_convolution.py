@@ -80,7 +80,7 @@ def inputs(shape: Shape, batch: int, length: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
 @pytest.mark.parametrize("part", CHOICES, ids=lambda part: f"{''.join(part.inputs)} {part.share} {part.per}")
-def test_it_is_its_sum_over_taps(part: Convolution, shape: Shape) -> None:
+def test_convolution_equals_the_sum_over_taps(part: Convolution, shape: Shape) -> None:
     parameters, (query, key) = drawn(part, shape), inputs(shape, 2, 7)
     tokens = documents([3, 4], [7])
     got_query, got_key, _ = convolve(part, parameters, query, key, tokens, empty(part, shape, 2))
@@ -91,7 +91,7 @@ def test_it_is_its_sum_over_taps(part: Convolution, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("kernel", [1, 2, 4, 9])
-def test_it_starts_as_the_identity(kernel: int) -> None:
+def test_convolution_starts_as_the_identity(kernel: int) -> None:
     part = Convolution(kernel=kernel)
     query, key = inputs(GROUPED, 1, 6)
     got_query, got_key, _ = convolve(part, started(part, GROUPED), query, key, counted(1, 6), empty(part, GROUPED, 1))
@@ -99,7 +99,7 @@ def test_it_starts_as_the_identity(kernel: int) -> None:
     assert torch.equal(got_key, key.repeat_interleave(2, dim=2))
 
 
-def test_who_owns_the_filters() -> None:
+def test_filters_have_the_shape_of_their_owners() -> None:
     def shapes(**choice: object) -> dict[str, tuple[int, ...]]:
         return {name: fresh.shape for name, fresh in Convolution.model_validate(choice).parameters(GROUPED).items()}
 
@@ -113,7 +113,7 @@ def test_who_owns_the_filters() -> None:
 
 @pytest.mark.parametrize("kernel", [1, 2, 5])
 @pytest.mark.parametrize("cuts", [[1] * 9, [4, 5], [2, 1, 6]], ids=str)
-def test_the_state_hands_the_last_inputs_on(kernel: int, cuts: list[int]) -> None:
+def test_the_state_holds_the_last_inputs_for_the_next_call(kernel: int, cuts: list[int]) -> None:
     part = Convolution(kernel=kernel, per="key_head")
     parameters, (query, key) = drawn(part, GROUPED), inputs(GROUPED, 2, 9)
     whole = convolve(part, parameters, query, key, counted(2, 9), empty(part, GROUPED, 2))
@@ -135,7 +135,7 @@ def test_the_state_hands_the_last_inputs_on(kernel: int, cuts: list[int]) -> Non
 
 @pytest.mark.parametrize("activation", ["none", "silu"])
 @pytest.mark.parametrize("choice", [{"inputs": ("v",)}, {"inputs": ("q", "k", "v"), "share": "qk"}], ids=["v", "q, k, v"])
-def test_values_have_filters_of_their_own_and_all_the_activation(choice: dict[str, Any], activation: Any) -> None:
+def test_values_have_separate_filters_and_every_input_the_activation(choice: dict[str, Any], activation: Any) -> None:
     part, tokens = Convolution(kernel=3, activation=activation, **choice), documents([3, 4], [7])
     states = {name: random(2, 7, heads, 4) for name, heads in {"query": 4, "key": 2, "value": 2}.items()}
     parameters = drawn(part, GROUPED)
@@ -153,7 +153,7 @@ def test_values_have_filters_of_their_own_and_all_the_activation(choice: dict[st
     assert [tensor.shape for tensor in carried.values()] == [(2, 2, states[name].shape[2], 4) for name in carried]
 
 
-def test_every_memory_holds_the_convolved_value_and_exact_ones_the_raw_key() -> None:
+def test_memories_store_convolved_values_and_exact_memories_raw_keys() -> None:
     """A full memory of convolved values is softmax over the raw keys of the filtered values."""
     head = {
         "position": "none",
@@ -174,7 +174,7 @@ def test_every_memory_holds_the_convolved_value_and_exact_ones_the_raw_key() -> 
     close(run(built_head, data)[0], run(plain, already)[0])
 
 
-def test_documents_and_padding_leave_no_trace() -> None:
+def test_other_documents_and_padding_change_nothing() -> None:
     """The first call has rows with 4, 2 and 0 real tokens, the second call has 3 more. In the second call rows start a document
     at different places or not at all.
     """
@@ -208,7 +208,7 @@ def test_a_document_that_starts_at_the_first_token_does_not_see_the_state() -> N
     assert all(torch.equal(left[name], wanted_left[name]) for name in left)
 
 
-def test_of_a_document_of_one_token_the_state_keeps_that_token_alone() -> None:
+def test_after_a_document_of_one_token_the_state_holds_only_this_token() -> None:
     part = Convolution(kernel=4, inputs=("k",))
     query, key = inputs(GROUPED, 1, 5)
     _, _, state = convolve(part, drawn(part, GROUPED), query, key, documents([4, 1]), empty(part, GROUPED, 1))
@@ -226,7 +226,7 @@ def test_gradients_reach_filters_and_inputs() -> None:
     assert_derivatives(run, tensors)
 
 
-def test_inputs_are_said_once_and_in_any_order() -> None:
+def test_inputs_are_unique_and_in_any_order() -> None:
     assert Convolution(inputs=("k", "q")) == Convolution(inputs=("q", "k"))
     assert Convolution(inputs=("v", "k", "q")).inputs == ("q", "k", "v")
     for wrong in ((), ("q", "q"), ("x",)):
@@ -250,7 +250,7 @@ def test_an_option_without_an_effect_is_refused(options: dict[str, Any], message
     assert Convolution.model_validate(options | {"inputs": ("q", "k")})
 
 
-def test_operations() -> None:
+def test_operation_count() -> None:
     # 4 taps, a multiply-add each, for 4 numbers of 4 query heads, and of 4 or 2 heads of keys.
     assert Convolution().flops(GROUPED, 100) == 2 * 4 * 4 * (4 + 4)
     assert Convolution(per="key_head").flops(GROUPED, 100) == 2 * 4 * 4 * (4 + 2)

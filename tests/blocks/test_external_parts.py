@@ -31,7 +31,7 @@ def written(path: Path, text: str = GATE) -> Path:
     return path
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_parts_of_a_file_are_registered(tmp_path: Path) -> None:
     """Parts of a file are in the catalogue, and fields of their role accept them, also in schemas that were used before."""
 
     class Holder(Closed):
@@ -69,7 +69,7 @@ def test_a_changed_file_is_refused(tmp_path: Path) -> None:
         register_parts([path])
 
 
-def test_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_module_are_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLE))
     register_parts(["own_part"])
     assert {"own_part.between"} == GATES.outside.keys()
@@ -80,7 +80,7 @@ def test_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     assert origin.path == str(EXAMPLE / "own_part" / "strided.py")
 
 
-def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_an_installed_package_are_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_distribution(tmp_path, "faked-gates", "faked", GATE)
     monkeypatch.syspath_prepend(str(tmp_path))
     external_parts._INSTALLED.clear()
@@ -90,7 +90,7 @@ def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert list_named_parts() == ("faked",)
 
 
-def test_a_damaged_installed_package_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_installed_package_does_not_stop_other_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A damaged installed package does not stop commands that do not need it, and the reason is kept."""
     fake_distribution(tmp_path, "faked-gates", "faked", f"{GATE}\nraise RuntimeError('no such device')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -125,7 +125,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_named_and_nothing_is_registered(tmp_path: Path, fault: str) -> None:
+def test_a_faulty_file_is_refused_and_registers_no_part(tmp_path: Path, fault: str) -> None:
     text, message = FAULTS[fault]
     with pytest.raises(RegistrationError, match=message) as raised:
         register_parts([written(tmp_path / "mine.py", text)])
@@ -136,7 +136,7 @@ def test_a_fault_is_named_and_nothing_is_registered(tmp_path: Path, fault: str) 
     register_parts([written(tmp_path / "mine.py")])  # the mended file
 
 
-def test_two_files_with_one_kind(tmp_path: Path) -> None:
+def test_a_kind_that_another_file_registered_is_refused(tmp_path: Path) -> None:
     register_parts([written(tmp_path / "mine.py")])
     with pytest.raises(RegistrationError, match=r"`mine\.slow` is registered already, by Slow in composer_parts_mine_.*another"):
         register_parts([written(tmp_path / "other.py")])
@@ -152,14 +152,16 @@ def test_two_files_with_one_kind(tmp_path: Path) -> None:
         ("./folder", "is no file"),
     ],
 )
-def test_a_reference_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str, message: str) -> None:
+def test_references_without_file_or_module_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str, message: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     with pytest.raises(RegistrationError, match=message):
         register_parts([reference])
 
 
-def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+def test_pipes_are_refused(tmp_path: Path) -> None:
     import os
 
     os.mkfifo(tmp_path / "pipe.py")

@@ -24,7 +24,7 @@ def ragged() -> Tokens:
 
 
 @pytest.mark.parametrize("count", [0, 1, EARLIER])
-def test_the_tail_ends_at_each_rows_last_real_token(count: int) -> None:
+def test_tail_ends_at_each_rows_last_real_token(count: int) -> None:
     extended = random(4, count + 5, 2, 2)
     tail = ragged().tail(extended, count)
     for row, real in enumerate(REAL):
@@ -33,7 +33,7 @@ def test_the_tail_ends_at_each_rows_last_real_token(count: int) -> None:
     assert torch.equal(ragged().tail(torch.arange(count + 5).expand(4, -1), count)[1], torch.arange(3, 3 + count))
 
 
-def test_the_tail_knows_its_document() -> None:
+def test_tail_is_current_marks_entries_of_the_rows_last_document() -> None:
     tokens = ragged()
     assert tokens.last_segment().tolist() == [[2], [1], [0], [0]]
     current = tokens.tail_is_current(EARLIER)
@@ -44,13 +44,13 @@ def test_the_tail_knows_its_document() -> None:
     assert Tokens(torch.zeros(1, 2, dtype=torch.int64)).tail_is_current(EARLIER) is None
 
 
-def test_earlier_entries_belong_to_the_document_that_is_continued() -> None:
+def test_extend_segment_assigns_earlier_entries_to_the_continued_document() -> None:
     extended = documents([2, 1]).extend_segment(2)
     assert extended is not None
     assert extended.tolist() == [[0, 0, 0, 0, 1]]
     assert Tokens(torch.zeros(1, 2, dtype=torch.int64)).extend_segment(2) is None
 
 
-def test_a_pair_is_present_where_it_has_a_position() -> None:
+def test_pairs_are_present_if_their_position_is_not_negative() -> None:
     states = random(1, 3, 2, 4)
     assert Pairs(states, None, states, torch.tensor([[-1, 0, 7]])).present.tolist() == [[False, True, True]]

@@ -48,7 +48,7 @@ def states(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     return torch.randn(2, 5, 3, 8, generator=generator, dtype=dtype), torch.arange(3, 8).expand(2, 5)
 
 
-def test_it_turns_as_rope_where_that_is_the_models() -> None:
+def test_host_rotation_equals_rope_for_models_with_rope() -> None:
     inputs, position = states()
     own = HostRotation(rotary=rotary(8))
     assert torch.equal(own.rotate(inputs, position), ROPE.rotate(inputs, position))
@@ -60,7 +60,7 @@ def test_it_turns_as_rope_where_that_is_the_models() -> None:
 @pytest.mark.parametrize("neighbours", [False, True])
 @pytest.mark.parametrize("factor", [1.0, 0.7])
 @pytest.mark.parametrize("width", [8, 4])
-def test_the_way_back(width: int, factor: float, neighbours: bool) -> None:
+def test_rotate_back_inverts_rotate(width: int, factor: float, neighbours: bool) -> None:
     inputs, position = states()
     own = HostRotation(rotary=rotary(width, factor, neighbours=neighbours))
     torch.testing.assert_close(own.rotate_back(own.rotate(inputs, position), position), inputs, rtol=0, atol=1e-12)
@@ -68,7 +68,7 @@ def test_the_way_back(width: int, factor: float, neighbours: bool) -> None:
     torch.testing.assert_close(own.rotate_back(own.rotate(inputs, heads), heads), inputs, rtol=0, atol=1e-12)
 
 
-def test_a_piece_of_a_call_is_turned_as_in_the_call() -> None:
+def test_pieces_are_rotated_as_in_the_whole_call() -> None:
     """If angles depend on all positions of a call, a piece uses the angles of the call. Otherwise a piece is a separate call."""
     inputs, position = states()
     how = rotary(8)
@@ -84,7 +84,7 @@ def test_a_piece_of_a_call_is_turned_as_in_the_call() -> None:
     )
 
 
-def test_tables_are_made_once_a_call() -> None:
+def test_rotation_tables_are_computed_once_per_call() -> None:
     inputs, position = states()
     made, how = [], rotary(8)
     own = HostRotation(rotary=Rotary(lambda *arguments: made.append(1) or how.tables(*arguments), how.apply))
@@ -94,7 +94,7 @@ def test_tables_are_made_once_a_call() -> None:
     assert made == [1]
 
 
-def test_a_rope_of_no_theta_is_the_models_own() -> None:
+def test_rope_without_theta_uses_the_rotation_of_the_host() -> None:
     how = rotary(8)
     assert Rope().within(how) == HostRotation(rotary=how)
     assert Rope().within(None) == NoPosition()

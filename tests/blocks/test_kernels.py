@@ -37,14 +37,14 @@ def no_failures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("package", [FLASH_LINEAR_ATTENTION, TRITON_PACKAGE])
-def test_the_ranges_are_those_that_are_installed(package: Package) -> None:
+def test_version_ranges_match_pyproject_and_the_installed_packages(package: Package) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for extra in ("gpu", "dev"):
         assert f"{package.name}{package.versions}; sys_platform == 'linux'" in project[extra]
     assert package.missing() is None
 
 
-def test_what_is_not_there_or_too_old_is_told_with_what_to_do() -> None:
+def test_missing_or_old_packages_are_reported_with_the_install_command() -> None:
     assert NOWHERE.missing() == "no-such-package-anywhere is not installed: pip install '.[gpu]' in Composer's checkout"
     old = OLD.missing()
     assert old is not None
@@ -52,7 +52,7 @@ def test_what_is_not_there_or_too_old_is_told_with_what_to_do() -> None:
     assert old.endswith("is installed, and >=9999 is needed: pip install '.[gpu]' in Composer's checkout")
 
 
-def test_a_kernel_says_why_it_cannot(no_failures: None) -> None:
+def test_kernels_raise_refused_with_the_reason(no_failures: None) -> None:
     assert Kernel("math", "sqrt", TRITON_PACKAGE)(4.0) == 2.0
     with pytest.raises(Refused, match=r"sqrt refused \(ValueError: .*\)"):
         Kernel("math", "sqrt", TRITON_PACKAGE)(-1.0)
@@ -66,7 +66,7 @@ def test_a_kernel_says_why_it_cannot(no_failures: None) -> None:
         Kernel("math", "sqrt", NOWHERE)(4.0)
 
 
-def test_what_is_no_fault_of_a_kernel_is_not_caught() -> None:
+def test_out_of_memory_errors_of_kernels_are_not_caught() -> None:
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("no memory")
 
@@ -76,7 +76,7 @@ def test_what_is_no_fault_of_a_kernel_is_not_caught() -> None:
             Kernel("math", "sqrt", TRITON_PACKAGE)(4.0)
 
 
-def test_it_is_launched_where_its_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_launched_on_the_gpu_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are launched on the GPU of their tensors, which may not be the current GPU of a model on several."""
     seen: list[Any] = []
 
@@ -129,7 +129,7 @@ def _in_pieces(data: Inputs, bounds: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("bounds", [(0, 12), (0, 11, 12)])
-def test_where_a_form_refuses_the_next_answers_and_one_warning_says_so(
+def test_the_next_form_runs_with_one_warning_if_a_form_refuses(
     no_failures: None, bounds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = inputs(SIZE.shape(4), 2, 12)
@@ -147,7 +147,7 @@ def test_where_a_form_refuses_the_next_answers_and_one_warning_says_so(
         forget()
 
 
-def test_what_is_missing_is_explained_and_told_once(no_failures: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_explained_and_reported_once(no_failures: None, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Form("own", "of a package", _broken(AssertionError()), missing=NOWHERE.missing)
     monkeypatch.setattr(additive, "FORMS", (first, *additive.FORMS))
     forget()
@@ -162,7 +162,7 @@ def test_what_is_missing_is_explained_and_told_once(no_failures: None, monkeypat
         forget()
 
 
-def test_a_spec_is_explained_for_a_gpu_without_torch_and_without_triton() -> None:
+def test_explain_for_a_gpu_imports_neither_torch_nor_triton() -> None:
     code = (
         "import sys; from pathlib import Path; from composer.spec.explain import explain_resolved\n"
         "from composer.spec.loading import load_spec; from composer.spec.resolve import Dimensions, resolve\n"

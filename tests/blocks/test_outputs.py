@@ -22,7 +22,7 @@ def tensors(part: Output, *, noise: float) -> dict[str, torch.Tensor]:
     return filled
 
 
-def test_each_head_is_divided_by_its_own_root_mean_square() -> None:
+def test_norm_per_head_divides_by_the_root_mean_square_of_the_head() -> None:
     output, hidden = torch.randn(2, 5, 3, 4, dtype=torch.float64), torch.randn(2, 5, 6, dtype=torch.float64)
     weights = tensors(Norm(), noise=0.5)
     actual = Norm().finish(weights, output, hidden)
@@ -32,7 +32,7 @@ def test_each_head_is_divided_by_its_own_root_mean_square() -> None:
         torch.testing.assert_close(actual[0, 2, head], expected, rtol=0, atol=1e-12)
 
 
-def test_all_heads_are_divided_by_the_root_mean_square_of_all() -> None:
+def test_norm_over_heads_divides_by_the_root_mean_square_of_all_heads() -> None:
     part = Norm(over="heads")
     output, hidden = torch.randn(2, 5, 3, 4, dtype=torch.float64), torch.randn(2, 5, 6, dtype=torch.float64)
     weights = tensors(part, noise=0.5)
@@ -61,7 +61,7 @@ def test_the_gate_is_an_activation_of_the_hidden_state(activation: str, rank: in
     torch.testing.assert_close(alone.finish(weights, output, hidden)[0, 1], output[0, 1] * gate, rtol=0, atol=1e-12)
 
 
-def test_a_gate_starts_open() -> None:
+def test_output_gates_start_open() -> None:
     output, hidden = torch.randn(1, 3, 3, 4, dtype=torch.float64), torch.randn(1, 3, 6, dtype=torch.float64)
     norm = Norm().finish(tensors(Norm(), noise=0.0), output, hidden)
     for activation, nearness in (("silu", 1e-6), ("sigmoid", 0.02)):
@@ -77,7 +77,7 @@ def test_operations() -> None:
     assert GatedNorm(rank=2).flops(SHAPE, 9) == 4 * 12 + 2 * 2 * (6 + 12) + 2 * 12
 
 
-def test_an_empty_answer_stays_zero_with_a_finite_gradient() -> None:
+def test_the_norm_of_zeros_is_zero_with_a_finite_gradient() -> None:
     output = torch.zeros(1, 1, 3, 4, dtype=torch.float64, requires_grad=True)
     normed = Norm().finish(tensors(Norm(), noise=0.1), output, torch.zeros(1, 1, 6, dtype=torch.float64))
     normed.sum().backward()
@@ -100,7 +100,7 @@ def test_an_empty_answer_stays_zero_with_a_finite_gradient() -> None:
     ],
     ids=str,
 )
-def test_outputs_start_at_the_size_of_the_teachers(part: Output) -> None:
+def test_calibrated_outputs_have_the_size_of_the_teachers(part: Output) -> None:
     """Norms and gates of SiLU reach any size, coordinate by coordinate; a norm of each head reaches it for all heads together. A
     gate of sigmoid makes outputs smaller, not larger."""
     generator = torch.Generator().manual_seed(0)
@@ -121,12 +121,12 @@ def test_outputs_start_at_the_size_of_the_teachers(part: Output) -> None:
     torch.testing.assert_close(scaled, teacher, rtol=1e-3, atol=0)
 
 
-def test_a_gate_without_a_bias_keeps_its_start() -> None:
+def test_output_gates_without_bias_are_not_calibrated() -> None:
     part = OutputGate(bias=False)
     assert part.rescale(tensors(part, noise=0.0), OutputSizes(torch.ones(3, 4), torch.ones(3, 4)), SHAPE) == {}
 
 
-def test_coordinates_that_are_always_zero_keep_their_weight() -> None:
+def test_coordinates_that_are_always_zero_keep_their_norm_weight() -> None:
     student, teacher = torch.zeros(3, 4), torch.ones(3, 4)
     weights = {"weight": torch.full((4,), 2.0)}
     for sizes in (OutputSizes(student, teacher), OutputSizes(teacher, student)):

@@ -33,7 +33,7 @@ def transformers_rotate(states: Tensor, position: Tensor, theta: float, scaling:
     return apply_rotary_pos_emb(states, states, cos, sin, unsqueeze_dim=2)[0]
 
 
-def test_it_multiplies_complex_numbers() -> None:
+def test_rope_multiplies_by_complex_exponentials() -> None:
     states, position = random(2, 3, 2, 6), torch.tensor([[0, 1, 2], [7, 30, 4]])
     rotated = Rope(theta=50.0).rotate(states, position)
     for batch, token, head, index in torch.ones(2, 3, 2, 3).nonzero().tolist():
@@ -48,14 +48,14 @@ def test_it_multiplies_complex_numbers() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("theta", [1e4, 5e5])
 @pytest.mark.parametrize("scaling", [None, LLAMA3], ids=["default", "llama3"])
-def test_it_is_transformers_own(scaling: Llama3Scaling | None, theta: float, dtype: torch.dtype) -> None:
+def test_rope_equals_the_rotation_of_transformers(scaling: Llama3Scaling | None, theta: float, dtype: torch.dtype) -> None:
     states, position = random(2, 40, 3, 32, dtype=dtype), torch.randint(0, 20_000, (2, 40))
     rotated = Rope(theta=theta, scaling=scaling).rotate(states, position)
     assert rotated.dtype == dtype
     assert torch.equal(rotated, transformers_rotate(states, position, theta, scaling))
 
 
-def test_llama3_leaves_fast_frequencies_divides_slow_ones_and_blends_between() -> None:
+def test_llama3_scaling_keeps_fast_frequencies_and_divides_slow_frequencies() -> None:
     ratio = Rope(theta=1e4, scaling=LLAMA3).frequencies(32) / Rope(theta=1e4).frequencies(32)
     turns = 64 * Rope(theta=1e4).frequencies(32) / (2 * torch.pi)  # in the length of the training before the stretch
     assert torch.equal(ratio[turns > 4], torch.ones(int((turns > 4).sum())))
@@ -80,7 +80,7 @@ def test_logits_depend_on_the_distance_only(scaling: Llama3Scaling | None) -> No
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 5e-7), (torch.bfloat16, 2**-7)])
-def test_what_was_turned_is_turned_back(dtype: torch.dtype, tolerance: float) -> None:
+def test_rotate_back_restores_the_input(dtype: torch.dtype, tolerance: float) -> None:
     """Rotating back restores the input within the rounding of the dtype, with a position per head and with rounded tables."""
     states, rope = random(2, 300, 3, 8, dtype=dtype), Rope(theta=100.0)
     for position in (torch.arange(300).expand(2, -1), torch.randint(-1, 9000, (2, 300, 3))):
@@ -91,20 +91,20 @@ def test_what_was_turned_is_turned_back(dtype: torch.dtype, tolerance: float) ->
         assert NoPosition().rotate_back(states, position) is states
 
 
-def test_position_0_and_no_position_turn_nothing() -> None:
+def test_position_0_and_no_position_change_nothing() -> None:
     states, position = random(1, 3, 2, 4), torch.tensor([[0, 5, 9]])
     assert torch.equal(Rope(theta=10.0).rotate(states, position)[:, 0], states[:, 0])
     assert NoPosition().rotate(states, position) is states
 
 
-def test_fake_tensors_that_are_turned_first_leave_none_behind() -> None:
+def test_rotating_fake_tensors_caches_no_fake_tensor() -> None:
     rope, states, position = Rope(theta=4321.0), random(1, 3, 2, 8), torch.arange(3)[None]
     with FakeTensorMode() as fake:
         rope.rotate(fake.from_tensor(states), fake.from_tensor(position))
     assert type(rope.rotate(states, position)) is Tensor
 
 
-def test_rope_waits_for_the_source_to_bring_theta() -> None:
+def test_rope_needs_a_positive_theta() -> None:
     with pytest.raises(ValueError, match="resolve the spec"):
         Rope().frequencies(4)
     for wrong in (0.0, -1.0, float("inf"), float("nan")):

@@ -22,7 +22,7 @@ def normed(part: QueryKeyNorm, parameters: dict[str, Tensor], **states: Tensor) 
 
 @pytest.mark.parametrize("learned", [True, False])
 @pytest.mark.parametrize("kind", QUERY_KEY_NORMS)
-def test_each_is_its_formula(kind: str, learned: bool) -> None:
+def test_query_key_norms_equal_their_formula(kind: str, learned: bool) -> None:
     part: Any = QUERY_KEY_NORMS[kind].model_validate({"learned": learned, "epsilon": 0.1})
     states = {"query": random(2, 5, 4, 4), "key": random(2, 5, 2, 4)}
     parameters = drawn(part, GROUPED)
@@ -35,7 +35,7 @@ def test_each_is_its_formula(kind: str, learned: bool) -> None:
             close(normed_states[1, 3, head], vector / (size + 0.1) ** 0.5 * own)
 
 
-def test_they_differ_by_the_root_of_the_dimension() -> None:
+def test_the_two_norms_differ_by_the_root_of_the_dimension() -> None:
     states = {"query": random(1, 3, 4, 4), "key": random(1, 3, 2, 4)}
     squares, lengths = (
         normed(part, started(part, GROUPED), **states) for part in (RootMeanSquare(epsilon=1e-30), Length(epsilon=1e-30))
@@ -44,7 +44,7 @@ def test_they_differ_by_the_root_of_the_dimension() -> None:
         close(square, 2 * other)
 
 
-def test_nothing_is_nan_where_there_is_nothing() -> None:
+def test_norms_of_zeros_are_zero_with_finite_gradients() -> None:
     for part in (RootMeanSquare(), Length()):
         query = torch.zeros(1, 1, 4, 4, dtype=torch.float64, requires_grad=True)
         normed_states, _ = normed(part, started(part, GROUPED), query=query, key=random(1, 1, 2, 4))
@@ -55,7 +55,7 @@ def test_nothing_is_nan_where_there_is_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", QUERY_KEY_NORMS)
-def test_exact_memories_and_features_see_what_is_normed(kind: str) -> None:
+def test_exact_memories_and_feature_maps_use_normed_queries_and_keys(kind: str) -> None:
     """The output does not depend on the lengths of queries and keys."""
     memories = {"memory": [{"kind": "window", "size": 5}, "state"], "feature_map": "elu", "qk_norm": kind, "position": "rope"}
     head, data = build_head(complete(memories), SMALL.shape(4)), inputs(SMALL.shape(4), 2, 17)
@@ -64,6 +64,6 @@ def test_exact_memories_and_features_see_what_is_normed(kind: str) -> None:
     close(run(head, data)[0], before, 1e-4)
 
 
-def test_latents_have_nothing_to_be_normed() -> None:
+def test_qk_norm_of_latents_is_refused() -> None:
     with pytest.raises(GraphError, match="no queries and keys"):
         complete({"memory": [{"kind": "latents", "size": 4}], "qk_norm": "rms"})

@@ -33,7 +33,7 @@ def test_a_learned_rate_is_a_sigmoid_of_the_hidden_state(largest: int, per: str,
 
 
 @pytest.mark.parametrize("largest", [1, 2])
-def test_it_stays_between_nothing_and_its_largest(largest: int) -> None:
+def test_learned_rates_are_between_0_and_their_largest_value(largest: int) -> None:
     part = Learned.model_validate({"largest": largest})
     rate = part.rate(drawn(part, GROUPED, torch.float32), 1e4 * random(4, 50, 6, dtype=torch.float32), GROUPED)
     assert rate.isfinite().all()
@@ -41,7 +41,7 @@ def test_it_stays_between_nothing_and_its_largest(largest: int) -> None:
     assert rate.max() == largest
 
 
-def test_without_a_bias_the_rate_is_that_of_a_bias_of_0() -> None:
+def test_a_missing_bias_equals_a_bias_of_0() -> None:
     part = RATE.validate_python({"kind": "learned", "bias": False})
     parameters, hidden = drawn(part, GROUPED), random(2, 3, 6)
     assert parameters.keys() == {"weight"}
@@ -50,7 +50,7 @@ def test_without_a_bias_the_rate_is_that_of_a_bias_of_0() -> None:
     assert RATE.validate_python({"kind": "learned", "bias": 0}).parameters(GROUPED).keys() == {"weight", "bias"}
 
 
-def test_it_starts_where_its_bias_says() -> None:
+def test_learned_rates_start_at_the_sigmoid_of_their_bias() -> None:
     """For a hidden state of 0 the rate is σ(b), by default half of the largest rate."""
     for bias, start in ((0.0, 0.5), (3.0, 1 / (1 + math.exp(-3.0)))):
         part = Learned(bias=bias)
@@ -61,7 +61,7 @@ def test_it_starts_where_its_bias_says() -> None:
         close(part.rate(parameters, nothing, GROUPED), torch.full((1, 2, 4), start, dtype=torch.float64))
 
 
-def test_gradients() -> None:
+def test_gradients_of_rates_match_numerical_gradients() -> None:
     part = Learned(largest=2)
     parameters, hidden = drawn(part, ALIKE), random(1, 3, 6).requires_grad_()
 
@@ -72,13 +72,13 @@ def test_gradients() -> None:
 
 
 @pytest.mark.parametrize("part", [Learned(), Fixed(value=0.7)], ids=["learned", "fixed"])
-def test_a_rate_is_kept_in_float32_or_better(part: Learned | Fixed) -> None:
+def test_rates_are_computed_in_float32_or_better(part: Learned | Fixed) -> None:
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         rate = part.rate(started(part, GROUPED, dtype), random(1, 2, 6, dtype=dtype), GROUPED)
         assert rate.dtype == torch.promote_types(dtype, torch.float32)
 
 
-def test_a_hidden_state_of_half_precision_meets_parameters_of_full() -> None:
+def test_half_precision_hidden_states_are_upcast_for_float32_parameters() -> None:
     parameters, hidden = drawn(Learned(), GROUPED, torch.float32), random(2, 3, 6, dtype=torch.bfloat16)
     close(Learned().rate(parameters, hidden, GROUPED), Learned().rate(parameters, hidden.float(), GROUPED), 1e-6)
 
@@ -100,7 +100,7 @@ def test_operations() -> None:
     assert Fixed().flops(GROUPED, 9) == 0
 
 
-def test_a_bare_word_names_a_kind() -> None:
+def test_rates_are_parsed_from_a_kind_or_a_mapping() -> None:
     assert RATE.validate_python("learned") == Learned()
     assert RATE.validate_python({"kind": "fixed", "value": 0.5}) == Fixed(value=0.5)
     assert {kind: part() for kind, part in RATES.items()} == {"learned": Learned(), "fixed": Fixed()}
@@ -123,6 +123,6 @@ def test_a_bare_word_names_a_kind() -> None:
     ],
     ids=str,
 )
-def test_what_no_rate_can_be(wrong: Any) -> None:
+def test_invalid_rates_are_refused(wrong: Any) -> None:
     with pytest.raises(ValidationError):
         RATE.validate_python(wrong)

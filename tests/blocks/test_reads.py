@@ -38,14 +38,14 @@ def shared_by_hand(partials: Sequence[Partial]) -> Tensor:
 
 
 @pytest.mark.parametrize("some_empty", [False, True])
-def test_shared_has_one_denominator(some_empty: bool) -> None:
+def test_shared_read_has_one_denominator(some_empty: bool) -> None:
     for logits in ((None, None), (random(4), None), (random(4), random(4)), (None, random(4), random(4))):
         partials = [partial(masses(some_empty=some_empty), logit) for logit in logits]
         close(Shared().combine({}, partials), shared_by_hand(partials))
 
 
 @pytest.mark.parametrize("read", [Mixture(), Sum()], ids=["mixture", "sum"])
-def test_a_raw_numerator_keeps_its_range_beside_half_precision(read: Read) -> None:
+def test_raw_numerators_keep_their_range_beside_half_precision(read: Read) -> None:
     """A numerator of 10⁶, which is infinite in float16, keeps its range in either order of the memories."""
     near = Partial(torch.ones(1, 2, 4, 5, dtype=torch.float16), torch.zeros(1, 2, 4))
     raw = Partial(torch.full((1, 2, 4, 5), 1e6), None)
@@ -55,7 +55,7 @@ def test_a_raw_numerator_keeps_its_range_beside_half_precision(read: Read) -> No
         assert torch.equal(answer, torch.full_like(answer, 1e6 + 1 if isinstance(read, Sum) else (1e6 + 1) / 2))
 
 
-def test_shared_takes_any_mass() -> None:
+def test_shared_read_is_finite_for_extreme_masses() -> None:
     """Only the ratio of masses counts, even for masses of e^±5000."""
     for offset in (-5000.0, 5000.0):
         lse = masses(), masses()
@@ -65,7 +65,7 @@ def test_shared_takes_any_mass() -> None:
 
 
 @pytest.mark.parametrize("read", [Shared(), Sum()], ids=["shared", "sum"])
-def test_all_empty_gives_0_and_finite_gradients(read: Read) -> None:
+def test_empty_memories_give_0_and_finite_gradients(read: Read) -> None:
     output, logit = torch.zeros(1, 2, 4, 5, requires_grad=True), torch.zeros(4, requires_grad=True)
     lse = torch.full((1, 2, 4), EMPTY, requires_grad=True)
     answer = read.combine({}, [Partial(output, lse, logit), Partial(output, lse)])
@@ -74,14 +74,14 @@ def test_all_empty_gives_0_and_finite_gradients(read: Read) -> None:
         assert gradient.isfinite().all()
 
 
-def test_an_empty_memory_leaves_the_others_alone() -> None:
+def test_empty_memories_do_not_change_the_read() -> None:
     full = partial(masses(), random(4))
     nothing = partial(torch.full((2, 3, 4), EMPTY), random(4))
     close(Shared().combine({}, [full, nothing]), full.output)
     close(Sum().combine({}, [nothing, full]), full.output)
 
 
-def test_mixture_is_sigma_and_its_rest() -> None:
+def test_mixture_of_two_weights_by_sigma_and_1_minus_sigma() -> None:
     """The workshop paper's eq. 8 is σ · window + (1 - σ) · state for any masses. An empty state gives 0 and keeps its share."""
     factor = random(4)
     for lse in (masses(), None):
@@ -91,7 +91,7 @@ def test_mixture_is_sigma_and_its_rest() -> None:
         close(Mixture().combine({}, [state, window]), sigma * window.output + (1 - sigma) * state.output)
 
 
-def test_mixture_of_more() -> None:
+def test_mixture_of_three_is_a_softmax_of_logits() -> None:
     first, second = random(4), random(4)
     partials = [partial(logit=first), partial(logit=second), partial()]
     weights = torch.stack((first.exp(), second.exp(), torch.ones(4)))
@@ -104,7 +104,7 @@ def test_mixture_of_more() -> None:
     close(Mixture().combine({}, even), (even[0].output + even[1].output) / 2)
 
 
-def test_sum_adds_raw_numerators_to_what_is_shared() -> None:
+def test_sum_read_adds_raw_numerators_to_the_shared_read() -> None:
     raw, weighted = partial(), partial(logit=random(4))
     sigma = (1 / (1 + (-weighted.logit).exp()))[:, None]
     window, state = partial(masses(), random(4)), partial(masses(some_empty=True))
@@ -125,7 +125,7 @@ def test_gradients(read: Read, with_mass: list[int]) -> None:
 
 
 @pytest.mark.parametrize("read", [Shared(), Mixture(), Sum()], ids=["shared", "mixture", "sum"])
-def test_half_precision_outputs_stay_so_and_are_weighed_in_float32(read: Read) -> None:
+def test_half_precision_outputs_keep_their_dtype_and_are_weighted_in_float32(read: Read) -> None:
     exact = [partial(masses(), random(4)), partial(masses())]
     exact = [Partial(value.output.bfloat16().double(), value.lse, value.logit) for value in exact]
     half = [
@@ -138,7 +138,7 @@ def test_half_precision_outputs_stay_so_and_are_weighed_in_float32(read: Read) -
     assert ((answer.double() - wanted).abs() <= 2**-8 * wanted.abs() + 1e-6).all()
 
 
-def test_a_mixture_is_what_infini_attention_does() -> None:
+def test_mixture_equals_the_read_of_infini_attention() -> None:
     """arXiv:2404.07143, eq. 10: σ(β) A_mem + (1 - σ(β)) A_dot, each divided by its mass, unlike a sum."""
     gate = random(4)
     memory, near = partial(masses(), gate), partial(masses())

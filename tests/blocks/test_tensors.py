@@ -11,7 +11,7 @@ from blocks.tensors import accumulating, repeat_heads
 from tests.blocks.support import random
 
 
-def test_sums_are_kept_in_float32_or_better() -> None:
+def test_sums_accumulate_in_float32_or_better() -> None:
     kinds = {
         torch.bfloat16: torch.float32,
         torch.float16: torch.float32,
@@ -23,7 +23,7 @@ def test_sums_are_kept_in_float32_or_better() -> None:
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [4, 8192])
-def test_a_norm_without_gradients_is_the_one_with_them(width: int, kind: torch.dtype) -> None:
+def test_norms_with_and_without_gradients_are_equal(width: int, kind: torch.dtype) -> None:
     """Both norms match for numbers small beside epsilon, for zeros, and change neither states nor weight."""
     states, weight = random(4, 2, width), random(width)
     states[0] *= 1e-4
@@ -42,7 +42,7 @@ def test_a_norm_without_gradients_is_the_one_with_them(width: int, kind: torch.d
 
 
 @torch.no_grad()
-def test_a_norm_of_fake_tensors_leaves_none_behind() -> None:
+def test_norms_of_fake_tensors_cache_no_fake_tensor() -> None:
     """The tensors that are cached for all norms of an epsilon are never fake tensors."""
     states, weight = random(3, 4), random(4)
     with FakeTensorMode() as fake:

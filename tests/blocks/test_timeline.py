@@ -42,7 +42,7 @@ def columns(arrivals: list[int], length: int = LENGTH) -> list[tuple[str, int]]:
     return line
 
 
-def test_each_tokens_pairs_stand_before_it_in_their_order() -> None:
+def test_the_timeline_orders_each_tokens_pairs_before_the_token() -> None:
     pairs = pairs_at(ARRIVALS)
     line = timeline(counted(4, LENGTH), pairs)
     token, pair = random(4, LENGTH, 2), random(4, 6, 2)
@@ -57,7 +57,7 @@ def test_each_tokens_pairs_stand_before_it_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("widths", [(), (3,), (2, 4)])
-def test_time_passes_once_a_token_before_anything_falls(widths: tuple[int, ...]) -> None:
+def test_decay_applies_once_per_token_before_its_first_pair(widths: tuple[int, ...]) -> None:
     decay = -torch.rand(4, LENGTH, *widths, dtype=torch.float64)
     of_time = timeline(counted(4, LENGTH), pairs_at(ARRIVALS)).of_time(decay)
     for row, arrivals in enumerate(ARRIVALS):
@@ -68,7 +68,7 @@ def test_time_passes_once_a_token_before_anything_falls(widths: tuple[int, ...])
             passed.add(token)
 
 
-def test_pairs_belong_to_the_document_of_their_token() -> None:
+def test_pairs_have_the_segment_of_their_token() -> None:
     segment = torch.tensor([[1, 1, 2, 2, 2, 3], [0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 1], [1, 2, 3, 4, 5, 6]])
     valid = torch.arange(LENGTH) < torch.tensor([[6], [5], [6], [3]])
     line = timeline(Tokens(torch.zeros(4, LENGTH, dtype=torch.int64), segment, valid), pairs_at(ARRIVALS)).tokens
@@ -119,7 +119,7 @@ def single(pairs: Features, row: int, pair: int) -> Features:
 @pytest.mark.parametrize("form", ["reference", "torch"])
 @pytest.mark.parametrize("around", ["one document", "documents", "padding"])
 @pytest.mark.parametrize("memory", ["state", "raw", "exponential", "delta"])
-def test_pairs_that_fall_together_are_pairs_one_after_the_other(memory: str, around: str, form: str) -> None:
+def test_pairs_evicted_together_equal_pairs_evicted_one_by_one(memory: str, around: str, form: str) -> None:
     part: Recurrent = Delta() if memory == "delta" else StateMemory(normalise=memory != "raw")
     shape = replace(SHAPE, exponential=memory == "exponential")
     case = Case(part, -torch.rand(4, LENGTH, 4, *[5] * (memory != "delta"), dtype=torch.float64))
@@ -165,7 +165,7 @@ def test_gradients(memory: Recurrent) -> None:
     assert not answers["torch"][1][0, 1].any(), "an absent pair has no gradient"
 
 
-def test_a_call_in_which_nothing_falls() -> None:
+def test_the_state_decays_in_a_call_without_evicted_pairs() -> None:
     """A call without evicted pairs after a call with some: the state decays and answers."""
     part = StateMemory()
     pairs, decay = pairs_at(ARRIVALS), torch.full((4, LENGTH, 4), -0.1, dtype=torch.float64)

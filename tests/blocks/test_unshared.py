@@ -20,7 +20,7 @@ def unshared(part: Copies, parameters: dict[str, Tensor], shape=GROUPED, **state
 
 @pytest.mark.parametrize("shape", [GROUPED, ALIKE, ONE_KEY])
 @pytest.mark.parametrize("named", [["k"], ["v"], ["v", "k"]])
-def test_each_query_head_has_its_own(named: list[str], shape) -> None:
+def test_unshared_keys_differ_by_query_head(named: list[str], shape) -> None:
     """k_h = k_g(h) + x Δ_h. Tensors that are not named stay shared. The gradient of every difference follows from the formula."""
     part = Copies.model_validate({"inputs": named})
     hidden, key, value = random(2, 5, 6), random(2, 5, shape.key_heads, 4), random(2, 5, shape.key_heads, 4)
@@ -40,7 +40,7 @@ def test_each_query_head_has_its_own(named: list[str], shape) -> None:
         close(parameter.grad, outer)
 
 
-def test_it_starts_as_what_is_shared() -> None:
+def test_unshared_inputs_start_as_the_shared_inputs() -> None:
     part, states = Copies(), {"hidden": random(1, 3, 6), "key": random(1, 3, 2, 4), "value": random(1, 3, 2, 4)}
     result = unshared(part, started(part, GROUPED), **states)
     for copy, shared in zip(result, (states["key"], states["value"]), strict=True):
@@ -57,7 +57,7 @@ def test_it_starts_as_what_is_shared() -> None:
         {"position": "none", "value_position": "vapor", "feature_map": "elu", "memory": ["state"]},
     ],
 )
-def test_the_head_starts_as_the_function_that_it_was(head: dict) -> None:
+def test_the_unshared_head_starts_as_the_shared_head(head: dict) -> None:
     """The head starts as the same function although later parts now have weights per query head."""
     data, shape = inputs(SMALL.shape(4), 2, 11), SMALL.shape(4)
     torch.manual_seed(0)
@@ -83,12 +83,12 @@ def test_the_head_starts_as_the_function_that_it_was(head: dict) -> None:
         ),
     ],
 )
-def test_what_cannot_be(head: dict, message: str) -> None:
+def test_copies_without_effect_are_refused(head: dict, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         complete(head | {"unshare": "copies"})
     complete(head | {"unshare": {"kind": "copies", "inputs": ["v"]}})
 
 
-def test_an_input_twice() -> None:
+def test_duplicate_inputs_are_refused() -> None:
     with pytest.raises(ValueError, match="names an input twice"):
         Copies(inputs=("k", "k"))

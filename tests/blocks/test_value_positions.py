@@ -52,7 +52,7 @@ def rotated_latents(parameters: list[dict[str, Tensor]], inputs: Tensor, value: 
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
-def test_equation_20(shape: Shape) -> None:
+def test_vapor_equals_lattes_equation_20(shape: Shape) -> None:
     """Σ_s p(s|t) R^(t-s) v_s for all pairs of tokens of a document, with one R per key head."""
     parameters = [drawn(LATENTS, shape), drawn(VAPOR, shape)]
     inputs, value, tokens = random(2, 9, 6), random(2, 9, shape.key_heads, 4), documents([9], [4, 5])
@@ -74,7 +74,7 @@ def test_equation_20(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("by", [1, 1000])
-def test_only_the_distance_matters(by: int) -> None:
+def test_vapor_depends_on_the_distance_only(by: int) -> None:
     parameters = [drawn(LATENTS, GROUPED), started(VAPOR, GROUPED)]
     inputs, value = random(1, 9, 6), random(1, 9, 2, 4)
     here = rotated_latents(parameters, inputs, value, counted(1, 9), GROUPED)
@@ -85,7 +85,7 @@ def test_only_the_distance_matters(by: int) -> None:
     assert (unrotated - here).abs().max() > 0.1
 
 
-def test_it_starts_at_ropes_frequencies_and_turns_as_rope_does() -> None:
+def test_vapor_starts_with_ropes_frequencies_and_rotation() -> None:
     parameters, states, position = started(VAPOR, GROUPED), random(2, 5, 2, 4), torch.randint(0, 100, (2, 5))
     assert parameters["frequency"].shape == (2, 2)
     close(parameters["frequency"], Rope(theta=20.0).frequencies(4).expand(2, -1))
@@ -94,7 +94,7 @@ def test_it_starts_at_ropes_frequencies_and_turns_as_rope_does() -> None:
     assert Vapor().theta == 10000.0
 
 
-def test_gradients() -> None:
+def test_gradients_reach_values_and_frequencies() -> None:
     """Gradients pass through values and frequencies."""
     position, weights = torch.tensor([[0, 1, 5]]), random(1, 3, 4, 4)
 
@@ -106,7 +106,7 @@ def test_gradients() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float32, 1e-5), (torch.float64, 1e-11)])
-def test_angles_are_never_in_half_precision(dtype: torch.dtype, tolerance: float) -> None:
+def test_angles_are_computed_in_float32_or_better(dtype: torch.dtype, tolerance: float) -> None:
     states, position = random(1, 6, 2, 4, dtype=dtype), torch.tensor([[0, 1, 50, 300, 301, 4000]])
     frequency = torch.tensor([[0.25, 0.5], [0.125, 2**-6]], dtype=dtype)
     rotated = VAPOR.leave({"frequency": frequency}, states, position)
@@ -117,7 +117,7 @@ def test_angles_are_never_in_half_precision(dtype: torch.dtype, tolerance: float
             close(rotated[0, token, head].double(), wanted, tolerance)
 
 
-def test_what_it_refuses() -> None:
+def test_odd_value_dimensions_and_invalid_theta_are_refused() -> None:
     assert VAPOR.misfit(GROUPED) is None
     message = VAPOR.misfit(Shape(hidden_size=6, heads=2, key_heads=2, head_dim=3))
     assert message is not None

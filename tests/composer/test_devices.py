@@ -16,7 +16,7 @@ from composer.errors import BuildError, ComposerError
 ROOT = Path(__file__).parents[2]
 
 
-def test_more_than_there_is_is_refused_before_the_first_byte() -> None:
+def test_too_large_models_are_refused_before_writing() -> None:
     check_memory(1, "one byte")
     with pytest.raises(
         BuildError, match=r"Not enough memory for all of it: it needs 1,152,921,504,606,846,976 bytes, and [\d,]+ are free"
@@ -25,7 +25,7 @@ def test_more_than_there_is_is_refused_before_the_first_byte() -> None:
     assert 0 < free_memory() <= psutil.virtual_memory().total + psutil.swap_memory().total
 
 
-def test_what_would_run_elsewhere_is_described_for_there() -> None:
+def test_missing_devices_can_be_described() -> None:
     """A device that this machine lacks can be described. An unknown device is rejected."""
     teacher = ROOT / "examples" / "teacher"
     of_one, of_any = (composer.explain("lolcats", teacher, sequence=512, device=device) for device in ("cuda:1", "cuda"))
@@ -36,7 +36,7 @@ def test_what_would_run_elsewhere_is_described_for_there() -> None:
             describe("lolcats", teacher, device="tpu")
 
 
-def test_a_processes_own_limit_counts() -> None:
+def test_the_limit_of_a_process_is_respected() -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     room = 2**28
     resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + room, before[1]))
@@ -47,7 +47,9 @@ def test_a_processes_own_limit_counts() -> None:
 
 
 @pytest.mark.parametrize(("most", "left"), [("1000\n", 1000 - 700 + 50 + 25), ("max\n", None)])
-def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, left: int | None) -> None:
+def test_the_limit_of_a_container_is_respected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, left: int | None
+) -> None:
     """Memory of cached files in the container counts as free."""
     (tmp_path / "memory.max").write_text(most)
     (tmp_path / "memory.current").write_text("700\n")

@@ -60,21 +60,21 @@ def test_unsafe_characters_are_written_as_python_writes_them(unsafe: str) -> Non
 
 
 @pytest.mark.parametrize("unsafe", UNSAFE, ids=ascii)
-def test_json_means_the_same(unsafe: str) -> None:
+def test_escaped_json_has_the_same_value(unsafe: str) -> None:
     written = escape_json(json.dumps({"a": f"x{unsafe}y"}, ensure_ascii=False))
     assert json.loads(written) == {"a": f"x{unsafe}y"}
     assert unsafe[0] not in written
     written.encode("utf-8")
 
 
-def test_what_people_write_stays() -> None:
+def test_ordinary_text_is_unchanged() -> None:
     text = "Zürich 東京 Привет θ → ≤ 🙂\n\tnext line, 100 %"
     assert escape_message(text) == text
     assert escape_text("می\u200cخواهم 👩\u200d💻") == "می\u200cخواهم 👩\u200d💻"
     assert escape_message("a\u200cb") == "a\\u200cb"
 
 
-def test_html_has_no_tags_of_the_text() -> None:
+def test_html_contains_no_tags_of_the_text() -> None:
     seen: list[str] = []
     parser = HTMLParser()
     parser.handle_starttag = lambda tag, attrs: seen.append(tag)  # pyright: ignore[reportAttributeAccessIssue]
@@ -82,7 +82,7 @@ def test_html_has_no_tags_of_the_text() -> None:
     assert seen == []
 
 
-def test_markdown_has_nothing_of_the_text_but_words() -> None:
+def test_markdown_contains_only_words_of_the_text() -> None:
     assert escape_markdown("a|b\\|c") == "a\\|b\\\\\\|c"
     assert escape_markdown("<script>`x`\n# b") == "&lt;script&gt;\\`x\\` # b"
     assert escape_markdown("[a](javascript:alert(1))") == "[a]\\(javascript:alert(1))"

@@ -11,14 +11,14 @@ from composer.errors import BenchError
 from composer.files import backup_path, failing_as, move_folder, read_text_file, recover, sha256, unique_partial_of, write_whole
 
 
-def test_it_replaces_what_stood_there_and_makes_its_folder(tmp_path: Path) -> None:
+def test_writing_replaces_files_and_creates_folders(tmp_path: Path) -> None:
     for text in ("one", "another"):
         write_whole(tmp_path / "new" / "file.txt", text)
         assert (tmp_path / "new" / "file.txt").read_text() == text
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["file.txt"]
 
 
-def test_what_fails_leaves_what_stood_there(tmp_path: Path) -> None:
+def test_failed_writes_keep_the_earlier_file(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     path.write_text("before")
     with pytest.raises(UnicodeEncodeError):
@@ -42,7 +42,7 @@ def test_a_folder_moves_to_its_place(tmp_path: Path) -> None:
     assert set(tmp_path.iterdir()) == {place, replaced}
 
 
-def test_a_folder_that_cannot_take_its_place_leaves_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_folder_moves_keep_the_earlier_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, partial = folder_with(tmp_path / "place", "one"), folder_with(tmp_path / ".place.partial", "another")
     rename = Path.rename
 
@@ -77,7 +77,7 @@ def test_a_folder_set_aside_by_a_killed_process_returns_to_its_place(tmp_path: P
     assert not aside.exists()
 
 
-def test_what_has_come_to_stand_there_may_be_left_alone(tmp_path: Path) -> None:
+def test_files_created_meanwhile_may_be_kept(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     path.write_text("before")
     with pytest.raises(FileExistsError):
@@ -94,7 +94,7 @@ def test_what_has_come_to_stand_there_may_be_left_alone(tmp_path: Path) -> None:
         (OSError(), "OSError"),
     ],
 )
-def test_why_a_file_could_not_be_written_is_always_said(error: OSError, why: str) -> None:
+def test_write_errors_always_have_a_reason(error: OSError, why: str) -> None:
     with pytest.raises(BenchError) as caught, failing_as(BenchError, "{out} cannot be written to", "Choose another."):
         raise error
     assert str(caught.value) == f"{{out}} cannot be written to: {why}. Choose another."
@@ -103,7 +103,7 @@ def test_why_a_file_could_not_be_written_is_always_said(error: OSError, why: str
         raise error
 
 
-def test_what_is_no_matter_of_files_passes() -> None:
+def test_other_errors_are_raised() -> None:
     with pytest.raises(KeyError, match="a"), failing_as(BenchError, "out cannot be written to"):
         raise KeyError("a")
 
@@ -121,7 +121,7 @@ def test_a_text_is_read_within_bounds(tmp_path: Path) -> None:
             read_text_file(path, BenchError, most)
 
 
-def test_pipes_devices_and_folders_are_no_texts(tmp_path: Path) -> None:
+def test_pipes_devices_and_folders_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
     for path in (tmp_path / "pipe", tmp_path / "zero", tmp_path, tmp_path / "nowhere"):

@@ -35,7 +35,7 @@ def test_later_steps_take_few_new_pages() -> None:
     assert after > first / 4, "the memory was returned to the system"
 
 
-def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_c_libraries_are_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library without ``mallopt`` is opened, and nothing of it is called."""
     opened: list[object] = []
     monkeypatch.setattr(ctypes, "CDLL", opened.append)

@@ -20,7 +20,7 @@ from tests.composer.training.processes import ending, forked
 BUSY = TrainingError("Another run is at it.")
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_a_lock_has_one_holder(tmp_path: Path) -> None:
     """Nothing of the lock is left afterwards."""
     lock = beside(tmp_path / "out")
     for _ in range(2):
@@ -35,13 +35,13 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_an_error_inside_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_errors_release_the_lock(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="mine"), exclusive_lock(inside(tmp_path), BUSY):
         raise ValueError("mine")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_that_is_killed_locks_nothing(tmp_path: Path) -> None:
+def test_killed_processes_release_the_lock(tmp_path: Path) -> None:
     lock, begun = inside(tmp_path), tmp_path / "begun"
 
     def child() -> None:
@@ -61,7 +61,7 @@ def test_a_process_that_is_killed_locks_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [begun]
 
 
-def test_many_that_wait_are_never_two(tmp_path: Path) -> None:
+def test_many_waiting_processes_hold_the_lock_one_by_one(tmp_path: Path) -> None:
     """This holds also while earlier holders remove the lock file that others have already opened."""
     turns, processes = 20, 4
 
@@ -94,7 +94,9 @@ KINDS = pytest.mark.parametrize("unlockable", [errno.ENOLCK, errno.EOPNOTSUPP, e
 @KINDS
 @pytest.mark.parametrize("refusal", [BUSY, None])
 @pytest.mark.usefixtures("unlockable")
-def test_a_file_system_without_locks(tmp_path: Path, caplog: pytest.LogCaptureFixture, refusal: TrainingError | None) -> None:
+def test_file_systems_without_locks_give_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, refusal: TrainingError | None
+) -> None:
     """Work continues, with one warning that nothing guards the folder."""
     warn_if_unguarded(tmp_path)
     for _ in range(2):
@@ -107,7 +109,7 @@ def test_a_file_system_without_locks(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("unlockable", [errno.ENOLCK], indirect=True)
 @pytest.mark.usefixtures("unlockable")
-def test_whom_another_process_speaks_for_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_processes_that_do_not_print_give_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     suppress_warning(tmp_path)
     with exclusive_lock(inside(tmp_path), BUSY):
         pass

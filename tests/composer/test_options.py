@@ -126,7 +126,7 @@ def test_other_types_and_words() -> None:
             cook(*([] if not wrong else ["soup"]), **wrong)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
-def test_contradictions_are_told_in_the_names_of_each_side() -> None:
+def test_contradictions_name_flags_or_parameters() -> None:
     with pytest.raises(DataError, match='^`style="fried"` burns after 10 `minutes`: use `out`$'):
         cook("fish", style="fried", minutes=11)
     with pytest.raises(DataError, match="^--style fried burns after 10 --minutes: use -o$"):

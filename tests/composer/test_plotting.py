@@ -39,11 +39,11 @@ def nearest(colours: tuple[str, ...], eyes: str) -> float:
 
 
 @pytest.mark.parametrize("eyes", EYES)
-def test_colours_are_told_apart(eyes: str) -> None:
+def test_colours_are_distinguishable(eyes: str) -> None:
     assert nearest(COLOURS, eyes) > APART
 
 
-def test_the_measure_finds_what_is_confused() -> None:
+def test_the_distance_finds_colours_that_are_confused() -> None:
     """The distance finds matplotlib's green, red and orange, and two greens, too similar."""
     assert nearest(("#2ca02c", "#d62728", "#ff7f0e"), "all colours") > 40
     assert nearest(("#2ca02c", "#d62728"), "no middle cones") < APART
@@ -51,7 +51,7 @@ def test_the_measure_finds_what_is_confused() -> None:
     assert nearest(("#009E73", "#10A078"), "all colours") < APART
 
 
-def test_colours_are_seen_on_white() -> None:
+def test_colours_are_visible_on_white() -> None:
     """The yellow of Okabe and Ito would have 1.3."""
     for hex_colour in COLOURS:
         assert contrast(hex_colour, "#ffffff") > 2.2
@@ -92,7 +92,7 @@ def test_ticks_are_whole_numbers(first: int, last: int) -> None:
         (lambda figure, axis: figure.suptitle(""), "no title"),
     ],
 )
-def test_what_is_not_legible_is_found(spoil: Callable[[Any, Any], Any], words: str) -> None:
+def test_illegible_pictures_are_detected(spoil: Callable[[Any, Any], Any], words: str) -> None:
     with plotting() as pyplot:
         figure, axis = pyplot.subplots(figsize=(WIDTH, 4), layout=None)
         axis.set(xlabel="x", ylabel="y")
@@ -140,7 +140,7 @@ def test_names_are_no_formulas() -> None:
         pyplot.close(figure)
 
 
-def test_a_legend_says_a_thing_once() -> None:
+def test_legends_have_unique_entries() -> None:
     with plotting() as pyplot:
         figure, axes = pyplot.subplots(1, 2, layout="constrained")
         for axis, names in zip(axes, ("ab", "bc"), strict=True):
@@ -154,11 +154,11 @@ def test_a_legend_says_a_thing_once() -> None:
 @pytest.mark.parametrize(
     ("mean", "spread", "wanted"), [(0.5, 0.1, (0.1, 0.1)), (0.9, 0.3, (0.3, 0.1)), (0.1, 0.3, (0.1, 0.3)), (1.0, 0.2, (0.2, 0))]
 )
-def test_a_spread_stays_where_shares_are(mean: float, spread: float, wanted: tuple[float, float]) -> None:
+def test_spreads_of_shares_are_between_0_and_1(mean: float, spread: float, wanted: tuple[float, float]) -> None:
     assert within_shares(mean, spread) == pytest.approx(wanted)
 
 
-def test_settings_of_users_do_not_count() -> None:
+def test_settings_of_users_are_ignored() -> None:
     import matplotlib as mpl
 
     with mpl.rc_context({"text.usetex": True, "savefig.bbox": "tight", "font.size": 40}):

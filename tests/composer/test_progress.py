@@ -37,19 +37,19 @@ def test_things_are_counted(terminal: rich.console.Console) -> None:
     assert "2/7" in terminal.export_text()
 
 
-def test_nothing_is_shown_unasked(terminal: rich.console.Console) -> None:
+def test_progress_is_shown_only_on_request(terminal: rich.console.Console) -> None:
     with progress_callback(False, shown) as tell:
         assert tell is None
     assert terminal.export_text() == ""
 
 
-def test_where_nothing_can_move_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_no_bar_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_callback(True, shown) as tell:
         assert tell is None
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_the_caller_has_is_called_itself() -> None:
+def test_callbacks_of_the_caller_are_called() -> None:
     progress: list[tuple[int, int]] = []
     with progress_callback(lambda done, total: progress.append((done, total)), shown) as tell:
         assert tell is not None
@@ -57,7 +57,7 @@ def test_what_the_caller_has_is_called_itself() -> None:
     assert progress == [(1, 2)]
 
 
-def test_one_bar_on_a_page_that_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notebooks_show_one_bar_and_remove_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     drawn: list[str] = []
     place = SimpleNamespace(update=lambda html: drawn.append(html.data))
 
@@ -78,7 +78,7 @@ def test_one_bar_on_a_page_that_is_gone_afterwards(monkeypatch: pytest.MonkeyPat
     assert capsys.readouterr() == ("", "")
 
 
-def test_transformers_is_as_before_afterwards() -> None:
+def test_progress_settings_of_transformers_are_restored() -> None:
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.enable_progress_bar()
     logging.set_verbosity_warning()

@@ -72,7 +72,7 @@ def test_importing_composer_is_light() -> None:
     assert printed(f"import composer\n{HEAVY}") == ""
 
 
-def test_composer_first(folder: Path) -> None:
+def test_composer_may_be_imported_before_transformers(folder: Path) -> None:
     """The entry exists once transformers' table does, and other entries are unchanged."""
     assert printed_behind_libraries(COMPOSER_FIRST + LOAD, folder).splitlines()[-7:] == [
         "finders 1",
@@ -83,19 +83,19 @@ def test_composer_first(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["AutoModelForCausalLM", "LlamaForCausalLM", "AutoTokenizer"])
-def test_whatever_of_transformers_comes_first(folder: Path, first: str) -> None:
+def test_any_module_of_transformers_may_be_imported_first(folder: Path, first: str) -> None:
     """Each module imports the table during its own import, and the model class imports its config first."""
     assert (
         printed_behind_libraries(f"import composer\nfrom transformers import {first}\n" + LOAD, folder).splitlines()[-4:] == LOADED
     )
 
 
-def test_looked_for_and_reloaded(folder: Path) -> None:
+def test_finding_and_reloading_the_table_registers_composer(folder: Path) -> None:
     """Finding the table's module does not load it. Each table that is loaded later has the entry."""
     printed = printed_behind_libraries(LOOKED_AT_AND_RELOADED + LOAD, folder).splitlines()
     assert printed[-6:] == ["source 1 True", "True", *LOADED]
 
 
-def test_composer_last(folder: Path) -> None:
+def test_composer_may_be_imported_after_transformers(folder: Path) -> None:
     """The Auto classes know the configuration of a model that was made without them."""
     assert printed_behind_libraries(COMPOSER_LAST + LOAD, folder).splitlines()[-5:] == ["ComposedForCausalLM", *LOADED]

@@ -35,13 +35,13 @@ def read(path: Path) -> Kept:
     return read_state(path, Kept, BenchError, REMEDY)
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_written_state_is_read_back(tmp_path: Path) -> None:
     write_state(tmp_path / "kept.json", KEPT)
     assert read(tmp_path / "kept.json") == KEPT
     assert os.listdir(tmp_path) == ["kept.json"]
 
 
-def test_what_does_not_exist(tmp_path: Path) -> None:
+def test_missing_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "kept.json")
     assert read_log(tmp_path / "log.jsonl", Kept, BenchError, REMEDY) == []
@@ -75,7 +75,7 @@ def test_what_does_not_exist(tmp_path: Path) -> None:
         (TEXT.replace('{"loss"', '{"format": 2, "loss"'), "format: input should be 1, got 2"),
     ],
 )
-def test_what_does_not_match_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+def test_values_that_do_not_match_the_schema_are_refused(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "kept.json"
     path.write_text(text)
     with pytest.raises(BenchError) as caught:
@@ -86,7 +86,7 @@ def test_what_does_not_match_is_refused(tmp_path: Path, text: str, problem: str)
     assert len(message) < 500
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_irregular_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zeros").symlink_to("/dev/zero")
@@ -100,7 +100,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tail", ["", "{", TEXT, "\0\0", '{"loss": "'])
-def test_a_line_that_was_interrupted_is_dropped(tmp_path: Path, tail: str) -> None:
+def test_incomplete_last_lines_are_dropped(tmp_path: Path, tail: str) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text(f"{TEXT}\n{TEXT}\n{tail}")
     lines = read_log(path, Kept, BenchError, REMEDY)

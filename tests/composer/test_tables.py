@@ -5,15 +5,15 @@ from __future__ import annotations
 from composer.tables import Readable, Table, View, markdown_table
 
 
-def test_figures_stand_on_the_right() -> None:
+def test_figures_are_right_aligned() -> None:
     assert markdown_table(("model", "loss"), [("one", "1.5")], range(1, 2)) == "| model | loss |\n| --- | ---: |\n| one | 1.5 |"
 
 
-def test_bars_and_breaks_end_no_cell() -> None:
+def test_bars_and_line_breaks_are_escaped_in_cells() -> None:
     assert markdown_table(("a|b",), [("c\nd",)]).splitlines() == [r"| a\|b |", "| --- |", "| c d |"]
 
 
-def test_a_title_stands_above() -> None:
+def test_titles_are_above_the_table() -> None:
     assert Table("mine", ("a",), (("b",),)).markdown() == "### mine\n\n| a |\n| --- |\n| b |\n"
 
 
@@ -25,7 +25,7 @@ def test_a_terminal_has_figures_on_the_right_and_its_title_above() -> None:
     assert Table("", ("", ""), (("a", "b" * 300),)).text() == f"  a  {'b' * 300}", "nothing wraps"
 
 
-def test_what_belongs_to_the_table_above_is_set_in_below_it() -> None:
+def test_notes_are_indented_below_their_table() -> None:
     under = Table("of it:", ("", ""), (("c", "d"),), under=True)
     text = View("all", (TABLE, under, Table("", ("", ""), (("e", "f"),)))).text()
     assert text == f"all\n\n{TABLE.text()}\n  of it:\n    c  d\n\n  e  f"
@@ -38,7 +38,7 @@ def test_html_has_no_markup_but_its_own() -> None:
     assert "<thead>" not in Table("", ("", ""), (("a", "b"),)).html()
 
 
-def test_what_is_readable_shows_its_view() -> None:
+def test_readable_objects_show_their_view() -> None:
     class Mine(Readable):
         def view(self) -> View:
             return View("mine <b>", (TABLE,), ("a note & more",), "as\n  it stands")
@@ -53,7 +53,7 @@ def test_what_is_readable_shows_its_view() -> None:
 NASTY = "<b>\x1b[31m|\u202e`x`"
 
 
-def test_text_of_others_is_shown_and_obeyed_by_nothing() -> None:
+def test_markup_in_texts_is_escaped() -> None:
     view = View(NASTY, (Table(NASTY, (NASTY,), ((NASTY,),), under=True),), (NASTY,), NASTY)
     for shown in (view.text(), view.html(), Table(NASTY, (NASTY,), ((NASTY,),)).markdown()):
         assert shown.count("\\x1b[31m") >= 3 or shown.count("\\\\x1b[31m") >= 3

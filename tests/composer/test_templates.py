@@ -63,7 +63,7 @@ def short() -> Iterator[None]:
     ],
     ids=str,
 )
-def test_the_text_is_that_of_transformers(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> None:
+def test_the_text_equals_that_of_transformers(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> None:
     options["chat_template"] = CHATML
     assert render(tokenizer, TALK, **options) == tokenizer.apply_chat_template(TALK, tokenize=False, **options)
 
@@ -111,7 +111,7 @@ def test_no_template_goes_beyond_the_limits(tokenizer: PreTrainedTokenizerBase, 
     assert render(tokenizer, TALK[:1], chat_template="{{ messages[0].content }}") == "Be brief."
 
 
-def test_messages_that_json_cannot_hold(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_messages_that_json_cannot_represent_are_refused(tokenizer: PreTrainedTokenizerBase) -> None:
     talk = [{"role": "user", "content": object(), "when": datetime(2024, 1, 1, tzinfo=UTC)}]
     template = "{{ messages[0].content }}{{ messages[0].when }}"
     text = tokenizer.apply_chat_template(talk, tokenize=False, chat_template=template)
@@ -131,7 +131,7 @@ def test_a_tokenizer_without_a_template(tokenizer: PreTrainedTokenizerBase) -> N
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no system with forks")
-def test_forks_have_a_child_of_their_own(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_forked_processes_have_separate_children(tokenizer: PreTrainedTokenizerBase) -> None:
     """It runs in a process without the threads of torch and pytest, where forking is safe."""
     script = (
         "import os, sys\nfrom types import SimpleNamespace\nfrom composer import templates\n"

@@ -101,7 +101,7 @@ def test_a_tokenizers_code_does_not_run_and_is_named(yes: Yes, student: Path, tm
         assert "Nothing in a folder is ever run here" in words
 
 
-def test_a_models_code_does_not_run_where_ours_is_taken(yes: Yes, student: Path, tmp_path: Path) -> None:
+def test_code_of_a_model_does_not_run_if_composers_code_is_used(yes: Yes, student: Path, tmp_path: Path) -> None:
     edit_config(yes.poison(student), auto_map=MODEL)
     teacher = yes.poison(shutil.copytree(TEACHER, tmp_path / "teacher"))
     edit_config(teacher, auto_map=MODEL)
@@ -114,7 +114,7 @@ def test_a_models_code_does_not_run_where_ours_is_taken(yes: Yes, student: Path,
     assert not yes.mark.exists()
 
 
-def test_a_family_that_is_its_own_code_is_none(yes: Yes, student: Path) -> None:
+def test_families_with_custom_code_are_refused(yes: Yes, student: Path) -> None:
     edit_config(yes.poison(student), model_type="evil", auto_map=MODEL)
     for command in (
         ("generate", student, *WRITE),
@@ -125,7 +125,7 @@ def test_a_family_that_is_its_own_code_is_none(yes: Yes, student: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "experts_implementation"])
-def test_kernels_of_the_hub_are_code(yes: Yes, student: Path, key: str) -> None:
+def test_kernels_of_the_hub_are_not_loaded(yes: Yes, student: Path, key: str) -> None:
     edit_config(student, **{key: "somebody/kernels"})
     answer = yes("generate", student, *WRITE)
     assert answer.exit_code == 2
@@ -144,7 +144,7 @@ def with_adapter(student: Path, out: Path, **config: Any) -> Path:
     [{"megatron_config": {"x": 1}, "megatron_core": "evil"}, {"auto_mapping": {"parent_library": "evil"}}, {"peft_type": "XLORA"}],
     ids=["megatron", "auto_mapping", "another kind"],
 )
-def test_adapters_have_nothing_imported(
+def test_adapters_import_no_code(
     yes: Yes, student: Path, tmp_path: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = with_adapter(student, tmp_path / "out", **config)
@@ -172,13 +172,13 @@ def test_adapters_are_safetensors_of_the_models_own_folder(yes: Yes, student: Pa
         composer.load(out)
 
 
-def test_adapters_at_the_top_are_no_part_of_a_model(yes: Yes, student: Path) -> None:
+def test_adapters_beside_the_weights_are_ignored(yes: Yes, student: Path) -> None:
     (student / "adapter_config.json").write_text(json.dumps(LORA))
     with pytest.raises(SourceError, match="adapters at its top"):
         composer.load(student)
 
 
-def test_a_way_of_writing_that_is_elsewhere_is_not_fetched(yes: Yes, student: Path) -> None:
+def test_custom_generation_code_is_not_fetched(yes: Yes, student: Path) -> None:
     """Of a folder's generation settings, only the end tokens are used."""
     plain = yes("generate", student, *WRITE)
     (student / "generation_config.json").write_text('{"penalty_alpha": 0.6, "top_k": 4}')
@@ -187,7 +187,7 @@ def test_a_way_of_writing_that_is_elsewhere_is_not_fetched(yes: Yes, student: Pa
 
 
 @pytest.mark.parametrize("template", [5, True, [1, 2], [{"name": "default"}], [{"name": 3, "template": "x"}], {"a": 1}], ids=str)
-def test_a_chat_template_is_text(student: Path, template: Any) -> None:
+def test_chat_templates_are_read_as_text(student: Path, template: Any) -> None:
     path = student / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
     with pytest.raises(
@@ -196,7 +196,7 @@ def test_a_chat_template_is_text(student: Path, template: Any) -> None:
         load_tokenizer(student, ComposerError, "no")
 
 
-def test_chat_templates_reach_nothing(student: Path) -> None:
+def test_chat_templates_run_in_a_sandbox(student: Path) -> None:
     (student / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
     tokenizer = load_tokenizer(student, ComposerError, "")
     with pytest.raises(SecurityError):

@@ -34,7 +34,7 @@ def refused(path: Path, most: int = 100) -> str:
     return caught.value.strerror
 
 
-def test_devices_and_pipes_are_not_waited_for(tmp_path: Path):
+def test_devices_and_pipes_are_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     assert refused(tmp_path / "pipe") == refused(Path("/dev/zero")) == refused(Path("/dev/null")) == "no regular file"
     assert "a folder" in refused(tmp_path)
@@ -42,7 +42,7 @@ def test_devices_and_pipes_are_not_waited_for(tmp_path: Path):
         assert refused(tmp_path / name)
 
 
-def test_so_many_bytes_and_no_more(tmp_path: Path):
+def test_files_above_the_byte_limit_are_refused(tmp_path: Path):
     (tmp_path / "full").write_bytes(bytes(100))
     assert read_bytes(tmp_path / "full", 100) == bytes(100)
     (tmp_path / "over").write_bytes(bytes(101))
@@ -54,7 +54,7 @@ def test_so_many_bytes_and_no_more(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("open_", "close"), ["[]", ('{"a":', "}")])
-def test_json_is_so_deep_and_no_deeper(tmp_path: Path, open_: str, close: str):
+def test_json_above_the_depth_limit_is_refused(tmp_path: Path, open_: str, close: str):
     def nested(levels: int) -> bytes:
         return f"{open_ * levels}0{close * levels}".encode()
 
@@ -65,7 +65,7 @@ def test_json_is_so_deep_and_no_deeper(tmp_path: Path, open_: str, close: str):
             read_json(tmp_path / "deep", 10**7)
 
 
-def test_links_stay_in_their_folder_or_lead_into_the_blobs_of_their_own_model(tmp_path: Path):
+def test_links_may_lead_only_into_their_folder_or_their_models_blobs(tmp_path: Path):
     outside = tmp_path / "outside"
     snapshot, blobs = tmp_path / "model" / "snapshots" / "0", tmp_path / "model" / "blobs"
     for folder in (snapshot / "inside", blobs):
@@ -95,12 +95,12 @@ def test_links_stay_in_their_folder_or_lead_into_the_blobs_of_their_own_model(tm
     assert within(tmp_path / "linked", "blob")
 
 
-def test_names():
+def test_names_are_single_path_components_of_at_most_255_bytes():
     assert all(map(is_name, ("a", "a.b", "..a", "é" * 127)))
     assert not any(map(is_name, ("", ".", "..", "a/b", "/", "a\0", "x" * 256, "é" * 128)))
 
 
-def test_messages_show_the_beginning_of_what_is_long():
+def test_messages_truncate_long_values():
     assert brief("x") == "'x'"
     assert len(brief("x" * 10**6)) == len(brief(["x"] * 10**6)) == 81
     assert brief(10**5000) == "a int"
@@ -110,7 +110,7 @@ def test_messages_show_the_beginning_of_what_is_long():
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a\0b", "x" * 5000, "/dev/zero", "../single/model.safetensors"])
-def test_what_no_file_can_be_called_is_refused_in_words(sharded: Path, name: str):
+def test_impossible_file_names_in_an_index_are_refused(sharded: Path, name: str):
     index = json.loads((sharded / INDEX).read_text())
     index["weight_map"]["lm_head.weight"] = name
     (sharded / INDEX).write_text(json.dumps(index))
@@ -120,7 +120,7 @@ def test_what_no_file_can_be_called_is_refused_in_words(sharded: Path, name: str
 
 
 @pytest.mark.parametrize("file", ["config.json", INDEX, "generation_config.json"])
-def test_what_is_no_file_or_leads_out_of_its_folder_is_not_read(sharded: Path, tmp_path: Path, file: str):
+def test_irregular_files_and_links_out_of_the_folder_are_not_read(sharded: Path, tmp_path: Path, file: str):
     secret = tmp_path / "secret"
     secret.write_text("hush: hush")
     (sharded / file).unlink()
@@ -190,7 +190,7 @@ def test_a_file_for_a_library_is_checked_before(tmp_path: Path):
         check_file(tmp_path / "missing")
 
 
-def test_names_that_match_are_found_whatever_they_are(tmp_path: Path):
+def test_files_are_matched_by_name_regardless_of_their_type(tmp_path: Path):
     for name in ("tokenizer", "folder.json", "inside"):
         (tmp_path / name).mkdir()
     for name in ("tokenizer.json", "inside/a", "other"):

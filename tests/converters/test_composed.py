@@ -24,12 +24,12 @@ def read(**changes: object) -> Trunk:
     return trunk
 
 
-def test_without_keys_of_its_own_it_is_llamas() -> None:
+def test_a_config_without_composed_keys_equals_llamas() -> None:
     assert read() == read_config(NEW, [])
     assert {field: getattr(read(), field) for field in DEFAULTS} == DEFAULTS
 
 
-def test_every_key_of_its_own_is_read() -> None:
+def test_every_composed_key_is_read() -> None:
     assert OWN.keys() == TRUNK_KEYS.keys()
     expected = {field: OWN[key] for key, field in TRUNK_KEYS.items()}
     assert read(**OWN, hidden_act="gelu", problem_type=None) == replace(read(), activation="gelu", **expected)
@@ -47,19 +47,19 @@ def test_every_key_of_its_own_is_read() -> None:
     ],
     ids=str,
 )
-def test_what_it_cannot_mean(changes: dict, message: str) -> None:
+def test_invalid_values_are_refused(changes: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(**changes)
 
 
-def test_heads_of_any_dimension() -> None:
+def test_head_dimension_may_be_odd_without_rotary_positions() -> None:
     """Rotary positions need an even dimension. The spec states whether there are any."""
     assert read(head_dim=7).head_dim == 7
     with pytest.raises(ConfigError, match="head_dim is 7.*even"):
         read_config(NEW | {"head_dim": 7}, [])
 
 
-def test_the_tensors_follow_the_trunk() -> None:
+def test_expected_tensors_follow_from_the_trunk() -> None:
     own, llamas = list_expected_tensors(read(**OWN, num_hidden_layers=1)), list_expected_tensors(read(num_hidden_layers=1))
     assert llamas.keys() - own.keys() == {f"model.layers.0.mlp.gate_proj.{name}" for name in ("weight", "bias")}
     assert {name: own[name] for name in own.keys() - llamas.keys()} == {

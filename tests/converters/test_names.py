@@ -12,12 +12,12 @@ from converters.names import NameTable
 TABLE = NameTable({"transformer.h.{i}.q.weight": "model.layers.{i}.self_attn.q_proj.weight", "x.{i}.{rest}": "y.{i}.own.{rest}"})
 
 
-def test_a_row_is_read_in_both_directions():
+def test_rows_map_names_in_both_directions():
     assert TABLE.canonical("transformer.h.11.q.weight") == "model.layers.11.self_attn.q_proj.weight"
     assert TABLE.original("model.layers.11.self_attn.q_proj.weight") == "transformer.h.11.q.weight"
 
 
-def test_the_rest_of_a_name_is_handed_through():
+def test_unmatched_parts_of_names_are_kept():
     assert TABLE.canonical("x.3.head.map.weight") == "y.3.own.head.map.weight"
     assert TABLE.original("y.3.own.head.map.weight") == "x.3.head.map.weight"
 
@@ -26,7 +26,7 @@ def test_the_rest_of_a_name_is_handed_through():
     "name",
     ["transformer.h.01.q.weight", "transformer.h.q.weight", "transformer_h.1.q.weight", "transformer.h.1.q.weight.more", "x.1."],
 )
-def test_what_fits_no_row_is_none(name: str):
+def test_names_without_a_row_give_none(name: str):
     assert TABLE.canonical(name) is None
 
 

@@ -22,11 +22,11 @@ from converters.quantised import PACKAGES, check_unpackable, quantisation_of, wi
         ({"quantization_config": {"quant_method": "\x1b[2J"}}, r"\x1b[2J"),
     ],
 )
-def test_the_kind_that_a_config_names(config: dict, kind: str | None) -> None:
+def test_the_quantisation_kind_is_read_from_the_config(config: dict, kind: str | None) -> None:
     assert quantisation_of(config) == kind
 
 
-def test_a_quantisation_that_is_no_mapping() -> None:
+def test_quantisation_configs_must_be_mappings() -> None:
     with pytest.raises(ConfigError, match="quantization_config: 'fp8'; expected a mapping or null"):
         quantisation_of({"quantization_config": "fp8"})
 
@@ -44,7 +44,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, kin
         check_unpackable(kind, "model")
 
 
-def test_the_config_of_unpacked_weights() -> None:
+def test_the_config_of_unpacked_weights_has_no_quantisation() -> None:
     config = {
         "model_type": "llama",
         "torch_dtype": "float16",

@@ -56,13 +56,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("how", READ)
-def test_what_transformers_reads_is_read(how: str) -> None:
+def test_rotary_settings_of_transformers_are_read(how: str) -> None:
     model_type, config = READ[how]
     check_rotary(model_type, config, 8)
 
 
 @pytest.mark.parametrize("how", REFUSED)
-def test_what_transformers_cannot_compute_is_refused(how: str) -> None:
+def test_rotary_settings_that_transformers_cannot_compute_are_refused(how: str) -> None:
     model_type, config, wrong = REFUSED[how]
     with pytest.raises(ConfigError, match=wrong):
         check_rotary(model_type, config, 8)

@@ -44,7 +44,7 @@ ENTRY = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
         (b'{"a"', b' {"a"'),
     ],
 )
-def test_what_no_entry_says_is_refused_in_words(tmp_path: Path, stated: bytes, instead: bytes):
+def test_invalid_header_entries_are_refused(tmp_path: Path, stated: bytes, instead: bytes):
     assert stated in ENTRY
     text = ENTRY.replace(stated, instead)
     (tmp_path / FILE).write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
@@ -53,7 +53,7 @@ def test_what_no_entry_says_is_refused_in_words(tmp_path: Path, stated: bytes, i
     assert len(message) < 500
 
 
-def test_a_header_of_many_names_is_read_in_time_that_grows_with_them(tmp_path: Path):
+def test_headers_are_read_in_linear_time(tmp_path: Path):
     """One of many names occurs twice, at the end."""
     text = ",".join(f'"{number}":0' for number in [*range(MOST_TENSORS - 1), MOST_TENSORS - 2])
     text = f"{{{text}}}".encode()
@@ -66,14 +66,14 @@ def test_a_header_of_many_names_is_read_in_time_that_grows_with_them(tmp_path: P
     assert f"more than {MOST_TENSORS:,} tensors" in refusal(tmp_path / FILE)
 
 
-def test_a_header_longer_than_any_is_not_read(tmp_path: Path):
+def test_headers_above_the_size_limit_are_refused(tmp_path: Path):
     with (tmp_path / FILE).open("wb") as stream:
         stream.write(struct.pack("<Q", 2**30))
         stream.truncate(2**31)
     assert "at most 33,554,432 are read" in refusal(tmp_path / FILE)
 
 
-def test_a_mask_is_passed_over_and_a_quantised_weight_is_not(tmp_path: Path):
+def test_masks_are_ignored_and_quantised_weights_are_not(tmp_path: Path):
     text = ENTRY.replace(b'"F32"', b'"U8"').replace(b"[1]", b"[4]")
     (tmp_path / FILE).write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
     assert read_shard(tmp_path / FILE).masks == {"a"}

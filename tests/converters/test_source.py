@@ -34,9 +34,7 @@ VARIANTS = {
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
-def test_every_variant_is_covered_and_its_tensors_lie_where_the_header_says(
-    tmp_path: Path, variant: dict, sharded: bool, dtype: str
-):
+def test_every_variant_is_covered_and_its_offsets_are_right(tmp_path: Path, variant: dict, sharded: bool, dtype: str):
     source = open_source(llama(tmp_path, sharded=sharded, dtype=dtype, **variant))
     assert source.trunk.dtype == dtype
     assert (len(source.shards) > 1) == sharded
@@ -52,7 +50,7 @@ def test_every_variant_is_covered_and_its_tensors_lie_where_the_header_says(
         assert torch.equal(stored, loaded[name]), name
 
 
-def test_small_files_are_found_and_weights_and_config_are_not_among_them(single: Path):
+def test_small_files_exclude_weights_and_config(single: Path):
     for name in ("chat_template.jinja", "LICENSE.txt", "tok512.model", "merges.txt", "optimizer.pt", "README.md"):
         (single / name).write_text("x")
     (single / "additional_chat_templates").mkdir()
@@ -69,18 +67,18 @@ def test_small_files_are_found_and_weights_and_config_are_not_among_them(single:
     )
 
 
-def test_the_single_file_wins_over_an_index_as_in_transformers(single: Path):
+def test_a_single_file_takes_precedence_over_an_index(single: Path):
     (single / INDEX).write_text("{}")
     assert list(open_source(single).shards) == [SINGLE]
 
 
-def test_a_config_without_dtype_takes_that_of_the_tensors(tmp_path: Path):
+def test_a_missing_dtype_is_that_of_the_tensors(tmp_path: Path):
     folder = llama(tmp_path, dtype="float16")
     edit_config(folder, dtype=...)
     assert open_source(folder).trunk.dtype == "float16"
 
 
-def test_no_folder_no_config_no_json(single: Path, tmp_path: Path):
+def test_missing_folders_and_invalid_configs_are_refused(single: Path, tmp_path: Path):
     assert "not a folder" in refusal(tmp_path / "nowhere", ConfigError)
     (single / "config.json").write_text("{")
     assert "config.json is not JSON" in refusal(single, ConfigError)
@@ -95,7 +93,7 @@ def test_an_error_in_the_config_names_the_file(single: Path):
     assert str(single / "config.json") in refusal(single, ConfigError)
 
 
-def test_no_weights_and_only_pickles(single: Path):
+def test_missing_and_pickled_weights_are_refused(single: Path):
     (single / SINGLE).unlink()
     assert "Only safetensors are read" in refusal(single, WeightsError)
     (single / "pytorch_model.bin").write_bytes(b"")
@@ -104,7 +102,7 @@ def test_no_weights_and_only_pickles(single: Path):
     assert "save_pretrained" in message
 
 
-def test_a_missing_shard_is_named_with_what_it_should_hold(sharded: Path):
+def test_missing_shards_are_named_with_their_tensors(sharded: Path):
     gone = next(sharded.glob("model-00002-*"))
     count = sum(1 for file in json.loads((sharded / INDEX).read_text())["weight_map"].values() if file == gone.name)
     gone.unlink()
@@ -122,18 +120,18 @@ def test_a_truncated_shard_is_refused(sharded: Path, keep: int):
     assert "truncated" in message
 
 
-def test_a_shard_with_something_after_its_end_is_refused(single: Path):
+def test_shards_with_trailing_bytes_are_refused(single: Path):
     with (single / SINGLE).open("ab") as stream:
         stream.write(b"0")
     assert "longer than its header states" in refusal(single, WeightsError)
 
 
-def test_a_git_lfs_pointer_is_told_from_a_damaged_file(single: Path):
+def test_git_lfs_pointers_have_a_separate_message(single: Path):
     (single / SINGLE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
     assert "git lfs pull" in refusal(single, WeightsError)
 
 
-def test_an_index_that_promises_too_much_is_refused(sharded: Path):
+def test_an_index_with_missing_tensors_is_refused(sharded: Path):
     index = json.loads((sharded / INDEX).read_text())
     file = next(iter(index["weight_map"].values()))
     index["weight_map"]["model.layers.9.extra"] = file
@@ -180,14 +178,14 @@ def empty(header: dict) -> None:
 
 
 @pytest.mark.parametrize("damage", [shift, shrink, empty])
-def test_a_header_at_odds_with_itself_is_refused(single: Path, damage):
+def test_inconsistent_headers_are_refused(single: Path, damage):
     edit_header(single / SINGLE, damage)
     message = refusal(single, WeightsError)
     assert "damaged header" in message
     assert "'model.norm.weight'" in message
 
 
-def test_a_name_twice_in_a_header_is_refused(single: Path):
+def test_duplicate_names_in_a_header_are_refused(single: Path):
     text = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     (single / SINGLE).write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
     assert "names 'a' twice" in refusal(single, WeightsError)
@@ -199,7 +197,7 @@ def test_a_header_that_is_no_mapping_is_refused(single: Path, text: bytes):
     assert "damaged header" in refusal(single, WeightsError)
 
 
-def test_a_shape_at_odds_with_the_config_names_both(single: Path):
+def test_shapes_that_contradict_the_config_are_refused_with_both_shapes(single: Path):
     edit_config(single, intermediate_size=52)
     message = refusal(single, CoverageError)
     assert "model.layers.0.mlp.up_proj.weight: expected [52, 32] from config.json, the file has [48, 32]" in message
@@ -215,7 +213,7 @@ def test_a_shape_at_odds_with_the_config_names_both(single: Path):
         ({"tie_word_embeddings": True, "vocab_size": 65}, ["lm_head.weight", "tie_word_embeddings"]),
     ],
 )
-def test_coverage_fails_with_names_shapes_and_a_cause(single: Path, changes: dict, parts: list[str]):
+def test_coverage_errors_have_names_shapes_and_a_cause(single: Path, changes: dict, parts: list[str]):
     edit_config(single, **changes)
     message = refusal(single, CoverageError)
     assert all(part in message for part in parts), message
@@ -228,18 +226,18 @@ def test_an_untied_config_of_a_tied_model_is_refused_with_the_cause(tmp_path: Pa
     assert "lm_head.weight [64, 32]: config.json has tie_word_embeddings false" in message
 
 
-def test_biases_that_the_config_denies_are_refused(tmp_path: Path):
+def test_biases_that_contradict_the_config_are_refused(tmp_path: Path):
     folder = llama(tmp_path, attention_bias=True)
     edit_config(folder, attention_bias=False)
     assert "a bias, and config.json has none" in refusal(folder, CoverageError)
 
 
-def test_a_tensor_that_the_table_does_not_know_is_refused(single: Path):
+def test_unknown_tensors_are_refused(single: Path):
     edit_tensors(single / SINGLE, lambda tensors: tensors.update({"model.extra": torch.ones(2, 3)}))
     assert "model.extra [2, 3]: the family's table does not have this name" in refusal(single, CoverageError)
 
 
-def test_a_bare_model_is_told_by_its_names(single: Path):
+def test_bare_models_are_recognised_by_their_names(single: Path):
     def bare(tensors: dict[str, torch.Tensor]) -> None:
         for name in list(tensors):
             tensors[name.removeprefix("model.")] = tensors.pop(name)
@@ -248,7 +246,7 @@ def test_a_bare_model_is_told_by_its_names(single: Path):
     assert "lacks the prefix 'model.'" in refusal(single, CoverageError)
 
 
-def test_old_rotary_buffers_and_a_second_copy_of_tied_embeddings_are_set_aside(tmp_path: Path):
+def test_rotary_buffers_and_copies_of_tied_embeddings_are_ignored(tmp_path: Path):
     folder = llama(tmp_path, tie_word_embeddings=True)
     buffer = "model.layers.1.self_attn.rotary_emb.inv_freq"
     edit_tensors(
@@ -275,7 +273,7 @@ def test_opening_reads_headers_only(single: Path, tmp_path: Path):
     assert open_source(sparse).tensors["lm_head.weight"].shape == (2**24, 32)
 
 
-def test_shards_without_an_index_are_named_with_what_is_missing(sharded: Path):
+def test_shards_without_an_index_are_refused_with_the_missing_file(sharded: Path):
     (sharded / INDEX).unlink()
     message = refusal(sharded, WeightsError)
     assert "has model-00001-of-" in message

@@ -127,7 +127,7 @@ def test_adapters(example: Any, folder: Path) -> None:
 
 
 @fuzz(EDITS, examples=15)
-def test_specs_that_nobody_resolved(example: Any, folder: Path) -> None:
+def test_unresolved_specs_are_loaded_or_refused(example: Any, folder: Path) -> None:
     """Without a hash, a model's config may have any heads."""
 
     def change(content: bytes) -> bytes:

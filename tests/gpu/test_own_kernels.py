@@ -190,7 +190,7 @@ def test_decode(head: dict[str, Any], kind: torch.dtype) -> None:
         ("random", "channel", "exp"),
     ],
 )
-def test_lola_keeps_what_its_definition_keeps(keep: str, gate: str, features: str) -> None:
+def test_lola_keeps_the_same_pairs_as_its_definition(keep: str, gate: str, features: str) -> None:
     window, sparse, state = LOLA["memory"]
     memory = [window, {**sparse, "keep": keep}, {**state, "gate": gate}]
     head = {**LOLA, "feature_map": features, "memory": memory}
@@ -201,7 +201,7 @@ def test_lola_keeps_what_its_definition_keeps(keep: str, gate: str, features: st
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
-def test_a_model_may_be_on_another_gpu() -> None:
+def test_kernels_run_on_another_gpu_than_the_current_one() -> None:
     """Triton launches on the current GPU, and most layers of a model on several GPUs are on another."""
     data, answers_of = moved(inputs(NARROW, 1, 100), torch.float32), []
     for device in ("cuda:0", "cuda:1"):
@@ -218,7 +218,7 @@ def test_a_model_may_be_on_another_gpu() -> None:
         close(actual, other, CLOSE[torch.float32])
 
 
-def test_features_of_a_long_text_stand_where_32_bits_do_not_reach() -> None:
+def test_features_beyond_32_bit_offsets_are_right() -> None:
     """64 heads of 256 features exceed 32-bit offsets from 131,072 tokens on."""
     length, heads, columns, tail = 131_200, 64, 128, 70
     draw = torch.Generator("cuda").manual_seed(3)
@@ -234,7 +234,7 @@ def test_features_of_a_long_text_stand_where_32_bits_do_not_reach() -> None:
     torch.testing.assert_close(features[:, before:], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_long_text_in_bfloat16_stays_finite() -> None:
+def test_long_texts_in_bfloat16_are_finite() -> None:
     module = build_head(complete(LOLCATS), NARROW).to(torch.bfloat16).cuda()
     data = moved(inputs(NARROW, 1, 131_072, scale=10.0), torch.bfloat16)
     with torch.no_grad(), warnings.catch_warnings():

@@ -52,6 +52,6 @@ def test_transfer_compares_the_weights_that_memories_imply(name: str) -> None:
     torch.testing.assert_close(actual, wanted.float(), rtol=0, atol=1e-6)
 
 
-def test_what_is_compared_is_not_nothing() -> None:
+def test_more_than_30_heads_are_compared() -> None:
     assert {"convolved values", "convolved values, SiLU", "learned pairs above a window"} <= COMPARED.keys()
     assert len(COMPARED) > 30

@@ -24,13 +24,13 @@ def test_a_document_never_sees_its_neighbour(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "backend"), [*((name, "torch") for name in HEADS), *((name, "reference") for name in every_part())]
 )
-def test_padding_is_not_seen(name: str, backend: str) -> None:
+def test_padding_changes_nothing(name: str, backend: str) -> None:
     """This holds for the forms of every head, and for the definition of every part."""
     assert_padding_unseen(HEADS[name], SHAPE, (40, 0, 3, 17), backend)
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_rows_do_not_see_each_other(name: str) -> None:
+def test_rows_are_independent(name: str) -> None:
     assert_rows_apart(HEADS[name], SHAPE)
 
 
@@ -45,5 +45,5 @@ def test_random_heads_keep_documents_apart(drawn: tuple[HeadSpec, Shape], length
 
 
 @given(drawn=random_heads(), lengths=st.lists(st.integers(0, 30), min_size=2, max_size=3).filter(any))
-def test_random_heads_do_not_see_padding(drawn: tuple[HeadSpec, Shape], lengths: list[int]) -> None:
+def test_padding_changes_nothing_in_random_heads(drawn: tuple[HeadSpec, Shape], lengths: list[int]) -> None:
     assert_padding_unseen(*drawn, tuple(lengths), "torch")

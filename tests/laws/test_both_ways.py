@@ -43,12 +43,12 @@ def gradients(spec: HeadSpec, data: Inputs, backend: str) -> list[torch.Tensor]:
     return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in (*leaves, *head.parameters())]
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_at_least_four_heads_are_bidirectional() -> None:
     assert len(HEADS) >= 4
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_the_fast_form_is_the_definition(name: str) -> None:
+def test_the_fast_form_matches_the_definition(name: str) -> None:
     data = inputs(SHAPE, 2, 70)
     expected, state = run(build_head(HEADS[name], SHAPE), data, backend="reference")
     actual, _ = run(build_head(HEADS[name], SHAPE), data)
@@ -71,7 +71,7 @@ def test_the_first_token_sees_the_last(name: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 @pytest.mark.parametrize("name", HEADS)
-def test_documents_and_padding_stay_apart(name: str, backend: str) -> None:
+def test_documents_are_separate_and_padding_changes_nothing(name: str, backend: str) -> None:
     head, data = build_head(HEADS[name], SHAPE), inputs(SHAPE, 2, 60)
     lengths = ((20, 1, 30), (3, 40))
     position, segment, valid = torch.zeros(2, 60, dtype=torch.int64), torch.zeros(2, 60, dtype=torch.int64), torch.zeros(2, 60) > 0
@@ -94,7 +94,7 @@ def test_documents_and_padding_stay_apart(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CATALOGUE["memory"])
-def test_what_only_looks_back_is_refused(kind: str) -> None:
+def test_causal_memories_are_refused_in_bidirectional_specs(kind: str) -> None:
     part = CATALOGUE["memory"][kind]
     assert issubclass(part, Memory)
     spec = complete(around("memory", kind))

@@ -49,30 +49,30 @@ ENDLESS = {name: ENDLESS[name] for name in covering({name: ((1, head),) for name
 
 
 @pytest.mark.parametrize(("name", "shape"), [*product(PARTS, SHAPES), *in_turns(every_head_of_specs(), SHAPES)])
-def test_the_state_is_as_large_as_it_says(name: str, shape: str) -> None:
+def test_state_bytes_are_as_declared(name: str, shape: str) -> None:
     """This covers every part on every shape, and every head of the shipped specs on one shape."""
     assert_size(HEADS[name], SHAPES[shape], CALLS[shape])
 
 
 @given(drawn=random_heads(), length=st.integers(1, 90), dtype=st.sampled_from(DTYPES))
-def test_the_states_of_random_heads_are_as_large_as_they_say(drawn: tuple[HeadSpec, Shape], length: int, dtype: str) -> None:
+def test_state_bytes_of_random_heads_are_as_declared(drawn: tuple[HeadSpec, Shape], length: int, dtype: str) -> None:
     assert_size(*drawn, ((length, dtype),))
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_logits_of_fifty_stay_in_range(name: str) -> None:
+def test_logits_of_50_are_finite_in_float32(name: str) -> None:
     """Coordinates of queries and keys (the logits of feature maps) and products reach ±50 in float32."""
     assert_in_range(steady(HEADS[name]))
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_bfloat16_stays_close(name: str) -> None:
+def test_bfloat16_is_close_to_float64(name: str) -> None:
     """Both computations start from rounded inputs. The root mean square error of bfloat16 is within 3 % of the output."""
     assert_close_in_bfloat16(steady(HEADS[name]))
 
 
 @pytest.mark.parametrize("name", [name for name, head in HEADS.items() if head.output is not None])
-def test_what_stands_behind_a_norm_is_finite_in_float16(name: str) -> None:
+def test_outputs_before_a_norm_are_finite_in_float16(name: str) -> None:
     """With queries and keys 50 times as large, undivided numerators exceed float16's 65,504, and the norm restores the range."""
     shape = SMALL.shape(4)
     head, data = build_head(steady(HEADS[name]), shape).half(), inputs(shape, 2, 70, scale=50.0).to(torch.float16)
@@ -83,6 +83,6 @@ def test_what_stands_behind_a_norm_is_finite_in_float16(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_131072_tokens_stay_in_range(name: str) -> None:
+def test_float32_is_close_to_float64_after_131072_tokens(name: str) -> None:
     """float32 is compared with float64 at the end of a long sequence, then for some steps of decode."""
     assert_long(ENDLESS[name])

@@ -19,28 +19,28 @@ HEADS = every_head()
 
 
 @pytest.mark.parametrize(("name", "shape"), [*product(every_part(), SHAPES), *in_turns(every_head_of_specs(), SHAPES)])
-def test_the_fast_form_is_the_definition(name: str, shape: str) -> None:
+def test_the_fast_form_matches_the_definition(name: str, shape: str) -> None:
     """This covers every part on every shape, and every head of the shipped specs on one shape."""
     assert_same(HEADS[name], shape, LENGTH)
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_the_gradients_are_the_definitions(name: str) -> None:
+def test_gradients_match_the_definition(name: str) -> None:
     assert_same_gradients(HEADS[name])
 
 
 @pytest.mark.parametrize("name", every_part())
-def test_the_gradients_of_short_values_are_the_definitions(name: str) -> None:
+def test_gradients_for_short_values_match_the_definition(name: str) -> None:
     assert_same_gradients(HEADS[name], "short values")
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_float32_stays_close_to_float64(name: str) -> None:
+def test_float32_is_close_to_float64(name: str) -> None:
     assert_close_in_float32(steady(HEADS[name]))
 
 
 @given(drawn=random_heads(), length=st.integers(1, 90))
-def test_random_heads_are_their_definition(drawn: tuple[HeadSpec, Shape], length: int) -> None:
+def test_random_heads_match_their_definition(drawn: tuple[HeadSpec, Shape], length: int) -> None:
     head, data = build_head(*drawn), inputs(drawn[1], 1, length)
     expected, _ = run(head, data, backend="reference")
     actual, _ = run(head, data)

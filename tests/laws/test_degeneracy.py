@@ -17,7 +17,7 @@ SHAPE = SMALL.shape(4)
 
 
 @pytest.mark.parametrize("gate", ["head", "channel"])
-def test_a_gate_that_never_closes_is_no_gate(gate: str) -> None:
+def test_gates_without_decay_equal_no_gate(gate: str) -> None:
     plain = complete({"position": "none", "feature_map": "elu", "memory": ["state"]})
     gated = complete({"position": "none", "feature_map": "elu", "memory": [{"kind": "state", "gate": {"kind": gate, "bias": 1e4}}]})
     data = inputs(SHAPE, 2, 70)
@@ -27,7 +27,7 @@ def test_a_gate_that_never_closes_is_no_gate(gate: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
-def test_a_window_that_never_overflows_is_softmax_over_everything(backend: str) -> None:
+def test_a_window_of_all_tokens_equals_softmax(backend: str) -> None:
     cascade = {"feature_map": "hedgehog", "memory": [{"kind": "window", "size": 70, "weight": "learned"}, "state"]}
     data = inputs(SHAPE, 2, 70)
     query, key = (complete({"memory": ["full"]}).memory[0].position.rotate(t, data.tokens.position) for t in (data.query, data.key))
@@ -37,7 +37,7 @@ def test_a_window_that_never_overflows_is_softmax_over_everything(backend: str) 
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
-def test_a_window_alone_is_banded_softmax(size: int) -> None:
+def test_a_window_equals_banded_softmax(size: int) -> None:
     data = inputs(SHAPE, 2, 90)
     spec = complete({"position": "none", "memory": [{"kind": "window", "size": size, "evict": "drop"}]})
     back = torch.arange(90)[:, None] - torch.arange(90)
@@ -48,7 +48,7 @@ def test_a_window_alone_is_banded_softmax(size: int) -> None:
     torch.testing.assert_close(run(build_head(spec, SHAPE), data)[0], expected, rtol=0, atol=1e-12)
 
 
-def test_memories_side_by_side_are_each_itself() -> None:
+def test_parallel_memories_are_independent() -> None:
     """A mixture of two parallel windows is the mean of both alone."""
     windows = [{"kind": "window", "size": size, "name": f"w{size}", "evict": "drop"} for size in (3, 9)]
     both = complete({"memory": windows, "flow": "parallel", "read": "mixture"})
@@ -58,7 +58,7 @@ def test_memories_side_by_side_are_each_itself() -> None:
 
 
 @pytest.mark.parametrize("form", ["torch", "reference"])
-def test_a_state_recalls_as_many_orthonormal_keys_as_it_has_dimensions(form: str) -> None:
+def test_a_state_recalls_up_to_d_orthonormal_keys(form: str) -> None:
     """d orthonormal keys return their values exactly, and one more does not."""
     size = 8
     memory, shape = (

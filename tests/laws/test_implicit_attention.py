@@ -20,12 +20,14 @@ HEADS = {**every_head(), **every_head("bidirectional")}
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_weights_give_the_answer(name: str) -> None:
+def test_implied_weights_reproduce_the_output(name: str) -> None:
     assert_implied(HEADS[name], SMALL.shape(4), LENGTH, (0, 1, 7, 40, LENGTH - 1))
 
 
 @given(drawn=random_heads(), length=st.integers(1, 60), queries=st.sets(st.integers(0, 59), min_size=1, max_size=4))
-def test_weights_of_random_heads_give_the_answer(drawn: tuple[HeadSpec, Shape], length: int, queries: set[int]) -> None:
+def test_implied_weights_of_random_heads_reproduce_the_output(
+    drawn: tuple[HeadSpec, Shape], length: int, queries: set[int]
+) -> None:
     assert_implied(*drawn, length, tuple(sorted(query % length for query in queries)))
 
 
@@ -53,7 +55,7 @@ CHOSEN = {
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("name", CHOSEN)
-def test_values_that_memories_bring_beside_a_cache_that_chooses(name: str, backend: str) -> None:
+def test_learned_values_beside_a_sparse_cache_are_part_of_the_output(name: str, backend: str) -> None:
     """Their share is large. With a denominator shared with the cache, it is not the output for values of 0, for which the cache
     would keep other pairs.
     """

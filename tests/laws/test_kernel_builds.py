@@ -77,14 +77,14 @@ def _run(spec: HeadSpec, shape: Shape, documents: bool) -> None:
         cases.run(head, inputs.cut(slice(LENGTH - 1, LENGTH)), state, backend=FLA)
 
 
-def test_the_forms_are_those_of_the_law() -> None:
+def test_compiled_forms_equal_the_tested_forms() -> None:
     from tests.laws.test_kernel_forms import runs
 
     assert launched()[1] == {form.description for form in runs() if form.backend == FLA}
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_all_build(capability: int) -> None:
+def test_all_kernels_compile_within_shared_memory(capability: int) -> None:
     kernels = built(launched()[0].values(), [capability])
     assert len(kernels) >= 40
     assert all(kernel.shared <= SHARED for kernel in kernels)

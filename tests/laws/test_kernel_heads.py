@@ -61,7 +61,7 @@ def test_there_is_something_to_look_at() -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_documents_in_calls_are_the_definition(name: str) -> None:
+def test_documents_in_split_calls_match_the_definition(name: str) -> None:
     """Heads with the same forms with gradients are tested on a state with several tokens below."""
     spec, shape, backend, alike = PROGRAMS[name]
     split = () if shape.both_ways else (20,) if alike else (9, 20)
@@ -69,7 +69,7 @@ def test_documents_in_calls_are_the_definition(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gla", "gated-delta", "gdn2-hybrid", "rwkv7", "rglru-window"])
-def test_values_of_another_size_than_keys(name: str) -> None:
+def test_values_of_another_size_than_keys_match_the_definition(name: str) -> None:
     """Kernels of recurrences accept both sizes. Those of windows refuse."""
     spec = steady(next(iter(every_spec()[name].heads.values())))
     tokens, shape = documents_and_padding(), SHAPES["short values"]
@@ -78,7 +78,7 @@ def test_values_of_another_size_than_keys(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_GRADIENTS.values())
-def test_gradients_are_the_definitions(name: str) -> None:
+def test_gradients_match_the_definition(name: str) -> None:
     """The second call begins with a state that contains pairs of its document, so that gradients pass through it."""
     spec, shape, backend, _ = PROGRAMS[name]
     split = () if shape.both_ways else (12,)

@@ -40,7 +40,7 @@ def kernels(spec: HeadSpec) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["its mass beside a window's", "all pairs"])
-def test_gradients_are_the_definitions(name: str) -> None:
+def test_gradients_match_the_definition(name: str) -> None:
     head, named = PARTS[name]
     spec = complete(head)
     assert kernels(spec) == named
@@ -48,7 +48,7 @@ def test_gradients_are_the_definitions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pairs that fade", "all pairs", "a window"])
-def test_a_text_goes_on_behind_what_was_padding(name: str) -> None:
+def test_texts_continue_after_padding(name: str) -> None:
     """The pairs of the first call have gaps at different places in each row."""
     head, data = build_head(complete(PARTS[name][0]), SHAPE), inputs(SHAPE, 2, LENGTH)
     first, second = torch.arange(9), torch.arange(LENGTH - 9)
@@ -71,6 +71,6 @@ def test_a_text_goes_on_behind_what_was_padding(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pairs that fade", "all pairs"])
-def test_a_window_of_the_model_around_is_kept(name: str) -> None:
+def test_the_window_of_the_host_is_applied(name: str) -> None:
     spec, around = complete(PARTS[name][0]), replace(SHAPE, window=4)
     assert_on_kernels(spec, around, "fla", packed_tokens(), split=(9,))

@@ -53,12 +53,12 @@ def test_every_main_memory_has_a_kernel(name: str) -> None:
                 assert form.backend in {TRITON, FLA} or form.picks or kind in WITHOUT_KERNEL, (call, part_name, form.description)
 
 
-def test_the_only_kernels_of_pytorchs_own_are_those_of_its_attention() -> None:
+def test_the_only_pytorch_kernel_is_scaled_dot_product_attention() -> None:
     used = [of_memory for name in SHIPPED for of_memory in forms(name).values()]
     of_pytorch = {form.description for kind, form in used if form.backend == TORCH and kind not in WITHOUT_KERNEL}
     assert of_pytorch == {"scaled_dot_product_attention"}
 
 
-def test_where_documents_are_packed_their_bounds_take_the_place_of_a_mask() -> None:
+def test_packed_documents_use_a_kernel_with_document_bounds() -> None:
     assert [form.description for _, form in forms("softmax", documents=True).values()] == ["parallel_attn"]
     assert [form.description for _, form in forms("softmax").values()] == ["scaled_dot_product_attention"]

@@ -11,19 +11,19 @@ HEADS = every_head()
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_without_gradients_in_pieces(name: str) -> None:
+def test_pieces_without_gradients_equal_one_pass(name: str) -> None:
     assert_same(HEADS[name])
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_with_padding_and_documents(name: str) -> None:
+def test_pieces_with_padding_and_documents_equal_one_pass(name: str) -> None:
     assert_same(steady(HEADS[name]), documents=True, in_place=True)
 
 
 @pytest.mark.parametrize("name", ["memory: full", "memory: window"])
-def test_with_attention_sinks(name: str) -> None:
+def test_pieces_with_attention_sinks_equal_one_pass(name: str) -> None:
     assert_same(HEADS[name], sinks=True)
 
 
-def test_with_given_values() -> None:
+def test_pieces_with_final_values_equal_one_pass() -> None:
     assert_same(HEADS["memory: state"], value_is_final=True)

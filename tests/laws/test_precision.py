@@ -30,7 +30,7 @@ def test_errors_do_not_grow_with_position(name: str) -> None:
     assert_errors_do_not_grow(coarse(steady(spec)), shape)
 
 
-def test_a_frequency_that_is_rounded_would_be_found() -> None:
+def test_rounded_frequencies_fail_the_law() -> None:
     spec, shape = HEADS["value position: vapor"]
     head = build_head(spec, shape)
     narrow = copy.deepcopy(head).bfloat16()
@@ -43,7 +43,7 @@ def test_a_frequency_that_is_rounded_would_be_found() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind, gate in CATALOGUE["gate"].items() if "bias" in gate.model_fields])
-def test_what_a_slow_gate_lets_pass_of_4096_tokens(kind: str) -> None:
+def test_slow_gates_in_bfloat16_are_accurate_over_4096_tokens(kind: str) -> None:
     """A bias of 8.3, in bfloat16 8.3125, lets a state last for tens of thousands of tokens: log α adds up, and so do its errors."""
     part = CATALOGUE["gate"][kind].model_validate({"bias": 8.3})
     shape = replace(SMALL.shape(4), features=4, state_heads=4)

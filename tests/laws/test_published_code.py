@@ -103,7 +103,7 @@ MODULES: dict[str, tuple[str, Filled, list[str]]] = {
 
 @pytest.mark.parametrize("size", [0.01, 0.1, 1.0])
 @pytest.mark.parametrize("name", MODULES)
-def test_a_layer_of_transformers(name: str, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_equal_layers_of_transformers(name: str, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The layer has the head's parameters, biases of 0 if the head has none, and no output projection."""
     family, filled, overrides = MODULES[name]
     module = pytest.importorskip(f"transformers.models.{family}.modeling_{family}")
@@ -236,7 +236,7 @@ NAIVE = {
 
 
 @pytest.mark.parametrize("name", NAIVE)
-def test_the_recurrences_are_those_of_flash_linear_attention(name: str) -> None:
+def test_naive_recurrences_equal_flash_linear_attention(name: str) -> None:
     """The naive forms have their own scale of 1/√K."""
     pytest.importorskip("fla")
     naive = import_module(f"fla.ops.{name}.naive")

@@ -92,7 +92,7 @@ def test_the_page_lists_every_comparison() -> None:
 
 @pytest.mark.parametrize("size", [0.01, 0.1, 1.0])
 @pytest.mark.parametrize("name", SPECS)
-def test_a_spec_is_the_layer_that_it_names(name: str, size: float) -> None:
+def test_specs_equal_the_published_layers_that_they_name(name: str, size: float) -> None:
     resolved = small(name)
     assert resolved.heads.keys() == COMPARED[name].heads.keys()
     for key, reference in COMPARED[name].heads.items():

@@ -29,27 +29,27 @@ FEW_CALLS = [split for split in SPLITS if split != "one by one"]
         *in_turns(every_head_of_specs(), FEW_CALLS),
     ],
 )
-def test_any_split_is_the_whole(name: str, split: str) -> None:
+def test_any_split_equals_one_call(name: str, split: str) -> None:
     """This covers every part in every split, and every head of the shipped specs token by token and in one more split."""
     assert_split(HEADS[name], SMALL.shape(4), LENGTH, SPLITS[split])
 
 
 @pytest.mark.parametrize("name", [name for name, head in HEADS.items() if not follows_positions(head)])
-def test_positions_may_jump_where_a_call_begins(name: str) -> None:
+def test_positions_may_jump_at_the_start_of_a_call(name: str) -> None:
     """Positions jump before a call of several tokens, before a step of decode, and within a call."""
     assert_split(HEADS[name], SMALL.shape(4), 40, (13, 27, 28, 29), jumps=(13, 28, 34))
 
 
 @given(drawn=random_heads(), length=st.integers(2, 90), bounds=st.lists(st.integers(1, 89), max_size=6))
-def test_random_heads_split_anywhere(drawn: tuple[HeadSpec, Shape], length: int, bounds: list[int]) -> None:
+def test_any_split_of_random_heads_equals_one_call(drawn: tuple[HeadSpec, Shape], length: int, bounds: list[int]) -> None:
     assert_split(*drawn, length, tuple(bounds))
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_gradients_of_one_token_after_the_other_are_those_of_the_whole(name: str) -> None:
+def test_gradients_token_by_token_equal_those_of_one_call(name: str) -> None:
     assert_same_gradients(HEADS[name], SMALL.shape(4), 14, tuple(range(14)))
 
 
 @given(drawn=random_heads(), length=st.integers(2, 14))
-def test_random_heads_have_the_same_gradients_one_token_after_the_other(drawn: tuple[HeadSpec, Shape], length: int) -> None:
+def test_gradients_of_random_heads_token_by_token_equal_those_of_one_call(drawn: tuple[HeadSpec, Shape], length: int) -> None:
     assert_same_gradients(*drawn, length, tuple(range(length)))

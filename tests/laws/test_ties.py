@@ -46,7 +46,7 @@ def cache_of_five(keep: str, shape: str, position: str = "rope") -> Head:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", ["sliding", "terraced"])
 @pytest.mark.parametrize("keep", SCORES)
-def test_what_is_worth_the_same_stays_by_age(keep: str, shape: str, dtype: torch.dtype) -> None:
+def test_pairs_with_equal_scores_are_kept_by_age(keep: str, shape: str, dtype: torch.dtype) -> None:
     """For every split the same pairs stay, and the outputs equal one call."""
     head, data = cache_of_five(keep, shape).to(dtype), saying(TEXTS, dtype, seed=0)
     with torch.no_grad():
@@ -64,7 +64,7 @@ def test_what_is_worth_the_same_stays_by_age(keep: str, shape: str, dtype: torch
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("keep", [kind for kind in SCORES if kind not in {"recent", "random"}])
-def test_of_pairs_with_equal_numbers_the_older_stay(keep: str, dtype: torch.dtype) -> None:
+def test_older_pairs_are_kept_among_identical_pairs(keep: str, dtype: torch.dtype) -> None:
     """All tokens are one word and nothing is rotated, so all pairs have equal bits."""
     head, data = cache_of_five(keep, "sliding", position="none").to(dtype), saying(TEXTS[:1], dtype, seed=0)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def strictly(score: torch.Tensor, _: torch.Tensor, present: torch.Tensor, gone: 
 
 @pytest.mark.parametrize("shape", ["sliding", "terraced"])
 @pytest.mark.parametrize("keep", SCORES)
-def test_choices_are_those_of_a_strict_float64_order(keep: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_pairs_equal_those_of_a_strict_float64_order(keep: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """This covers over a thousand choices of random pairs in both dtypes. Some scores differ by less than one part in 1024."""
     head, data = cache_of_five(keep, shape).float(), inputs(SMALL.shape(4), 6, LENGTH, seed=5).to(torch.float32)
     with torch.no_grad():
@@ -108,7 +108,7 @@ def assert_splits_agree(head: Head, data: Inputs, splits: Sequence[tuple[int, ..
 
 @pytest.mark.parametrize("shape", ["sliding", "terraced"])
 @pytest.mark.parametrize("keep", SCORES)
-def test_random_splits_in_float32_choose_the_same(keep: str, shape: str) -> None:
+def test_random_splits_in_float32_keep_the_same_pairs(keep: str, shape: str) -> None:
     numbers = random.Random(1)
     splits = [tuple(numbers.sample(range(1, LENGTH), numbers.randint(1, 6))) for _ in range(4)]
     data = inputs(SMALL.shape(4), 4, LENGTH, seed=6).to(torch.float32)
@@ -116,7 +116,7 @@ def test_random_splits_in_float32_choose_the_same(keep: str, shape: str) -> None
 
 
 @pytest.mark.parametrize(("keep", "share"), [("self_recall", -0.02207802795721909), ("relative_recall", -0.25525200003417214)])
-def test_scores_that_are_a_512th_part_apart_are_not_equal(keep: str, share: float) -> None:
+def test_scores_that_differ_by_one_part_in_512_are_not_ties(keep: str, share: float) -> None:
     """One value is longer, so that two scores differ by exactly this share. With a tolerance of one part in 1024 for each score,
     rounding would decide whether they are equal, and splits would choose differently.
     """

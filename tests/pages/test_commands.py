@@ -31,7 +31,7 @@ def test_a_command_has_its_options_and_defaults(command: object) -> None:
     assert flags - expected <= {"--quiet", "--json"}
 
 
-def test_values_words_and_defaults() -> None:
+def test_values_choices_and_defaults_are_listed() -> None:
     rows = PAGE.splitlines()
     assert r"| `--stage transfer\|finetune\|all` | Stages of the recipe to run. | `all` |" in rows
     assert "| `--repeats REPEATS` | Timed passes over each prompt. | `5` |" in rows

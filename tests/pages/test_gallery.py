@@ -50,7 +50,7 @@ def test_the_gallery_is_up_to_date() -> None:
     assert sum(len(text.encode()) for text in files.values()) < MOST
 
 
-def test_each_spec_has_all_that_is_to_be_said_of_it() -> None:
+def test_each_spec_has_its_picture_text_and_figures() -> None:
     read = _Read()
     read.feed((GALLERY / "index.html").read_text(encoding="utf-8"))
     assert set(read.sections) == {name.replace("/", "-") for name in shipped_specs()}
@@ -65,7 +65,7 @@ def test_each_spec_has_all_that_is_to_be_said_of_it() -> None:
     assert "measured" not in read.sections["gla"]
 
 
-def test_the_page_takes_nothing_from_elsewhere() -> None:
+def test_the_page_loads_nothing_from_other_sites() -> None:
     read = _Read()
     read.feed((GALLERY / "index.html").read_text(encoding="utf-8"))
     assert all((GALLERY / source).is_file() for source in read.sources)

@@ -36,13 +36,13 @@ def kernel_row(name: str, own: float, without: float, alternative: float | None 
     return row | more
 
 
-def test_the_page_and_the_table_are_written_anew() -> None:
+def test_the_page_and_the_table_are_up_to_date() -> None:
     text = MEASUREMENTS.read_text(encoding="utf-8")
     assert measurements(text) == text, "make docs"
     assert build_measured_forms() == TABLE.read_text(encoding="utf-8"), "make docs"
 
 
-def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
+def test_missing_measurements_are_listed(tmp_path: Path) -> None:
     text = measurements(PAGE, tmp_path)
     assert text.startswith(f"before\n{BEGIN}")
     assert text.endswith(f"{END}after\n")
@@ -52,7 +52,7 @@ def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
     assert json.loads(build_measured_forms(tmp_path)) == {"rows": []}
 
 
-def test_kernels(tmp_path: Path) -> None:
+def test_kernels_are_compared_with_the_best_equal_alternative(tmp_path: Path) -> None:
     """The best alternative that computes the same decides; an alternative whose output differs is no figure."""
     rows = [
         kernel_row("good 1b forward 8192", 1e-3, 3e-3, 1.5e-3),
@@ -73,7 +73,7 @@ def test_kernels(tmp_path: Path) -> None:
     assert "| full 1b forward 8192 | out of memory |  |  |  |  |\n" in text
 
 
-def test_forms(tmp_path: Path) -> None:
+def test_forms_are_compared_with_heads_without_them(tmp_path: Path) -> None:
     """Forms are compared with their heads without them, and the smallest speed of several batches counts."""
     steps = [kernel_row(f"step 1b decode {batch}", 1e-3, 1e-3 * batch, call="decode", tokens=512, batch=batch) for batch in (2, 16)]
     wrong = kernel_row("wrong 1b forward 8192", 1e-3, 3e-3, apart={"without it": 0.3}, form="wrong")
@@ -114,6 +114,6 @@ def test_other_tables(tmp_path: Path) -> None:
     assert "| lora lola | out of memory |  |  |\n" in text
 
 
-def test_a_page_without_the_place_is_told() -> None:
+def test_pages_without_the_marker_are_refused() -> None:
     with pytest.raises(AssertionError, match="has lost"):
         measurements("no table here\n")

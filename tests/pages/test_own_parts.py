@@ -11,7 +11,7 @@ ROW = re.compile(r"^\| [^|`]+ \| `(\w+)`[^|]* in `([\w/]+)\.py`[^|]* \| ([^|]+) 
 ROLES = {"gate", "memory", "read", "score", "feature map", "convolution", "rate", "output"}
 
 
-def test_the_table_of_classes() -> None:
+def test_the_table_of_classes_is_up_to_date() -> None:
     rows = ROW.findall(PAGE)
     classes = [getattr(import_module(module.replace("/", ".")), name) for name, module, _ in rows]
     assert {part.role for part in classes} == ROLES

@@ -55,7 +55,7 @@ def assert_are(seen: list[Seen], weights: dict[str, Tensor], window: int) -> Non
 
 
 @pytest.mark.parametrize(("settings", "window"), [([], 65), (["--set", "head.memory.0.size=64"], 64)], ids=["code", "paper"])
-def test_every_layer_is_its_formula(compose: Compose, source: Path, settings: list[str], window: int) -> None:
+def test_every_layer_equals_its_formula(compose: Compose, source: Path, settings: list[str], window: int) -> None:
     result = compose("build", "published/liger-gla", "--from", source, "-o", "built", *settings)
     assert result.exit_code == 0, result.output
     assert "untrained" not in result.stdout, "it has no parameter of its own"
@@ -66,14 +66,14 @@ def test_every_layer_is_its_formula(compose: Compose, source: Path, settings: li
     assert_are(decoded(model, 70), weights, window)
 
 
-def test_nothing_is_copied(compose: Compose, source: Path) -> None:
+def test_all_weight_files_are_linked(compose: Compose, source: Path) -> None:
     report = json.loads(compose("build", "published/liger-gla", "--from", source, "-o", "built", "--json").stdout)
     assert [file["how"] for file in report["files"].values()] == ["linked"]
     assert not report["untrained"]
     assert {entry["kind"] for entry in report["plan"]["parameters"].values()} == {"inherited"}
 
 
-def test_a_tensor_more_is_none_of_it(compose: Compose, source: Path, tmp_path: Path) -> None:
+def test_students_with_additional_tensors_are_refused(compose: Compose, source: Path, tmp_path: Path) -> None:
     """Liger's students with their own gate have such tensors, and are not supported."""
     folder = llama(tmp_path / "other", **CONFIG)
     edit_config(folder, model_type="liger_gla")

@@ -46,7 +46,9 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("layout", [two_files, one_file])
-def test_every_layer_is_its_codes_formula(compose: Compose, source: Path, tmp_path: Path, layout: Callable[[Path], Any]) -> None:
+def test_every_layer_equals_the_published_code(
+    compose: Compose, source: Path, tmp_path: Path, layout: Callable[[Path], Any]
+) -> None:
     result = compose("build", SPEC, "--from", source, *options(layout(tmp_path)), *SETTINGS, "-o", "cats")
     assert result.exit_code == 0, result.output
     assert "untrained" not in result.stdout
@@ -59,7 +61,7 @@ def test_every_layer_is_its_codes_formula(compose: Compose, source: Path, tmp_pa
             torch.testing.assert_close(gave, formula(weights, maps(), layer, hidden), rtol=1e-9, atol=1e-9)
 
 
-def test_the_plan_and_the_record_say_where_everything_is_from(compose: Compose, source: Path, tmp_path: Path) -> None:
+def test_the_plan_and_the_record_have_the_origin_of_every_parameter(compose: Compose, source: Path, tmp_path: Path) -> None:
     files = two_files(tmp_path)
     arguments = ["build", SPEC, "--from", source, *options(files), *SETTINGS, "-o", "cats"]
     words = " ".join(compose(*arguments, "--dry-run").stdout.split())
@@ -80,7 +82,7 @@ def test_the_plan_and_the_record_say_where_everything_is_from(compose: Compose, 
     assert "`maps.pt` (SHA-256" in Path("cats/README.md").read_text()
 
 
-def test_lola_is_built_of_it_without_training(compose: Compose, source: Path, tmp_path: Path) -> None:
+def test_lola_is_built_from_lolcats_without_training(compose: Compose, source: Path, tmp_path: Path) -> None:
     assert compose("build", SPEC, "--from", source, *options(two_files(tmp_path)), *SETTINGS, "-o", "cats").exit_code == 0
     sizes = [*SETTINGS[:2], "--set=head.memory.1.size=8"]
     result = compose("build", "lola", "--from", "cats", "-o", "lola", *sizes)
@@ -103,7 +105,7 @@ def test_lola_is_built_of_it_without_training(compose: Compose, source: Path, tm
     assert (other - wanted).abs().max() > 1e-3
 
 
-def test_lola_of_the_maps_alone(compose: Compose, source: Path, tmp_path: Path) -> None:
+def test_maps_without_adapters_are_accepted_by_equal_heads(compose: Compose, source: Path, tmp_path: Path) -> None:
     """Any spec whose heads mean the same accepts them. Without adapters all source files are linked, and a note says so."""
     files = options([saved(tmp_path / "maps.pt", maps())])
     result = compose("build", "lola", "--from", source, *files, "--set=head.feature_map.dim=4", "-o", "lola")
@@ -115,7 +117,7 @@ def test_lola_of_the_maps_alone(compose: Compose, source: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_merged_is_rounded_once(compose: Compose, tmp_path: Path, dtype: str) -> None:
+def test_merged_weights_are_rounded_once(compose: Compose, tmp_path: Path, dtype: str) -> None:
     """W + α/r · B A of a bfloat16 source, with rows in several blocks or in one."""
     source = llama(tmp_path / "narrow", dtype="bfloat16", **CONFIG)
     arguments = ["build", SPEC, "--from", source, *options(two_files(tmp_path)), *SETTINGS, "--dtype", dtype]
@@ -129,7 +131,7 @@ def test_what_is_merged_is_rounded_once(compose: Compose, tmp_path: Path, dtype:
         )
 
 
-def test_adapters_on_some_projections(compose: Compose, source: Path, tmp_path: Path) -> None:
+def test_adapters_on_some_projections_are_merged(compose: Compose, source: Path, tmp_path: Path) -> None:
     files = options([saved(tmp_path / "model.pt", maps() | adapters("qv"))])
     refused = compose("build", SPEC, "--from", source, *files, *SETTINGS, "-o", "cats")
     assert refused.exit_code == 2

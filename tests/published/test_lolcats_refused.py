@@ -76,7 +76,7 @@ WRONG: dict[str, tuple[Callable[[State], None], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_does_not_fit_is_named(compose: Compose, source: Path, tmp_path: Path, case: str) -> None:
+def test_tensors_that_do_not_fit_are_named(compose: Compose, source: Path, tmp_path: Path, case: str) -> None:
     state = maps() | adapters()
     change, messages = WRONG[case]
     change(state)
@@ -174,13 +174,13 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_file_that_is_no_checkpoint(compose: Compose, source: Path, tmp_path: Path, case: str) -> None:
+def test_files_that_are_not_checkpoints_are_refused(compose: Compose, source: Path, tmp_path: Path, case: str) -> None:
     make, messages = HOSTILE[case]
     file = make(tmp_path)
     assert_refused(compose("build", SPEC, "--from", source, f"--lolcats={file}", *SETTINGS, "-o", "cats"), messages, tmp_path, file)
 
 
-def test_a_file_that_is_not_there(compose: Compose, source: Path, tmp_path: Path) -> None:
+def test_missing_files_are_refused(compose: Compose, source: Path, tmp_path: Path) -> None:
     result = compose("build", SPEC, "--from", source, "--lolcats=model.pt", *SETTINGS, "-o", "cats")
     assert_refused(result, ["model.pt cannot be read: No such file"], tmp_path)
 
@@ -203,12 +203,14 @@ def test_a_file_that_is_not_there(compose: Compose, source: Path, tmp_path: Path
         ("lola", SETTINGS[:1], ["8 adapters: their scale is in a recipe with `finetune"]),
     ],
 )
-def test_other_heads(compose: Compose, source: Path, tmp_path: Path, spec: str, settings: list[str], messages: list[str]) -> None:
+def test_specs_with_other_heads_are_refused(
+    compose: Compose, source: Path, tmp_path: Path, spec: str, settings: list[str], messages: list[str]
+) -> None:
     files = two_files(tmp_path)
     assert_refused(compose("build", spec, "--from", source, *options(files), *settings, "-o", "cats"), messages, tmp_path, *files)
 
 
-def test_they_stand_on_a_model_as_it_was_before(compose: Compose, source: Path, tmp_path: Path) -> None:
+def test_only_the_published_base_model_is_accepted(compose: Compose, source: Path, tmp_path: Path) -> None:
     files = two_files(tmp_path)
     assert compose("build", SPEC, "--from", source, *options(files), *SETTINGS, "-o", "cats").exit_code == 0
     again = compose("build", SPEC, "--from", "cats", *options(files), *SETTINGS, "-o", "again")
@@ -217,7 +219,7 @@ def test_they_stand_on_a_model_as_it_was_before(compose: Compose, source: Path, 
     assert_refused(fresh, ["name the source with --from"], tmp_path, *files, Path("cats"))
 
 
-def test_a_tensor_of_both_files(compose: Compose, source: Path, tmp_path: Path) -> None:
+def test_tensors_in_both_files_are_refused(compose: Compose, source: Path, tmp_path: Path) -> None:
     files = [*two_files(tmp_path), saved(tmp_path / "third.pt", {attention(0, QUERY): torch.zeros(4, 8, 4)})]
     result = compose("build", SPEC, "--from", source, *options(files), *SETTINGS, "-o", "cats")
     assert_refused(result, ["which one counts?", "maps.pt", "third.pt"], tmp_path, *files)

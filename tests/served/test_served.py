@@ -122,7 +122,7 @@ def test_kept_key_heads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["lolcats", "forgetting"])
-def test_texts_with_one_beginning(name: str, tmp_path: Path) -> None:
+def test_texts_with_a_common_prefix_match(name: str, tmp_path: Path) -> None:
     text = torch.randint(0, 507, (260,), generator=torch.Generator().manual_seed(2)).tolist()
     texts = [text[:length] for length in (200, 190, 220, 100, 260, 215, 20)]
     check(built(name, TEACHER, tmp_path / name), texts=texts, enable_prefix_caching=True)
@@ -140,7 +140,7 @@ def test_adapters_and_exports(tmp_path: Path) -> None:
     check(tmp_path / "export")
 
 
-def test_states_that_are_not_kept_show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_dropped_states_are_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = built("lolcats", TEACHER, tmp_path / "built")
     monkeypatch.setattr(Pages, "write", lambda *_: None)
     with pytest.raises(AssertionError, match="vLLM writes others"):
@@ -154,7 +154,7 @@ def test_states_that_are_not_kept_show(monkeypatch: pytest.MonkeyPatch, tmp_path
         ({"enable_lora": True}, "not served with --enable-lora: adapters are part of the folder"),
     ],
 )
-def test_what_is_refused(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_unsupported_models_are_refused(options: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
         check(built("lolcats", TEACHER, tmp_path / "built"), **options)
 
@@ -220,7 +220,7 @@ def test_two_hundred_requests_and_one_that_is_aborted(server: tuple[str, Path]) 
     assert len(set(map(tuple, wanted))) > len(wanted) / 2, "texts differ, so that another's would show"
 
 
-def test_a_conversation_in_pieces(server: tuple[str, Path]) -> None:
+def test_a_conversation_in_pieces_matches_one_request(server: tuple[str, Path]) -> None:
     messages = [{"role": "user", "content": "once upon a time"}]
     with post(server[0], "chat/completions", messages=messages) as answer:
         whole = json.load(answer)["choices"][0]["message"]["content"]

@@ -45,7 +45,7 @@ def by_head(part: FeatureMap, parameters: dict[str, Tensor], states: Tensor, sid
     [{}, {"bias": True, "skip": True}, {"dim": 3, "two_sided": True}, {"dim": 6, "bias": True, "two_sided": True}],
     ids=str,
 )
-def test_the_matrix_of_each_head(options: dict, share: str, per: str, convolved: bool, shape: Shape) -> None:
+def test_each_head_is_multiplied_by_its_matrix(options: dict, share: str, per: str, convolved: bool, shape: Shape) -> None:
     part = Relu.model_validate({"kind": "relu", "linear": True, "share": share, "per": per, **options})
     incoming = shape.heads if convolved else shape.key_heads
     parameters, query, key = drawn(part, shape), random(2, 3, shape.heads, 4), random(2, 3, incoming, 4)
@@ -57,7 +57,7 @@ def test_the_matrix_of_each_head(options: dict, share: str, per: str, convolved:
     assert part.features(shape) == key_features.shape[3]
 
 
-def test_who_owns_the_matrices() -> None:
+def test_matrices_have_the_shape_of_their_owners() -> None:
     def shapes(**choice: object) -> dict[str, tuple[int, ...]]:
         part = Relu.model_validate({"linear": True, **choice})
         return {name: fresh.shape for name, fresh in part.parameters(GROUPED).items()}
@@ -72,7 +72,7 @@ def test_who_owns_the_matrices() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"bias": True}, {"skip": True}, {"skip": True, "bias": True}, {"share": "qk"}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_at_the_start_the_matrix_changes_nothing(kind: str, options: dict) -> None:
+def test_the_matrix_starts_as_the_identity(kind: str, options: dict) -> None:
     part = FEATURE_MAPS[kind].model_validate({"linear": True, "per": "key_head", **options})
     plain = FEATURE_MAPS[kind].model_validate({"linear": False, "bias": False, "two_sided": part.two_sided})
     query, key = random(2, 3, 4, 4), random(2, 3, 2, 4)
@@ -81,14 +81,14 @@ def test_at_the_start_the_matrix_changes_nothing(kind: str, options: dict) -> No
 
 
 @pytest.mark.parametrize("dim", [2, 7])
-def test_another_dimension_starts_cut_or_filled_with_zeros(dim: int) -> None:
+def test_matrices_of_another_dimension_start_truncated_or_zero_padded(dim: int) -> None:
     part = Relu(linear=True, dim=dim)
     query = random(1, 2, 2, 4).abs()
     wanted = torch.cat((query, torch.zeros(1, 2, 2, 3)), dim=3)[..., :dim]
     close(part.map(started(part, ALIKE), query, query)[0], wanted)
 
 
-def test_a_random_start_keeps_the_size_of_a_unit_input() -> None:
+def test_random_matrices_keep_the_size_of_a_unit_input() -> None:
     part = Relu(linear=True, init="random", skip=True)
     weight = started(part, Shape(hidden_size=1, heads=8, key_heads=8, head_dim=64))["query_weight"]
     assert weight.std().item() == pytest.approx(1 / 8, rel=0.02)
@@ -96,7 +96,7 @@ def test_a_random_start_keeps_the_size_of_a_unit_input() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_positive_map_is_never_negative_and_the_other_can_be(kind: str) -> None:
+def test_only_maps_declared_positive_have_no_negative_features(kind: str) -> None:
     part = FEATURE_MAPS[kind]()
     inputs = torch.linspace(-30, 30, 601, dtype=torch.float64).view(1, 1, -1, 1) * random(1, 1, 1, 6)
     assert bool((part.activate(inputs) >= 0).all()) is part.positive
@@ -104,7 +104,7 @@ def test_a_positive_map_is_never_negative_and_the_other_can_be(kind: str) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"linear": True, "two_sided": True}], ids=str)
-def test_the_logarithm_is_that_of_the_features(kind: str, options: dict) -> None:
+def test_log_features_equal_the_logarithm_of_the_features(kind: str, options: dict) -> None:
     part = FEATURE_MAPS[kind].model_validate(options)
     if not part.exponential:
         with pytest.raises(NotImplementedError):
@@ -118,7 +118,7 @@ def test_the_logarithm_is_that_of_the_features(kind: str, options: dict) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_half_precision_is_mapped_in_float32(kind: str) -> None:
+def test_half_precision_inputs_are_mapped_in_float32(kind: str) -> None:
     part = FEATURE_MAPS[kind]()
     parameters, query, key = drawn(part, GROUPED), random(1, 2, 4, 4), random(1, 2, 2, 4)
     half = {name: tensor.bfloat16() for name, tensor in parameters.items()}
@@ -140,7 +140,7 @@ def test_gradients(kind: str) -> None:
     assert_derivatives(run, tensors)
 
 
-def test_options_of_the_matrix_need_one() -> None:
+def test_options_of_the_matrix_need_a_matrix() -> None:
     for options in ({"dim": 4}, {"bias": True}, {"skip": True}, {"share": "qk"}, {"per": "key_head"}, {"init": "random"}):
         with pytest.raises(ValidationError, match=f"{next(iter(options))} .*set linear: true or leave"):
             Relu.model_validate(options)
@@ -148,7 +148,7 @@ def test_options_of_the_matrix_need_one() -> None:
     assert Relu(two_sided=True).features(GROUPED) == 8
 
 
-def test_a_resolved_map_says_its_dimension() -> None:
+def test_with_dim_sets_the_dimension_of_a_map_with_a_matrix() -> None:
     assert Relu(linear=True).with_dim(GROUPED).dim == 4
     assert Relu(linear=True, dim=7).with_dim(GROUPED).dim == 7
     assert Relu().with_dim(GROUPED).dim is None

@@ -16,7 +16,7 @@ def test_it_is_its_formula() -> None:
     close(single.map(started(single, ALIKE), x, x)[1], torch.exp(x))
 
 
-def test_logarithms_have_no_range() -> None:
+def test_log_features_are_exact_where_exp_overflows() -> None:
     part, x = Exponential(), 500 * random(1, 3, 2, 4, dtype=torch.float32)
     _, key = part.map(started(part, ALIKE, torch.float32), x, x, scale="logarithm")
     assert torch.equal(key, torch.cat((x, -x), dim=-1))

@@ -21,7 +21,7 @@ def test_it_is_its_formula() -> None:
             close(key[0, token, head], wanted)
 
 
-def test_one_side_sums_to_1() -> None:
+def test_features_of_each_side_sum_to_1() -> None:
     features = Hedgehog().activate(10 * random(5, 8))
     close(features.sum(-1), torch.ones(5))
 
@@ -34,7 +34,7 @@ def test_no_feature_is_below_the_floor(floor: float) -> None:
     close(features.double(), wanted.clamp(min=floor), 1e-6)
 
 
-def test_the_floor_stays_in_float32() -> None:
+def test_the_floor_is_applied_in_float32() -> None:
     # Its square is the smallest product of a query and a key.
     Hedgehog(floor=1e-18)
     for wrong in (0.0, 1e-20, 1.0):
@@ -43,7 +43,7 @@ def test_the_floor_stays_in_float32() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0])
-def test_gradients_of_two_sides(scale: float) -> None:
+def test_gradients_of_two_sides_match_numerical_gradients(scale: float) -> None:
     """Gradients are right with floored features, which have no gradient, and without them."""
     part, inputs = Hedgehog(dim=5, floor=1e-9), scale * random(2, 3, 2, 5)
     assert bool((inputs.softmax(-1) < 1e-9).any()) == (scale > 1)

@@ -12,7 +12,7 @@ def test_it_is_its_formula() -> None:
     assert Relu().activate(torch.tensor([-2.0, -0.0, 0.0, 3.5])).tolist() == [0.0, 0.0, 0.0, 3.5]
 
 
-def test_two_sides_hold_the_input() -> None:
+def test_two_sides_preserve_the_input() -> None:
     x = random(1, 3, 2, 4)
     features, _ = Relu(two_sided=True).map({}, x, x)
     assert torch.equal(features[..., :4] - features[..., 4:], x)

@@ -56,7 +56,7 @@ def packed(length: int) -> Tokens:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_heads_are_as_defined(variant: str) -> None:
+def test_heads_match_their_definition(variant: str) -> None:
     """Heads match their definition across the end of a block and from the state of an earlier call."""
     head = LAWCAT | VARIANTS[variant]
     assert_defined(head, GROUPED, 69, parts=parts_of(head), bounds=(2,))
@@ -67,13 +67,13 @@ def test_documents_do_not_see_each_other() -> None:
     assert_defined(LAWCAT, GROUPED, 11, parts=PARTS, rows=2, tokens=packed(11), bounds=(5, 6))
 
 
-def test_padding_is_nobodys_past() -> None:
+def test_padding_does_not_reach_later_tokens() -> None:
     position = torch.arange(9).expand(2, -1)
     tokens = Tokens(position, valid=position < torch.tensor([[9], [4]]))
     assert_defined(LAWCAT, GROUPED, 9, parts=PARTS, rows=2, tokens=tokens)
 
 
-def test_tokens_one_by_one() -> None:
+def test_one_token_at_a_time_matches_the_definition() -> None:
     assert_defined(LAWCAT, GROUPED, 6, parts=PARTS, bounds=tuple(range(1, 6)), one_token=True)
 
 
@@ -82,12 +82,12 @@ def forms(head: dict[str, Any]) -> dict[str, str]:
     return {lowered_part.part: lowered_part.form for lowered_part in lowered_parts}
 
 
-def test_what_turns_in_between_keeps_it_away() -> None:
+def test_rope_between_convolution_and_map_prevents_the_pattern() -> None:
     assert not forms(LAWCAT | {"position": "rope"})["conv"].startswith(SAYS)
     assert forms(LAWCAT)["conv"].startswith(SAYS)
 
 
-def test_where_it_does_not_fit_it_says_so() -> None:
+def test_settings_that_do_not_fit_have_a_reason() -> None:
     on_gpu = Setting(device="cuda", shape=GROUPED)
 
     def reason_of(conv: dict[str, Any], features: dict[str, Any]) -> str:
@@ -103,7 +103,7 @@ def test_where_it_does_not_fit_it_says_so() -> None:
     assert "256 columns" in reason_of({}, {"dim": 300})
 
 
-def test_what_it_refuses_is_computed_by_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_separate_forms_run_if_the_kernel_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     module, data, call = built_head(complete(LAWCAT), GROUPED).float(), inputs(GROUPED, 1, 9).to(torch.float32), Kernel.__call__
 
     def refused(kernel: Kernel, *arguments: Any, **options: Any) -> Any:
@@ -119,7 +119,7 @@ def test_what_it_refuses_is_computed_by_each(monkeypatch: pytest.MonkeyPatch) ->
     assert_close(actual, expected)
 
 
-def test_it_is_built_without_a_gpu() -> None:
+def test_the_kernels_compile_without_a_gpu() -> None:
     """The kernels compile at the sizes of Llama 3.2 1B and 3.1 8B."""
     builds = []
     for dim in (64, 128):

@@ -30,7 +30,7 @@ CASES: list[tuple[dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(("options", "incoming"), CASES, ids=["plain", "bias, shared keys", "skip, floor", "one side"])
-def test_features_and_gradients_are_the_definitions(options: dict[str, Any], incoming: int) -> None:
+def test_features_and_gradients_match_the_definition(options: dict[str, Any], incoming: int) -> None:
     shape = Shape(hidden_size=6, heads=2, key_heads=incoming, **FEW)
     part = Hedgehog(**options).with_dim(shape)
     drawn_parameters, x = drawn(part, shape), torch.randn(1, 70, incoming, 6, dtype=torch.float64)
@@ -61,12 +61,12 @@ def test_features_and_gradients_are_the_definitions(options: dict[str, Any], inc
     [([{"kind": "state"}], GROUPED), ([{"kind": "delta"}], ALIKE)],
     ids=["as they are", "of length 1"],
 )
-def test_heads_take_them(memory: list[Any], shape: Shape) -> None:
+def test_heads_use_the_kernel(memory: list[Any], shape: Shape) -> None:
     head = {"position": "rope", "feature_map": {"kind": "hedgehog", "dim": 6}, "memory": memory}
     assert_defined(head, shape, 9, parts={f"{memory[0]['kind']}_features": SAYS})
 
 
-def test_keys_that_it_refuses_are_mapped_as_defined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_keys_are_mapped_by_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the kernel refuses the keys, they are mapped by the definition although the features of the queries are already
     computed.
     """
@@ -103,7 +103,7 @@ def test_where_it_does_not_fit_it_says_so() -> None:
     assert defined.obstacle(on_gpu) is None
 
 
-def test_it_is_built_without_a_gpu() -> None:
+def test_the_kernels_compile_without_a_gpu() -> None:
     constants = {"H": 32, "N": 8, "OWN": 32, "D": 64, "C": 64, "BLOCK": 64, "DB": 64, "CB": 64, "SKIP": False, "SIDES": 2}
     constants |= {"PRECISION": "tf32", "bias": None}
     of_model = {"x": "*bf16", "weight": "*bf16", "rows": "i32", "floor": "fp32"}

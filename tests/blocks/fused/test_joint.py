@@ -42,7 +42,7 @@ def of_both(sizes: Any) -> dict[str, Any]:
     }
 
 
-def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_kernels_compile_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     """The kernels compile for LoLCATs on Llama 3.2 1B: heads of 64, 128 features, with a decay per feature and per head."""
     sizes = joint._Sizes(1, (32, 8, 32), (64, 128), (64,) * 5, 1, 64, False, torch.bfloat16)
     optional = dict.fromkeys(("decay", "clocks", "decay_now", "clocks_now", "evicted", "start"))

@@ -35,24 +35,24 @@ HEADS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("shape", [GROUPED, ALIKE], ids=["shared heads", "heads of 12"])
 @pytest.mark.parametrize("name", HEADS)
-def test_heads_and_gradients_are_the_definitions(name: str, shape: Shape) -> None:
+def test_heads_and_gradients_match_the_definition(name: str, shape: Shape) -> None:
     """Heads match in two calls. The second call starts with pairs in the window."""
     assert_defined(HEADS[name], shape, LENGTH, rows=2, parts={"window": SAYS}, bounds=(9,))
 
 
 @pytest.mark.parametrize("tokens", [packed_tokens(), padded_tokens()], ids=["documents", "padding"])
 @pytest.mark.parametrize("name", HEADS)
-def test_documents_and_padding_are_kept_apart(name: str, tokens: Tokens) -> None:
+def test_documents_are_separate_and_padding_is_masked(name: str, tokens: Tokens) -> None:
     assert_defined(HEADS[name], GROUPED, LENGTH, rows=2, tokens=tokens, parts={"window": SAYS}, bounds=(9,))
 
 
-def test_several_blocks_of_queries_go_over_several_blocks_of_pairs() -> None:
+def test_several_blocks_of_queries_and_pairs_match_the_definition() -> None:
     head = HEADS["the first pairs above it"]
     long = {**head, "memory": [head["memory"][0], {"kind": "window", "size": 70, "evict": "drop"}]}
     assert_defined(long, GROUPED, 150, parts={"window": SAYS})
 
 
-def test_what_sees_nothing_answers_nothing_and_has_no_gradient() -> None:
+def test_queries_without_pairs_have_zero_output_and_gradient() -> None:
     query, key, value = (torch.randn(1, 3, 2, 8, generator=torch.Generator().manual_seed(0), requires_grad=True) for _ in range(3))
     position, first = torch.tensor([[0, 1, -1]]), torch.tensor([[0, 1, 2]])
     output, lse = window.with_mass(query, key, value, position, first, 1)
@@ -82,7 +82,7 @@ def test_it_says_what_it_cannot_serve(setting: dict[str, Any], message: str) -> 
     assert message in reason
 
 
-def test_where_nobody_asks_for_the_mass_a_kernel_without_one_is_taken() -> None:
+def test_a_kernel_without_mass_is_preferred_if_no_read_needs_the_mass() -> None:
     beside = Form("fla", "another", lambda: None, lambda setting: "gaps" if setting.sifted else None)
     assert triton_forms.obstacle(Setting(), beside) is None
     assert triton_forms.obstacle(Setting(needs_mass=False, sifted=True), beside) is None
@@ -92,7 +92,7 @@ def test_where_nobody_asks_for_the_mass_a_kernel_without_one_is_taken() -> None:
     assert triton_forms.obstacle(Setting(needs_mass=False), beside) == "no read needs the mass, and another runs without it"
 
 
-def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_kernels_compile_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     """The kernels compile for 32 query heads of 128 that share 8 key heads, as in Llama 3.1 8B."""
     constants = window.constants_of(torch.bfloat16, 32, 8, 128) | {"ROWS": window.ROWS}
     assert_they_are_built(window, ("compute_output", "of_queries", "of_pairs"), constants, capsys)

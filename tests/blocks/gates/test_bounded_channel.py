@@ -30,14 +30,14 @@ def test_it_is_its_formula(per: str, state_heads: int) -> None:
         assert decay[batch, token, head, feature].item() == pytest.approx(wanted, rel=1e-9)
 
 
-def test_its_parameters_and_operations() -> None:
+def test_parameters_and_operation_count() -> None:
     parameters = {name: fresh.shape for name, fresh in BoundedChannel(rank=2, per="key_head").parameters(SHAPE).items()}
     assert parameters == {"down": (2, 6), "up": (6, 2), "bias": (6,)}
     assert started(BoundedChannel(bias=1.5), SHAPE)["bias"].tolist() == [1.5] * 12
     assert BoundedChannel(rank=2).flops(SHAPE, 9) == 2 * 2 * (6 + 12)
 
 
-def test_a_token_leaves_at_least_what_rwkv7_leaves() -> None:
+def test_decays_are_at_least_those_of_rwkv7() -> None:
     """A decay is at least 0.545, as in RWKV-7, for any logit."""
     parameters = {name: 100 * tensor for name, tensor in drawn(BoundedChannel(), SHAPE, torch.bfloat16).items()}
     decay = BoundedChannel().log_decay(parameters, 100 * random(1, 40, 6, dtype=torch.bfloat16), SHAPE)

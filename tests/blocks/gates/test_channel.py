@@ -31,7 +31,7 @@ def test_it_is_its_formula(rank: int | str, per: str, state_heads: int) -> None:
         assert decay[batch, token, head, feature].item() == pytest.approx(math.log(survives), rel=1e-9)
 
 
-def test_its_parameters() -> None:
+def test_parameter_shapes() -> None:
     def shapes(**choice: object) -> dict[str, tuple[int, ...]]:
         return {name: fresh.shape for name, fresh in PerChannel.model_validate(choice).parameters(SHAPE).items()}
 
@@ -41,7 +41,7 @@ def test_its_parameters() -> None:
     assert started(PerChannel(bias=4.0), SHAPE)["bias"].tolist() == [4.0] * 12
 
 
-def test_heads_of_the_state() -> None:
+def test_key_heads_of_the_state() -> None:
     assert PerChannel().key_heads(SHAPE, 2) == 4
     assert PerChannel(per="key_head").key_heads(SHAPE, 2) == 2
     assert PerChannel(per="key_head").key_heads(SHAPE, 4) == 4

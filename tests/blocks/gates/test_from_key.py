@@ -30,7 +30,7 @@ def test_it_is_its_formula(features: int, state_heads: int) -> None:
         assert decay[batch, token, head, feature].item() == pytest.approx(math.log(survives), rel=1e-9)
 
 
-def test_it_has_no_parameter_and_the_heads_that_come_in() -> None:
+def test_the_gate_has_no_parameters_and_keeps_the_number_of_heads() -> None:
     assert FromKey().parameters(shape_of(3, 2)) == {}
     assert [FromKey().key_heads(shape_of(3, 2), heads) for heads in (2, 4)] == [2, 4]
 
@@ -55,7 +55,7 @@ HEAD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("more", [{}, {"conv": "causal"}], ids=["rotary positions", "a convolution too"])
-def test_it_reads_the_key_neither_turned_nor_convolved(more: dict[str, Any]) -> None:
+def test_the_gate_reads_keys_before_rotation_and_convolution(more: dict[str, Any]) -> None:
     """The gate reads the key before rotation and convolution. The state after a token with zero features shows its decay."""
     shape = SMALL.shape(4)
     head = build_head(complete(HEAD | more), shape)
@@ -69,6 +69,6 @@ def test_it_reads_the_key_neither_turned_nor_convolved(more: dict[str, Any]) -> 
     torch.testing.assert_close(after["state.state"], wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_a_map_whose_features_are_no_coordinates_is_refused() -> None:
+def test_feature_maps_of_another_dimension_are_refused() -> None:
     with pytest.raises(SpecError, match=r"each of a key's 8 coordinates, and the feature map has 12 features"):
         complete(HEAD | {"feature_map": {"kind": "hedgehog", "dim": 6}})

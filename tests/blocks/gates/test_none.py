@@ -11,7 +11,7 @@ from blocks.legend import Shape
 SHAPE = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, features=3, state_heads=2)
 
 
-def test_it_decays_nothing() -> None:
+def test_no_gate_has_no_decay_and_no_cost() -> None:
     gate = NoGate()
     assert gate.log_decay({}, torch.zeros(1, 2, 6), SHAPE) is None
     assert gate.parameters(SHAPE) == {}
@@ -19,5 +19,5 @@ def test_it_decays_nothing() -> None:
     assert gate.flops(SHAPE, 9) == 0
 
 
-def test_it_alone_says_so() -> None:
+def test_only_the_gate_none_has_rank_none() -> None:
     assert [kind for kind, gate in GATES.items() if gate.rank_of_decay == "none"] == ["none"]

@@ -12,12 +12,12 @@ from blocks.legend import Shape
 from tests.blocks.support import random
 
 
-def test_eight_heads_halve_and_sixteen_take_the_root_of_that() -> None:
+def test_slopes_of_8_and_16_heads_are_geometric() -> None:
     assert slopes_of(8) == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
     assert slopes_of(16) == pytest.approx([2 ** (-head / 2) for head in range(1, 17)])
 
 
-def test_other_numbers_of_heads_take_every_second_of_the_larger_power() -> None:
+def test_slopes_of_other_head_counts_interpolate_as_in_alibi() -> None:
     assert slopes_of(12) == pytest.approx([*slopes_of(8), *slopes_of(16)[0:8:2]])
     assert slopes_of(3) == pytest.approx([1 / 16, 1 / 256, 1 / 4])
     assert slopes_of(1) == [1 / 256]
@@ -31,7 +31,7 @@ def test_every_token_decays_alike() -> None:
     assert not Slopes().parameters(shape)
 
 
-def test_slopes_count_query_heads_unless_key_heads_are_asked_for() -> None:
+def test_key_heads_equal_query_heads_by_default() -> None:
     shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, features=3, state_heads=2)
     assert (Slopes().key_heads(shape, 2), Slopes(per="key_head").key_heads(shape, 2)) == (4, 2)
     decay = Slopes(per="key_head").log_decay({}, random(1, 1, 6), shape)

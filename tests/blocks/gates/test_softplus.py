@@ -18,7 +18,7 @@ SHAPE = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, features=3, state
 
 
 @pytest.mark.parametrize("per", ["query_head", "key_head"])
-def test_of_heads_it_is_its_formula(per: Any) -> None:
+def test_decay_by_head_equals_its_formula(per: Any) -> None:
     gate = Softplus(per=per)
     own = 4 if per == "query_head" else 2
     parameters, hidden = drawn(gate, SHAPE), random(2, 5, 6)
@@ -33,7 +33,7 @@ def test_of_heads_it_is_its_formula(per: Any) -> None:
 
 @pytest.mark.parametrize("rank", [2, "full"])
 @pytest.mark.parametrize("per", ["query_head", "key_head"])
-def test_of_features_it_is_its_formula(per: Any, rank: Any) -> None:
+def test_decay_by_feature_equals_its_formula(per: Any, rank: Any) -> None:
     gate = SoftplusChannel(per=per, rank=rank)
     own = 4 if per == "query_head" else 2
     parameters, hidden = drawn(gate, SHAPE), random(1, 3, 6)
@@ -47,7 +47,7 @@ def test_of_features_it_is_its_formula(per: Any, rank: Any) -> None:
         assert decay[0, token, head, feature].item() == pytest.approx(wanted, rel=1e-9)
 
 
-def test_the_decay_of_features_is_that_of_flash_linear_attention() -> None:
+def test_decay_by_feature_equals_flash_linear_attention() -> None:
     kda = pytest.importorskip("fla.ops.kda.gate")
     gate, hidden = SoftplusChannel(rank="full"), random(1, 3, 6)
     parameters = drawn(gate, SHAPE)
@@ -57,7 +57,7 @@ def test_the_decay_of_features_is_that_of_flash_linear_attention() -> None:
 
 
 @pytest.mark.parametrize("gate", [Softplus(fastest=8.0), SoftplusChannel(fastest=8.0)], ids=lambda gate: gate.kind)
-def test_how_it_starts(gate: Any) -> None:
+def test_rates_and_steps_start_in_their_ranges(gate: Any) -> None:
     shape = Shape(hidden_size=6, heads=400, key_heads=200, head_dim=4, features=3, state_heads=400)
     parameters = started(gate, shape)
     rate, step = parameters["rate"].exp(), torch.nn.functional.softplus(parameters["bias"])
@@ -71,7 +71,7 @@ def test_how_it_starts(gate: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [Softplus, SoftplusChannel])
-def test_it_may_start_from_a_rate_of_0(kind: Any) -> None:
+def test_rates_may_start_from_0(kind: Any) -> None:
     shape = Shape(hidden_size=6, heads=4000, key_heads=4000, head_dim=4, features=1, state_heads=4000)
     rate = started(kind(slowest=0.0), shape)["rate"].exp()
     assert (rate < 1).float().mean().item() == pytest.approx(1 / 16, rel=0.2)
@@ -97,7 +97,7 @@ def test_published_layers_start_as_in_their_code(spec: str, slowest: float) -> N
     assert (gate.slowest, gate.fastest) == (slowest, 16.0)
 
 
-def test_parameters_and_operations() -> None:
+def test_parameters_and_operation_count() -> None:
     assert {name: fresh.shape for name, fresh in Softplus(per="key_head").parameters(SHAPE).items()} == {
         "weight": (2, 6), "bias": (2,), "rate": (2,)
     }  # fmt: skip

@@ -25,18 +25,18 @@ def test_a_learned_weight_starts_at_a_tenth() -> None:
 
 
 @pytest.mark.parametrize("share", [1e-6, 0.3, 0.5, 0.999])
-def test_a_fixed_weight_is_what_it_says(share: float) -> None:
+def test_a_fixed_weight_is_the_sigmoid_of_its_logit(share: float) -> None:
     logit = Window(weight=share).logit({}, INPUTS, 4)
     assert logit.sigmoid().tolist() == pytest.approx([share] * 4, rel=1e-12)
     assert Window(weight=share).parameters(GROUPED) == {}
 
 
-def test_no_weight_is_no_logit() -> None:
+def test_memories_without_weight_have_no_logit() -> None:
     assert Window().weighing(GROUPED) is None
     assert Window(weight=0.3).weighing(GROUPED) is not None
 
 
-def test_a_weight_is_weighed_in_float32() -> None:
+def test_weights_are_computed_in_float32() -> None:
     for memory in (Window(weight="learned"), Window(weight="token"), Window(weight=0.3)):
         half = {name: tensor.bfloat16() for name, tensor in started(memory, GROUPED).items()}
         logit = memory.logit(half, INPUTS.bfloat16(), 4)
@@ -51,13 +51,13 @@ def test_a_weight_of_the_token_is_linear_in_its_hidden_state() -> None:
         close(logit[batch, token, head], (parameters["weight"][head] * hidden[batch, token]).sum())
 
 
-def test_what_no_weight_can_be() -> None:
+def test_invalid_weights_are_refused() -> None:
     for wrong in (0.0, 1.0, -0.1, math.nan, "fixed"):
         with pytest.raises(ValidationError):
             Window.model_validate({"weight": wrong})
 
 
-def test_a_name_is_a_plain_word() -> None:
+def test_names_are_identifiers_in_lower_case() -> None:
     assert Window(name="near_2").name == "near_2"
     for wrong in ("", "2", "a.b", "A", "a-b"):
         with pytest.raises(ValidationError):
@@ -65,7 +65,7 @@ def test_a_name_is_a_plain_word() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(MEMORIES))
-def test_every_memory_has_a_mass_unless_it_says_otherwise(kind: str) -> None:
+def test_only_listed_memories_have_no_mass(kind: str) -> None:
     part = MEMORIES[kind]()
     assert isinstance(part, Memory)
     assert part.has_mass() is (kind not in {"delta", "gdn2", "latents", "mesa", "rwkv7"})

@@ -26,7 +26,7 @@ def of_one_head_together(tensor: torch.Tensor) -> bool:
     return tensor.transpose(1, 2).is_contiguous()
 
 
-def test_a_layout_changes_nothing() -> None:
+def test_the_layout_by_heads_selects_the_same_entries() -> None:
     first, later = held(6), held(2)
     index = torch.stack([torch.randperm(8)[:5] for _ in range(6)]).view(2, 3, 5).transpose(1, 2)
     every = {name: concatenate_by_heads(by_heads(entries), later[name]) for name, entries in first.items()}
@@ -40,7 +40,9 @@ def test_a_layout_changes_nothing() -> None:
 
 @pytest.mark.parametrize("documents", [False, True])
 @given(size=st.integers(0, 4), max_per_token=st.integers(1, 3), groups=st.integers(1, 4), seed=st.integers(0, 2**31))
-def test_a_pair_is_seen_from_fall_to_fall(documents: bool, size: int, max_per_token: int, groups: int, seed: int) -> None:
+def test_pairs_are_visible_between_arrival_and_eviction(
+    documents: bool, size: int, max_per_token: int, groups: int, seed: int
+) -> None:
     """A pair counts for a token if it has entered by the token's column, was not evicted again, and belongs to its document."""
     torch.manual_seed(seed)
     entries, length = size + max_per_token * groups, max_per_token * groups

@@ -104,7 +104,7 @@ def drawn(shape: Shape, gated: bool, *, key_heads: int = 0, rates: int = 0, segm
 @pytest.mark.parametrize(
     "heads", [(SHAPE, 4, 4), (SHAPE, 2, 1), (SHARED, 2, 2), (SHARED, 2, 1)], ids=["own", "keys", "shared", "rate"]
 )
-def test_it_is_the_loop(heads: tuple[Shape, int, int], gated: bool, segment: bool, form: str) -> None:
+def test_outputs_and_state_equal_the_loop(heads: tuple[Shape, int, int], gated: bool, segment: bool, form: str) -> None:
     shape, key_heads, rates = heads
     inputs = drawn(shape, gated, key_heads=key_heads, rates=rates, segment=segment)
     for got, wanted in zip(inputs.recalled(form), inputs.by_hand(), strict=True):
@@ -112,7 +112,7 @@ def test_it_is_the_loop(heads: tuple[Shape, int, int], gated: bool, segment: boo
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_its_answer_may_be_over_the_root_of_the_features(form: str) -> None:
+def test_scaled_outputs_are_divided_by_the_root_of_the_features(form: str) -> None:
     """The scale holds for several tokens, for one token, and for the predictions that a cache above reads."""
     inputs = drawn(SHAPE, gated=True)
     query, key = Identity().map({}, inputs.query, inputs.key, scale=UnitLength())
@@ -127,7 +127,7 @@ def test_its_answer_may_be_over_the_root_of_the_features(form: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1e-4, 1e-2, 1.0])
-def test_lengths_may_have_an_epsilon(size: float) -> None:
+def test_epsilon_is_added_to_lengths_of_features(size: float) -> None:
     """An epsilon may be added to the lengths of features, and of features given as logarithms."""
     states = size * random(2, 3, 4, 5)
     wanted = states / (states.square().sum(-1, keepdim=True) + 1e-6).sqrt()
@@ -141,7 +141,7 @@ def test_lengths_may_have_an_epsilon(size: float) -> None:
     )
 
 
-def test_features_of_0_write_and_read_nothing_with_an_epsilon_or_without() -> None:
+def test_zero_features_write_and_read_nothing_for_any_epsilon() -> None:
     nothing = torch.zeros(1, 1, 4, 5, dtype=torch.float64)
     for epsilon in (0.0, 1e-6):
         assert not Identity().map({}, nothing, nothing, scale=UnitLength(epsilon))[0].any()
@@ -152,7 +152,7 @@ def test_features_of_0_write_and_read_nothing_with_an_epsilon_or_without() -> No
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
-def test_any_split_is_the_whole(gated: bool, form: str) -> None:
+def test_any_split_equals_one_call(gated: bool, form: str) -> None:
     inputs = drawn(SHAPE, gated, segment=True)
     wanted, last = inputs.recalled(form)
     for bounds in ([0, 4, 9], [0, 1, 2, 8, 9], list(range(10))):
@@ -167,7 +167,7 @@ def test_any_split_is_the_whole(gated: bool, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gradients_are_the_loops(form: str) -> None:
+def test_gradients_equal_those_of_the_loop(form: str) -> None:
     inputs = drawn(SHAPE, gated=True, segment=True)
     assert inputs.decay is not None
     leaves = [tensor.requires_grad_() for tensor in (inputs.query, inputs.key, inputs.value, inputs.rate, inputs.decay)]
@@ -193,7 +193,7 @@ def predict(keys: Tensor, state: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_recalls_as_many_orthonormal_keys_as_it_has_features(form: str) -> None:
+def test_orthonormal_keys_are_recalled_up_to_the_number_of_features(form: str) -> None:
     keys, values = torch.linalg.qr(random(8, 8)).Q, random(9, 3)
     state, _ = stored(keys, values[:8], form)
     close(predict(keys, state), values[:8])
@@ -205,7 +205,7 @@ def test_it_recalls_as_many_orthonormal_keys_as_it_has_features(form: str) -> No
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_rate_is_how_much_of_what_a_key_finds_is_replaced(form: str) -> None:
+def test_the_rate_is_the_replaced_share_of_the_old_value(form: str) -> None:
     """For a repeated key, a rate of 1 replaces the old value, 1/2 replaces half of it, and 2 reverses its sign."""
     key, values = torch.nn.functional.normalize(random(1, 8), dim=-1), random(2, 3)
     for rate, wanted in ((1.0, values[1]), (0.5, values[0] / 4 + values[1] / 2), (2.0, 2 * values[1] - 2 * values[0])):
@@ -216,7 +216,7 @@ def test_the_rate_is_how_much_of_what_a_key_finds_is_replaced(form: str) -> None
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_features_of_nothing_write_and_read_nothing(form: str) -> None:
+def test_zero_features_write_and_read_nothing(form: str) -> None:
     inputs = drawn(SHAPE, gated=False)
     inputs.key[:, 2], inputs.query[:, 4] = 0, 0
     output, state = inputs.recalled(form)
@@ -225,7 +225,7 @@ def test_features_of_nothing_write_and_read_nothing(form: str) -> None:
     close(state, inputs.recalled(form)[1])
 
 
-def test_it_predicts_what_it_would_answer() -> None:
+def test_predictions_equal_outputs_for_the_same_query() -> None:
     """The prediction for a pair's key equals the output for the same query if nothing is evicted."""
     inputs = drawn(SHAPE, gated=True)
     _, matrix = inputs.recalled("torch")
@@ -238,7 +238,7 @@ def test_it_predicts_what_it_would_answer() -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [SHAPE, SHARED], ids=["one a query head", "shared"])
-def test_its_state_is_what_it_says(shape: Shape, dtype: torch.dtype, form: str) -> None:
+def test_state_dtype_and_bytes_are_as_declared(shape: Shape, dtype: torch.dtype, form: str) -> None:
     inputs, kind = drawn(shape, gated=True), torch.promote_types(dtype, torch.float32)
     inputs.query, inputs.key, inputs.value = (states.to(dtype) for states in (inputs.query, inputs.key, inputs.value))
     inputs.rate, inputs.decay = inputs.rate.to(kind), None if inputs.decay is None else inputs.decay.to(kind)
@@ -250,7 +250,7 @@ def test_its_state_is_what_it_says(shape: Shape, dtype: torch.dtype, form: str) 
     assert matrix[0].nbytes == slot.bytes(2, max(4, dtype.itemsize)) == numbers * kind.itemsize
 
 
-def test_operations() -> None:
+def test_operation_count() -> None:
     """Return the multiply-adds for 5 × 3 numbers: prediction and write for 4 states (or 2), and reading for 4 heads."""
     assert Delta().flops(SHAPE, 9) == Delta().flops(SHAPE, 10_000) == 2 * 15 * (4 + 4 + 4)
     assert Delta().flops(SHARED, 9) == 2 * 15 * (2 + 2 + 4)
@@ -262,6 +262,6 @@ def test_operations() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"rate": "none"}, {"rate": math.inf}, {"normalise": True}, {"size": 3}, {"gate": "other"}], ids=str
 )
-def test_what_it_cannot_be(wrong: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Delta.model_validate(wrong)

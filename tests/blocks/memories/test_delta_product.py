@@ -45,7 +45,7 @@ def by_hand(head: torch.nn.Module, data: Inputs) -> Tensor:
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
-def test_it_is_its_recurrence(backend: str) -> None:
+def test_outputs_equal_the_recurrence(backend: str) -> None:
     head, data = build_head(complete(HEAD), SHAPE), inputs(SHAPE, 2, 13)
     actual, _ = run(head, data, backend=backend)
     close(actual, by_hand(head, data))
@@ -56,7 +56,7 @@ def test_it_is_its_recurrence(backend: str) -> None:
     close(torch.cat(outputs, dim=1), actual)
 
 
-def test_gradients_are_those_of_the_recurrence() -> None:
+def test_gradients_equal_those_of_the_recurrence() -> None:
     head, data = build_head(complete(HEAD), SHAPE).requires_grad_(), inputs(SHAPE, 1, 5)
     answers = []
     for compute in (lambda: run(head, data)[0], lambda: by_hand(head, data)):
@@ -65,7 +65,7 @@ def test_gradients_are_those_of_the_recurrence() -> None:
         close(first, other, 1e-8)
 
 
-def test_steps_are_tokens_between_which_no_time_passes() -> None:
+def test_steps_equal_tokens_without_decay_between_them() -> None:
     """The result equals flash-linear-attention's loop in float32: two keys, values and rates for each query and decay."""
     others = pytest.importorskip("fla.ops.gated_delta_product.naive")
     problem = draw("head", (3, 3, 3), 24, features=8)
@@ -81,7 +81,7 @@ def test_steps_are_tokens_between_which_no_time_passes() -> None:
     close(left, state, 2e-5)
 
 
-def test_steps_are_of_the_token_that_comes_in() -> None:
+def test_delta_product_below_a_memory_that_evicts_is_refused() -> None:
     window = {"kind": "window", "size": 5}
     with pytest.raises(GraphError, match="its further steps belong to the token"):
         complete(HEAD | {"memory": [window, MEMORY], "read": "sum"})

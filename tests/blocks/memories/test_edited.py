@@ -91,7 +91,7 @@ def by_hand(memory: dict[str, Any], data: Inputs, head: torch.nn.Module) -> Tens
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 @pytest.mark.parametrize("name", MEMORIES)
-def test_it_is_its_recurrence_in_any_split(name: str, backend: str) -> None:
+def test_outputs_equal_the_recurrence_in_any_split(name: str, backend: str) -> None:
     head, data = build_head(complete(head_of(MEMORIES[name])), SHAPE), inputs(SHAPE, 2, 13)
     whole, _ = run(head, data, backend=backend)
     close(whole, by_hand(MEMORIES[name], data, head))
@@ -112,7 +112,7 @@ def test_gradients_are_those_of_the_recurrence(name: str) -> None:
         close(got, wanted, 1e-8)
 
 
-def test_a_write_gate_and_an_erase_gate_of_one_number_are_the_rate_of_the_delta_rule() -> None:
+def test_equal_constant_gates_are_the_rate_of_the_delta_rule() -> None:
     """If W₁ W₂ is 0, each gate is its bias, and σ(b) is the delta rule's rate for all features and coordinates."""
     data, outputs = inputs(SHAPE, 2, 20), []
     for memory in ({"kind": "gdn2", "gate": "softplus", "bias": 0.7}, {"kind": "delta", "gate": "softplus"}):
@@ -132,7 +132,7 @@ def test_a_write_gate_and_an_erase_gate_of_one_number_are_the_rate_of_the_delta_
     close(*outputs)
 
 
-def test_weights_that_a_gate_of_coordinates_denies_have_a_large_error() -> None:
+def test_inspect_reports_a_large_error_for_gates_by_coordinate() -> None:
     """`inspect` reports an error of the implied weights: small for RWKV-7, large for Gated DeltaNet-2, whose output they do not
     give.
     """
@@ -145,7 +145,7 @@ def test_weights_that_a_gate_of_coordinates_denies_have_a_large_error() -> None:
 
 
 @pytest.mark.parametrize("kind", ["rwkv7", "gdn2"])
-def test_its_gates_are_of_the_token_that_comes_in(kind: str) -> None:
+def test_edited_memories_below_a_memory_that_evicts_are_refused(kind: str) -> None:
     window = {"kind": "window", "size": 5}
     head = head_of({"kind": kind})
     with pytest.raises(GraphError, match="its gates belong to the token"):
@@ -161,7 +161,7 @@ def test_raw_features_without_a_bound_are_refused() -> None:
 
 
 @pytest.mark.parametrize("part", [Rwkv7(), Gdn2()], ids=lambda part: part.kind)
-def test_state_parameters_and_operations(part: Rwkv7 | Gdn2) -> None:
+def test_state_parameters_and_operation_count(part: Rwkv7 | Gdn2) -> None:
     shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=2)
     (slot,) = part.state(shape).values()
     assert slot.bytes(2) == 2 * 5 * 3 * 4

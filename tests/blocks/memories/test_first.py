@@ -39,7 +39,7 @@ def by_hand(data: Inputs, seen: list[list[int]]) -> Tensor:
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 @pytest.mark.parametrize("shape", ["sliding", "terraced"])
-def test_a_window_with_sinks(shape: str, backend: str) -> None:
+def test_a_window_with_sinks_sees_the_first_and_the_last_tokens(shape: str, backend: str) -> None:
     data = inputs(SHAPE, 2, 17)
     head = build_head(complete(SINKS | {"memory": [FIRST, {**WINDOW, "shape": shape}]}), SHAPE)
     near = [range(t - LAST + 1 if shape == "sliding" else t - t % LAST - LAST, t + 1) for t in range(17)]
@@ -54,7 +54,7 @@ def test_a_window_with_sinks(shape: str, backend: str) -> None:
     torch.testing.assert_close(torch.cat(outputs, dim=1), actual, rtol=1e-12, atol=1e-12)
 
 
-def test_what_stays_is_not_in_the_state_below() -> None:
+def test_kept_pairs_are_not_in_the_state_below() -> None:
     memory = [FIRST, {"kind": "window", "size": LAST}, {"kind": "state", "normalise": False}]
     head: dict[str, Any] = {"position": "none", "feature_map": "elu", "memory": memory, "read": "sum"}
     data = inputs(SHAPE, 1, 17)
@@ -64,7 +64,7 @@ def test_what_stays_is_not_in_the_state_below() -> None:
     torch.testing.assert_close(state["state.state"], wanted, rtol=1e-10, atol=1e-10)
 
 
-def test_kernels_that_take_a_window_without_gaps_leave_it_alone() -> None:
+def test_kernels_for_windows_without_gaps_do_not_run_below_kept_pairs() -> None:
     lolcats = {"feature_map": "hedgehog", "memory": [{"kind": "window", "size": LAST}, "state"]}
     for backend, kernel, memory, plain in (
         ("triton", "blocks of queries against the state", {**lolcats, "memory": [FIRST, *lolcats["memory"]]}, lolcats),
@@ -83,7 +83,7 @@ def test_kernels_that_take_a_window_without_gaps_leave_it_alone() -> None:
         assert backend == "triton" or "keeps some pairs for good, and its window has no gaps" in below.why_this_form
 
 
-def test_a_kernel_with_gaps_in_its_window_takes_it() -> None:
+def test_the_kernel_that_supports_gaps_runs() -> None:
     (window,) = [
         lowered_part
         for lowered_part in list_forms(build_graph(complete(SINKS), SHAPE), "triton", Setting("cuda"))
@@ -92,7 +92,7 @@ def test_a_kernel_with_gaps_in_its_window_takes_it() -> None:
     assert (window.backend, window.form) == ("triton", "blocks of queries against their window, with its mass, in one pass")
 
 
-def test_queries_of_packed_documents_see_the_kept_pairs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_of_packed_documents_see_only_the_kept_pairs_of_their_document(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four documents in a row give the outputs of four rows. The softmax has columns for their kept pairs alone."""
     columns: list[int] = []
 

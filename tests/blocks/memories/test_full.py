@@ -27,7 +27,7 @@ SETTING = {False: Setting(), True: Setting(needs_mass=False, every_pair=True)}
 @pytest.mark.parametrize(("form", "plain"), WAYS)
 @pytest.mark.parametrize("calls", [WHOLE, ONE_BY_ONE, RAGGED], ids=["whole", "one by one", "ragged"])
 @pytest.mark.parametrize("shape", [GROUPED, ONE_KEY], ids=["grouped", "one key head"])
-def test_it_is_softmax_over_the_document(shape: Shape, calls: list[Call], form: str, plain: bool) -> None:
+def test_full_memory_equals_softmax_over_the_document(shape: Shape, calls: list[Call], form: str, plain: bool) -> None:
     part, stream = Full(position=ROPE), Stream(shape, ROWS, None)
     angles = torch.arange(9)[:, None].float() * ROPE.frequencies(4)
     turn = torch.complex(angles.cos().double(), angles.sin().double())
@@ -53,7 +53,7 @@ def test_it_is_softmax_over_the_document(shape: Shape, calls: list[Call], form: 
 
 
 @pytest.mark.parametrize("form", ["reference", "torch"])
-def test_below_a_window_nothing_is_there_at_first(form: str) -> None:
+def test_below_a_window_the_first_outputs_are_empty(form: str) -> None:
     states, query = random(1, 4, 2, 4), random(1, 4, 4, 4)
     pairs = pairs_at(states, [[-1, -1, 0, -1]])
     start = empty(Full(), GROUPED, 1)
@@ -66,7 +66,7 @@ def test_below_a_window_nothing_is_there_at_first(form: str) -> None:
 
 
 @pytest.mark.parametrize(("form", "plain"), WAYS)
-def test_rows_of_padding_are_finite(form: str, plain: bool) -> None:
+def test_outputs_of_padding_are_finite(form: str, plain: bool) -> None:
     """A row of padding after another document has finite outputs, although nobody reads them."""
     part, stream = Full(position=ROPE), Stream(GROUPED, [[3, 2], [5]], None)
     state = empty(part, GROUPED, 2)
@@ -79,7 +79,7 @@ def test_rows_of_padding_are_finite(form: str, plain: bool) -> None:
 
 
 @pytest.mark.parametrize(("form", "plain"), WAYS)
-def test_gradients_agree_with_the_definition(form: str, plain: bool) -> None:
+def test_gradients_match_the_definition(form: str, plain: bool) -> None:
     states, query = random(1, 6, 2, 4).requires_grad_(), random(1, 6, 4, 4).requires_grad_()
     pairs, tokens = pairs_at(states, [[0, 1, 2, 0, 0, 1]]), documents([3, 1, 2])
     answers = []
@@ -92,7 +92,7 @@ def test_gradients_agree_with_the_definition(form: str, plain: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_what_it_keeps(dtype: torch.dtype) -> None:
+def test_the_state_has_the_declared_dtypes_and_bytes(dtype: torch.dtype) -> None:
     states = random(2, 5, 2, 4, dtype=dtype)
     pairs, start = pairs_at(states, [[0, 1, 2, 3, 4]] * 2), empty(Full(), GROUPED, 2, dtype)
     inputs = {"query": random(2, 5, 4, 4, dtype=dtype), "pairs": pairs}

@@ -51,7 +51,7 @@ def called(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_logit_falls_by_what_the_gate_takes_since(form: str) -> None:
+def test_logits_are_reduced_by_the_decay_since_the_pair(form: str) -> None:
     tokens = documents([4, 5], [9])
     assert tokens.segment is not None
     tensors = [random(2, 9, 4, 4), random(2, 9, 2, 4), random(2, 9, 2, 4), -torch.rand(2, 9, 4, dtype=torch.float64)]
@@ -71,7 +71,7 @@ def test_every_logit_falls_by_what_the_gate_takes_since(form: str) -> None:
         close(first.grad, other.grad)
 
 
-def test_it_is_the_forgetting_attention_of_flash_linear_attention() -> None:
+def test_output_equals_the_forgetting_attention_of_flash_linear_attention() -> None:
     """The result equals flash-linear-attention's forgetting attention, with one decay per query head and a scale of 1/√D, in
     float32.
     """
@@ -83,7 +83,7 @@ def test_it_is_the_forgetting_attention_of_flash_linear_attention() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("cuts", [[1] * 9, [4, 5], [1, 7, 1]], ids=str)
-def test_calls_hand_on_what_has_fallen(cuts: list[int], form: str) -> None:
+def test_split_calls_carry_the_accumulated_decay(cuts: list[int], form: str) -> None:
     tensors = [random(2, 9, 4, 4), random(2, 9, 2, 4), random(2, 9, 2, 4), -torch.rand(2, 9, 4, dtype=torch.float64)]
     (whole,), last = called(FADING, form, counted(2, 9), empty(FADING, GROUPED, 2), *tensors)
     state, at, outputs = empty(FADING, GROUPED, 2), 0, []
@@ -100,7 +100,7 @@ def test_calls_hand_on_what_has_fallen(cuts: list[int], form: str) -> None:
     }
 
 
-def test_gradients_are_finite_where_nothing_has_fallen_into_it_yet() -> None:
+def test_gradients_are_finite_before_the_first_eviction() -> None:
     head = build_head(complete({"memory": [{"kind": "window", "size": 4}, {"kind": "full", "gate": "head"}]}), SMALL.shape(4))
     head.requires_grad_()
     output, _ = run(head, inputs(SMALL.shape(4), 2, 1))
@@ -108,7 +108,7 @@ def test_gradients_are_finite_where_nothing_has_fallen_into_it_yet() -> None:
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in head.parameters())
 
 
-def test_slopes_are_alibi() -> None:
+def test_slopes_equal_alibi() -> None:
     """The logit of each pair is reduced by its distance times 2^(-8h/H)."""
     shape = SMALL.shape(4)
     data = inputs(shape, 1, 11)
@@ -134,7 +134,7 @@ def test_logits_grow_with_the_logarithm_of_the_position(form: str) -> None:
         close(partial.lse[row], mass)
 
 
-def test_far_pairs_do_not_cost_near_ones_their_digits() -> None:
+def test_decay_between_near_pairs_is_exact_after_100000_tokens() -> None:
     """After 100,000 tokens of a steep gate, the decay between the last pairs is as exact in float32 as at the start."""
     part, steep = FADING, torch.full((1, 100_000, 1), -3.3)
     from blocks.memories.full import fading
@@ -146,12 +146,12 @@ def test_far_pairs_do_not_cost_near_ones_their_digits() -> None:
 
 
 @pytest.mark.parametrize("gate", ["channel", "softplus_channel", "from_key"])
-def test_features_have_no_place_in_it(gate: str) -> None:
+def test_gates_by_feature_are_refused(gate: str) -> None:
     with pytest.raises(GraphError, match="a `full` memory does not support; it supports `none`"):
         complete({"memory": [{"kind": "full", "gate": gate}]})
 
 
 @pytest.mark.parametrize("options", [{"gate": "head"}, {"length_scale": 2.0}], ids=str)
-def test_both_only_look_back(options: dict[str, Any]) -> None:
+def test_gates_and_length_scaling_are_refused_in_both_directions(options: dict[str, Any]) -> None:
     assert "is causal" in str(Full.model_validate(options).problem_both_ways())
     assert Full().problem_both_ways() is None

@@ -57,7 +57,7 @@ def recalled(
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [1.0, 50.0])
 @pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
-def test_definition_2(shape: Shape, size: float, form: str) -> None:
+def test_outputs_and_weights_match_definition_2(shape: Shape, size: float, form: str) -> None:
     """Causal Latte also works with fewer key heads than heads. The weight is log Σ_l exp(q_tl), and there is no mass."""
     parameters, inputs, value = inputs_of(shape, 11, size=size)
     partial, _ = recalled(parameters, shape, inputs, value, counted(2, 11), form)
@@ -69,7 +69,7 @@ def test_definition_2(shape: Shape, size: float, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gradients_are_those_of_definition_2(form: str) -> None:
+def test_gradients_match_those_of_definition_2(form: str) -> None:
     """Gradients of outputs and weights with respect to parameters, inputs and values match for two documents."""
     parameters, inputs, value = inputs_of(GROUPED, 8, size=3.0)
     tokens, weights = documents([5, 3], [2, 6]), random(2, 8, 4, 4)
@@ -83,7 +83,7 @@ def test_gradients_are_those_of_definition_2(form: str) -> None:
         close(mine, theirs)
 
 
-def test_both_forms_hand_on_states_that_the_other_takes() -> None:
+def test_each_form_continues_from_the_state_of_the_other_form() -> None:
     """Each form continues from the other form's state, with the same outputs and the same gradients into the call before."""
     parameters, inputs, value = inputs_of(GROUPED, 9, size=20.0)
     tensors = [tensor.requires_grad_() for tensor in (*parameters.values(), inputs, value)]
@@ -111,7 +111,7 @@ def test_constant_key_logits_are_cumulative_averages(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_jumps_of_500(dtype: torch.dtype, form: str) -> None:
+def test_outputs_and_gradients_are_finite_at_logit_jumps_of_500(dtype: torch.dtype, form: str) -> None:
     """Outputs and gradients are finite and right if key logits jump by ±500. The exponentials of eq. 6 would overflow."""
     parameters, inputs, value = inputs_of(GROUPED, 150)
     jumps = 500 * torch.randint(-1, 2, (2, 150)).double()
@@ -131,7 +131,7 @@ def test_jumps_of_500(dtype: torch.dtype, form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("pieces", [[1] * 12, [5, 7], [11, 1], [1, 2, 3, 1, 5]], ids=str)
-def test_any_split_is_the_whole_and_documents_are_apart(pieces: list[int], form: str) -> None:
+def test_any_split_equals_one_call_and_documents_are_separate(pieces: list[int], form: str) -> None:
     """A row's first document continues the state if its segment is 0, and starts empty if its segment is 1."""
     parameters, inputs, value = inputs_of(GROUPED, 12, size=30.0)
     tokens = documents([12], [4, 1, 7])
@@ -175,7 +175,7 @@ def test_padding_changes_nothing(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_nothing_but_padding_answers_0(form: str) -> None:
+def test_padding_alone_has_zero_output(form: str) -> None:
     parameters, inputs, value = inputs_of(GROUPED, 3)
     tokens = Tokens(torch.zeros(2, 3, dtype=torch.int64), None, torch.zeros(2, 3, dtype=torch.bool))
     partial, state = recalled(parameters, GROUPED, inputs.requires_grad_(), value, tokens, form)
@@ -189,7 +189,7 @@ def test_nothing_but_padding_answers_0(form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [None, [[3, 6], [9]], [[1, 1, 7], [4, 5]]], ids=["whole", "two", "three"])
 @pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
-def test_definition_1(shape: Shape, rows: list[list[int]] | None, form: str) -> None:
+def test_bidirectional_outputs_and_gradients_match_definition_1(shape: Shape, rows: list[list[int]] | None, form: str) -> None:
     """Bidirectional latents see every token of the document except padding. Gradients match, too."""
     parameters, inputs, value = inputs_of(shape, 9, size=10.0)
     tokens = documents(*rows) if rows else counted(2, 9)
@@ -206,7 +206,7 @@ def test_definition_1(shape: Shape, rows: list[list[int]] | None, form: str) -> 
         close(mine, theirs)
 
 
-def test_equation_7() -> None:
+def test_softmax_on_both_sides_matches_equation_7() -> None:
     """Linear attention with softmax on both sides is softmax_L(Q) softmax_T(K) V."""
     parameters, inputs, value = inputs_of(ONE_KEY, 7, size=500.0)
     partial, _ = recalled(parameters, replace(ONE_KEY, both_ways=True), inputs, value, counted(2, 7), "torch")
@@ -216,7 +216,7 @@ def test_equation_7() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_definition_3(form: str) -> None:
+def test_mixture_with_a_window_matches_definition_3(form: str) -> None:
     """In a mixture with a window of logit b, p(l|t) is one softmax over the logits of the window and the latents."""
     parameters, inputs, value = inputs_of(GROUPED, 8)
     latents, _ = recalled(parameters, GROUPED, inputs, value, counted(2, 8), form)
@@ -230,7 +230,7 @@ def test_definition_3(form: str) -> None:
     close(got, share[..., :1] * window.output + share[..., 1:].sum(-1, keepdim=True) * within)
 
 
-def test_131072_tokens_in_float32() -> None:
+def test_float32_matches_float64_over_131072_tokens() -> None:
     shape, length = Shape(hidden_size=2, heads=1, key_heads=1, head_dim=2), 131_072
     part = Latents(size=2)
     parameters, inputs, value = drawn(part, shape), random(1, length, 2), random(1, length, 1, 2)
@@ -250,7 +250,7 @@ def test_131072_tokens_in_float32() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_its_state_is_what_it_says(dtype: torch.dtype, form: str) -> None:
+def test_state_dtype_and_bytes_are_as_declared(dtype: torch.dtype, form: str) -> None:
     """The state is never in half precision. The output has the dtype of the values."""
     kind = torch.promote_types(dtype, torch.float32)
     parameters, inputs, value = inputs_of(GROUPED, 70)

@@ -75,7 +75,7 @@ def keeping(score: str, gate: Any = "none", **options: Any) -> dict[str, Any]:
         "exponential, decay by the head",
     ],
 )
-def test_it_is_the_definition(head: dict[str, Any], shape: Shape, length: int, bounds: tuple[int, ...]) -> None:
+def test_the_kernel_matches_the_definition(head: dict[str, Any], shape: Shape, length: int, bounds: tuple[int, ...]) -> None:
     assert_defined(head, shape, length, parts=PARTS, bounds=bounds, gradients=False)
 
 
@@ -94,13 +94,13 @@ def test_documents_do_not_see_each_other(head: dict[str, Any], bounds: tuple[int
     assert_defined(head, GROUPED, 39, parts=PARTS, bounds=bounds, tokens=packed(), gradients=False)
 
 
-def test_rows_that_end_early_and_go_on_from_there() -> None:
+def test_rows_that_end_early_match_the_definition() -> None:
     position = torch.arange(24).expand(2, -1)
     tokens = Tokens(position, None, position < torch.tensor([[24], [13]]))
     assert_defined(keeping("self_recall", CHANNEL), GROUPED, 24, parts=PARTS, rows=2, tokens=tokens, gradients=False)
 
 
-def test_rows_of_documents_that_end_early_or_have_ended() -> None:
+def test_rows_of_documents_that_end_early_match_the_definition() -> None:
     """The second row has one document less, and only padding in the second call."""
     row = packed()
     assert row.segment is not None
@@ -117,7 +117,7 @@ def kept_by(keep: Score) -> HeadSpec:
     return spec.model_copy(update={"memory": (window, sparse.model_copy(update={"keep": keep}), state)})
 
 
-def test_scores_that_look_at_nothing_else_may_be_any() -> None:
+def test_scores_of_the_pair_alone_are_supported() -> None:
     """The kernel accepts the example score of CONTRIBUTING.md and its resolution."""
 
     class ValueNorm(Score):
@@ -141,7 +141,7 @@ def test_scores_that_look_at_nothing_else_may_be_any() -> None:
     assert_close(kept["sparse.value"], held["sparse.value"])
 
 
-def test_its_choices_are_those_of_a_strict_float64_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_pairs_equal_those_of_a_strict_float64_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the choices is between scores that differ by less than one part in 512."""
     spec, data = complete(LOLA), inputs(GROUPED, 1, 25, seed=19).to(torch.float32)
     with torch.no_grad(), nothing_refused():
@@ -152,7 +152,7 @@ def test_its_choices_are_those_of_a_strict_float64_order(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("earlier", [0, 3, 5, 12])
-def test_of_equals_the_older_stay(earlier: int) -> None:
+def test_older_pairs_are_kept_on_ties(earlier: int) -> None:
     """Of scores within their resolutions of the last kept score, the older pairs stay."""
     generator = torch.Generator().manual_seed(earlier)
     score = torch.randint(0, 5, (20, 12), generator=generator) * 0.1
@@ -195,19 +195,19 @@ class OwnError(SquaredError):
 
 
 @pytest.mark.parametrize(("keep", "why"), [(OwnRecall(), "read the state"), (OwnError(), "read the window")])
-def test_scores_that_it_does_not_know_it_does_not_take(keep: Score, why: str) -> None:
+def test_unsupported_scores_are_refused_with_a_reason(keep: Score, why: str) -> None:
     graph = build_graph(kept_by(keep), GROUPED)
     (reason,) = (step.why for step in lower(graph, "triton", ON_GPU).steps if step.covers[0].node.name == "sparse")
     assert why in reason
 
 
-def test_places_compare_as_scores_do() -> None:
+def test_ranks_compare_as_scores_do() -> None:
     """Equal scores have one place in the order, although float32 cannot distinguish these scores."""
     score = torch.tensor([0.5, 0.25, 0.5 + 1e-12, 0.25, 0.75], dtype=torch.float64)[None, :, None]
     assert places(score)[0, :, 0].tolist() == [1, 0, 2, 0, 3]
 
 
-def test_it_is_what_auto_takes_on_a_gpu_and_covers_the_read() -> None:
+def test_auto_selects_the_kernel_on_a_gpu_including_the_read() -> None:
     (step,) = (step for step in lower(graph_of(LOLA), "auto", ON_GPU).steps if step.form.description.startswith(SAYS))
     assert step.names == ("window", "sparse", "state", "read")
     assert [form.names for form in step.instead] == [("window",), ("sparse", "state"), ("read",)]
@@ -223,7 +223,7 @@ class Refusing:
         raise Refused("of a test")
 
 
-def test_where_the_kernel_refuses_the_forms_of_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_separate_forms_run_if_the_kernel_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, data = complete(LOLA), inputs(GROUPED, 1, 14).to(torch.float32)
     module = build_head(spec, GROUPED).float()
     with torch.no_grad():

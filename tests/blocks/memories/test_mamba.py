@@ -37,7 +37,7 @@ def by_hand(head: torch.nn.Module, data: Inputs) -> Tensor:
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
-def test_it_is_mamba_2(backend: str) -> None:
+def test_outputs_equal_mamba_2(backend: str) -> None:
     head, data = build_head(complete(HEAD), SHAPE), inputs(SHAPE, 2, 19)
     actual, _ = run(head, data, backend=backend)
     close(actual, by_hand(head, data))
@@ -58,7 +58,7 @@ def test_gradients_are_those_of_the_recurrence() -> None:
 
 
 @pytest.mark.parametrize("features", ["exp", "elu"])
-def test_of_a_normalised_state_the_step_is_in_the_mass(features: str) -> None:
+def test_the_step_of_a_normalised_state_scales_the_mass(features: str) -> None:
     """In a normalised state, features times the step and logarithms plus the logarithm of the step give the same mean."""
     memory = {"kind": "state", "gate": "softplus", "input_scale": "step"}
     head, data = (
@@ -72,7 +72,7 @@ def test_of_a_normalised_state_the_step_is_in_the_mass(features: str) -> None:
     assert (run(other, data)[0] - output).abs().max() > 1e-3
 
 
-def test_padding_and_documents_have_no_part_in_it() -> None:
+def test_padding_and_other_documents_change_nothing() -> None:
     """Padding and other documents change nothing, with the skip connection included."""
     head, data = build_head(complete(HEAD), SHAPE), inputs(SHAPE, 2, 9)
     whole, _ = run(head, data)
@@ -87,12 +87,12 @@ def test_padding_and_documents_have_no_part_in_it() -> None:
         ({"input_scale": "step", "gate": {"kind": "head"}}, "set `gate: softplus`"),
     ],
 )
-def test_what_does_not_go_together(options: dict[str, Any], message: str) -> None:
+def test_conflicting_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         StateMemory.model_validate(options)
 
 
-def test_a_step_is_of_the_token_that_comes_in() -> None:
+def test_steps_below_a_memory_that_evicts_are_refused() -> None:
     window = {"kind": "window", "size": 5}
     with pytest.raises(GraphError, match="another memory evicts later"):
         complete(HEAD | {"memory": [window, MEMORY], "read": "sum"})

@@ -18,7 +18,7 @@ HEAD: dict[str, Any] = {"position": "none", "feature_map": "identity", "memory":
 WINDOW = {"kind": "window", "size": 5}
 
 
-def test_it_is_a_regression_on_the_pairs_that_it_received() -> None:
+def test_the_state_solves_a_regression_over_the_evicted_pairs() -> None:
     """Below a window, without decay, the state solves the regression over the evicted pairs: rows √β k and √β v, and rows √Λ for
     the penalty.
     """
@@ -39,7 +39,7 @@ def test_it_is_a_regression_on_the_pairs_that_it_received() -> None:
         close(actual[query_head], wanted)
 
 
-def test_penalty_state_and_operations() -> None:
+def test_penalty_state_and_operation_count() -> None:
     (slot,) = Mesa().state(SHAPE).values()
     assert slot.bytes(2) == 2 * 5 * (5 + 3) * 4
     penalty = started(Mesa(), SHAPE)["penalty"]
@@ -51,13 +51,13 @@ def test_penalty_state_and_operations() -> None:
     assert Mesa().prefill_flops(SHAPE, 64) == Mesa().prefill_flops(SHAPE, 10_000) > Mesa().prefill_flops(SHAPE, 10)
 
 
-def test_a_cache_that_looks_at_it_is_refused() -> None:
+def test_a_sparse_cache_above_mesa_is_refused() -> None:
     sparse = {"kind": "sparse", "size": 4, "keep": "recent"}
     with pytest.raises(GraphError, match="a cache above it would solve"):
         complete(HEAD | {"memory": [WINDOW, sparse, {"kind": "mesa"}], "read": "sum"})
 
 
 @pytest.mark.parametrize("gate", ["channel", "from_key"])
-def test_a_decay_of_each_feature_is_refused(gate: str) -> None:
+def test_decay_by_feature_is_refused(gate: str) -> None:
     with pytest.raises(GraphError, match="which a `mesa` memory does not support"):
         complete(HEAD | {"memory": [{"kind": "mesa", "gate": gate}]})

@@ -14,7 +14,7 @@ SHAPE = SMALL.shape(4)
 META, WINDOW = {"kind": "meta", "size": 3}, {"kind": "window", "size": 4, "evict": "drop"}
 
 
-def test_a_window_sees_them_beside_the_last_pairs() -> None:
+def test_windows_see_learned_pairs_and_the_last_pairs() -> None:
     head, data = build_head(complete({"position": "none", "memory": [META, WINDOW]}), SHAPE), inputs(SHAPE, 2, 11)
     output, state = run(head, data)
     named = dict(head.named_parameters())
@@ -31,7 +31,7 @@ def test_a_window_sees_them_beside_the_last_pairs() -> None:
     assert not any(name.startswith("meta") for name in state)
 
 
-def test_in_rotary_positions_they_stand_at_the_first() -> None:
+def test_learned_pairs_are_not_rotated() -> None:
     """A rotated query meets keys without rotation at any distance. The head is half of a mixture with a window."""
     head, data = build_head(complete({"position": "rope", "memory": [META, WINDOW], "read": "mixture"}), SHAPE), inputs(SHAPE, 1, 7)
     window, _ = run(build_head(complete({"position": "rope", "memory": [WINDOW]}), SHAPE), data)
@@ -48,7 +48,7 @@ def test_in_rotary_positions_they_stand_at_the_first() -> None:
             torch.testing.assert_close(actual[0, token, head_index], wanted, rtol=0, atol=1e-6)
 
 
-def test_they_start_as_pairs_that_take_mass_and_say_nothing() -> None:
+def test_learned_pairs_start_with_mass_and_values_of_0() -> None:
     """Learned pairs start with values of 0 and some mass, so the output of the window is scaled down at the start."""
     parameters = started(Meta(), GROUPED)
     assert parameters["key"].shape == (4, 2, 4)
@@ -66,6 +66,6 @@ def test_they_start_as_pairs_that_take_mass_and_say_nothing() -> None:
     assert left.max() < 0.95
 
 
-def test_they_cost_what_they_are_and_hold_nothing_of_the_text() -> None:
+def test_learned_pairs_count_as_operations_but_not_as_held_pairs() -> None:
     assert Meta().flops(GROUPED, 9) == 4 * 4 * 4 * 4
     assert Meta().pairs_held(GROUPED, 9) == 0

@@ -18,7 +18,7 @@ SHAPE = Shape(hidden_size=6, heads=3, key_heads=3, head_dim=4, features=5, state
     "memory", [StateMemory(), StateMemory(normalise=False), StateMemory(normalise=False, scale="root")], ids=str
 )
 @pytest.mark.parametrize("falling", [1, 4])
-def test_what_falls_in_adds_to_the_answers(falling: int, memory: StateMemory) -> None:
+def test_evicted_pairs_update_the_predictions(falling: int, memory: StateMemory) -> None:
     """Predictions are updated for two sets of keys. Pairs enter the state between them, and some places have no pair."""
     state = {name: tensor + torch.rand_like(tensor) for name, tensor in empty(memory, SHAPE, 2).items()}
     reads, evicted = memory.repeated_reads(state, SHAPE), None
@@ -40,7 +40,7 @@ def test_what_falls_in_adds_to_the_answers(falling: int, memory: StateMemory) ->
 
 
 @pytest.mark.parametrize("memory", [StateMemory(), StateMemory(normalise=False)], ids=str)
-def test_an_empty_matrix_is_as_far_from_each_value_as_0(memory: StateMemory) -> None:
+def test_distances_to_an_empty_state_equal_the_norms_of_the_values(memory: StateMemory) -> None:
     reads = memory.repeated_reads(empty(memory, SHAPE, 2), SHAPE)
     assert reads is not None
     features = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), None)
@@ -60,6 +60,6 @@ def distances(memory: StateMemory, pairs: Features, state: State) -> Tensor:
     return (memory.predict(pairs.key, state) - pairs.value).norm(dim=-1)
 
 
-def test_exponents_are_read_anew() -> None:
+def test_exponential_features_have_no_repeated_reads() -> None:
     exponential = Shape(hidden_size=6, heads=3, key_heads=3, head_dim=4, features=5, state_heads=3, exponential=True)
     assert StateMemory().repeated_reads(empty(StateMemory(), exponential, 2), exponential) is None

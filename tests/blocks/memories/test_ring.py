@@ -13,7 +13,7 @@ SIZE = 5
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("places", [[7, 7, 7], [7, 7, 12], [7, 8, 4]], ids=["alike", "alike in the ring", "not alike"])
-def test_the_oldest_entry_is_given_and_written_over(places: list[int], in_place: bool) -> None:
+def test_the_oldest_entry_is_returned_and_overwritten(places: list[int], in_place: bool) -> None:
     tokens = Tokens(torch.full((3, 1), 99), index=torch.tensor(places)[:, None])
     before = {"key": torch.arange(30.0).view(3, SIZE, 2), "position": torch.arange(15).view(3, SIZE)}
     state = {name: held.clone() for name, held in before.items()}

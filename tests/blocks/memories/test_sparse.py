@@ -75,19 +75,19 @@ def assert_by_hand(of: Cascade) -> None:
     ("sizes", "form"), [((1, 1), "torch"), ((2, 3), "reference"), ((4, 2), "torch"), ((2, 20), "torch")], ids=str
 )
 @pytest.mark.parametrize("shape", WINDOWS)
-def test_it_keeps_what_the_state_would_answer_worst(shape: str, sizes: tuple[int, int], form: str) -> None:
+def test_the_cache_keeps_pairs_that_the_state_predicts_worst(shape: str, sizes: tuple[int, int], form: str) -> None:
     assert_by_hand(Cascade(window(sizes[0], shape), sparse(sizes[1]), CONVOLVED, form=form))
 
 
 @pytest.mark.parametrize("keep", KEEPS)
 @pytest.mark.parametrize("shape", WINDOWS)
-def test_every_score(shape: str, keep: str) -> None:
+def test_every_score_keeps_the_highest_pairs(shape: str, keep: str) -> None:
     assert_by_hand(Cascade(window(2, shape), sparse(3, keep), CONVOLVED, factor=random(4)))
 
 
 @pytest.mark.parametrize("keep", ["self_recall", "overestimate"])
 @pytest.mark.parametrize("heads", [GROUPED, ONE_KEY], ids=["grouped", "one key head"])
-def test_each_query_head_keeps_its_own(heads: Shape, keep: str) -> None:
+def test_heads_of_a_key_head_keep_different_pairs_only_if_the_score_reads_queries(heads: Shape, keep: str) -> None:
     """Without a convolution, heads that share a key head have the same pairs. They keep different ones only if the score reads
     the queries.
     """
@@ -98,14 +98,14 @@ def test_each_query_head_keeps_its_own(heads: Shape, keep: str) -> None:
     assert not torch.equal(position[..., 0], position[..., -1]) or keep == "self_recall"
 
 
-def test_of_equals_the_older_stay() -> None:
+def test_older_pairs_are_kept_on_ties() -> None:
     """Five pairs of equal value are evicted at once onto an empty state that predicts 0 for all of them: the older stay."""
     states, of = random(1, 1, 2, 4).repeat(1, 11, 1, 1), Cascade(window(5, "terraced"), sparse(3), GROUPED)
     _, after, _ = of.call(random(1, 11, 4, 4), pairs_at(states, [[*range(11)]]), counted(1, 11), of.start(1))
     assert after["sparse"]["position"][0].T.tolist() == [[0, 1, 2]] * 4
 
 
-def test_where_a_document_begins_the_state_counts_as_empty() -> None:
+def test_scores_at_a_documents_first_token_use_an_empty_state() -> None:
     """Three pairs are evicted at a document's first token. The old state predicts 100 for each, but counts as empty, so the
     longest value is furthest from it.
     """
@@ -122,7 +122,7 @@ def test_where_a_document_begins_the_state_counts_as_empty() -> None:
     assert after["position"].flatten().tolist() == [0] * 4
 
 
-def test_nothing_falls_further_until_the_cache_is_full() -> None:
+def test_nothing_is_evicted_before_the_cache_is_full() -> None:
     of = Cascade(window(2, "sliding"), sparse(4), GROUPED)
     stream, states = streamed(of, [[9]]), of.start(1)
     for token in range(9):
@@ -134,7 +134,7 @@ def test_nothing_falls_further_until_the_cache_is_full() -> None:
 
 @pytest.mark.parametrize("keep", ["self_recall", "squared_error", "random"])
 @pytest.mark.parametrize("shape", WINDOWS)
-def test_without_room_it_is_lolcats_of_the_same_window(shape: str, keep: str) -> None:
+def test_size_0_equals_lolcats_with_the_same_window(shape: str, keep: str) -> None:
     """With size 0, the window's evicted pairs enter the state directly."""
     of = Cascade(window(3, shape), sparse(0, keep), CONVOLVED, factor=random(4))
     stream = streamed(of)
@@ -154,7 +154,7 @@ def test_without_room_it_is_lolcats_of_the_same_window(shape: str, keep: str) ->
 
 @pytest.mark.parametrize("keep", ["self_recall", "squared_error", "random"])
 @pytest.mark.parametrize("shape", WINDOWS)
-def test_with_room_for_all_and_one_weight_it_is_softmax(shape: str, keep: str) -> None:
+def test_a_cache_of_all_pairs_equals_softmax(shape: str, keep: str) -> None:
     of = Cascade(window(2, shape), sparse(11, keep), GROUPED, factor=random(4))
     stream = streamed(of)
     query, pairs, tokens = stream.call(SPLITS["whole"][0])
@@ -166,7 +166,7 @@ def test_with_room_for_all_and_one_weight_it_is_softmax(shape: str, keep: str) -
     assert not states["state"]["state"].any()
 
 
-def test_the_latest_are_a_larger_window() -> None:
+def test_keeping_recent_pairs_equals_a_larger_window() -> None:
     factor = random(4)
     kept = Cascade(window(2, "sliding"), sparse(3, "recent"), CONVOLVED, factor=factor)
     larger = Cascade(window(5, "sliding"), sparse(0), CONVOLVED, factor=factor)
@@ -177,7 +177,7 @@ def test_the_latest_are_a_larger_window() -> None:
     close(states["state"]["state"], alone["state"]["state"])
 
 
-def test_chance_does_not_look_at_the_pairs() -> None:
+def test_the_random_score_does_not_depend_on_the_pairs() -> None:
     """The random score depends on seed, layer and head, and not on the numbers of the pairs."""
     kept = []
     for seed, place in ((1, (0, 0)), (1, (0, 0)), (2, (0, 0)), (1, (1, 0)), (1, (0, 1))):
@@ -193,7 +193,7 @@ def test_chance_does_not_look_at_the_pairs() -> None:
 
 @pytest.mark.parametrize("shape", WINDOWS)
 @pytest.mark.parametrize("keep", ["self_recall", "relative_recall", "squared_error"])
-def test_gradients_are_those_of_the_choice_that_was_made(keep: str, shape: str) -> None:
+def test_gradients_equal_those_of_the_chosen_pairs(keep: str, shape: str) -> None:
     factor = random(4)
     of = Cascade(window(2, shape), sparse(2, keep), CONVOLVED, factor=factor)
     stream = streamed(of)
@@ -209,7 +209,7 @@ def test_gradients_are_those_of_the_choice_that_was_made(keep: str, shape: str) 
             assert other.any()
 
 
-def test_a_value_of_nothing_has_no_relative_error_of_its_own() -> None:
+def test_values_of_0_have_a_relative_error_of_0_for_an_empty_state() -> None:
     """An empty state predicts the value 0 without error, whatever the divisor. For every other value its relative error is 1."""
     states = random(1, 5, 2, 4)
     states[:, 1] = 0
@@ -218,7 +218,7 @@ def test_a_value_of_nothing_has_no_relative_error_of_its_own() -> None:
     assert after["sparse"]["position"][0].T.tolist() == [[0]] * 4
 
 
-def test_numerical_gradients() -> None:
+def test_gradients_match_numerical_gradients() -> None:
     of = Cascade(window(1, "sliding"), sparse(2), GROUPED)
 
     def outputs(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -252,7 +252,7 @@ def test_its_state_is_what_it_says(heads: Shape, keep: str, dtype: torch.dtype) 
     assert sum(tensor[0].nbytes for tensor in after["sparse"].values()) == wanted
 
 
-def test_operations() -> None:
+def test_operation_count() -> None:
     """Return the operations: two products of 64 pairs with 4 numbers for each head. A score that reads the state multiplies 5 ×
     4 numbers by 65 pairs.
     """

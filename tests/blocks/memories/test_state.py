@@ -51,7 +51,7 @@ def recalled(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_lawcats_equation_8(form: str) -> None:
+def test_state_with_gate_matches_equation_8_of_lawcat(form: str) -> None:
     """Numerator and normaliser have gates G_t = α_tᵀ 1 of d_k × d_v entries. The normaliser is the mean over the d_v columns."""
     query, key, value = positive(SHAPE, 7)
     alpha = torch.rand(1, 7, 4, 5, dtype=torch.float64)
@@ -75,7 +75,7 @@ def test_lawcats_equation_8(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_lolcats_equation_3(form: str) -> None:
+def test_state_matches_equation_3_of_lolcats(form: str) -> None:
     """ŷ_n = Σ_i φ(q_n)·φ(k_i) v_i / Σ_i φ(q_n)·φ(k_i). Query heads of one key head share a state, and documents are separate."""
     query, key, value = positive(SHARED, 8)
     tokens = documents([3, 5])
@@ -91,7 +91,7 @@ def test_lolcats_equation_3(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_without_normalisation_it_answers_the_numerator(form: str) -> None:
+def test_without_normalisation_the_output_is_the_numerator(form: str) -> None:
     """Without normalisation the output is o_t = q_t S_t as in GLA, of any sign, with one decay per head."""
     part = StateMemory(normalise=False)
     query, key, value = random(1, 6, 4, 5), random(1, 6, 4, 5), random(1, 6, 2, 3)
@@ -126,7 +126,7 @@ def test_a_raw_numerator_may_be_divided_by_the_root_of_the_features() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_decay_runs_on_clock_time_and_stands_still_for_padding(form: str) -> None:
+def test_decay_applies_at_tokens_without_a_pair_but_not_at_padding(form: str) -> None:
     """The state decays at tokens without a pair. Padding changes neither the state nor its decay."""
     query, key, value = positive(SHAPE, 6)
     decay = -torch.rand(1, 6, 4, dtype=torch.float64)
@@ -143,7 +143,7 @@ def test_decay_runs_on_clock_time_and_stands_still_for_padding(form: str) -> Non
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["nothing entered", "no common feature", "features of 0"])
-def test_no_mass_answers_0_with_finite_gradients(kind: str, form: str) -> None:
+def test_zero_mass_gives_0_with_finite_gradients(kind: str, form: str) -> None:
     query, key, value = positive(SHAPE, 5)
     present = torch.ones(1, 5, dtype=torch.bool)
     if kind == "nothing entered":
@@ -164,7 +164,7 @@ def test_no_mass_answers_0_with_finite_gradients(kind: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_are_finite_as_the_mass_runs_out(dtype: torch.dtype) -> None:
+def test_gradients_are_finite_as_the_mass_underflows(dtype: torch.dtype) -> None:
     """Queries and keys share no feature, and the decay is e^-1 per token: the mass goes through the whole range of float32 down
     to 0.
     """
@@ -196,7 +196,7 @@ def test_small_features_keep_their_mass() -> None:
 
 @pytest.mark.parametrize("size", [1.0, 50.0, 500.0])
 @pytest.mark.parametrize("normalise", [True, False])
-def test_exponential_features_by_their_logarithms(normalise: bool, size: float) -> None:
+def test_exponential_features_are_computed_from_their_logarithms(normalise: bool, size: float) -> None:
     """For exp features of ±size, o_t = Σ_s w_ts v_s / Σ_s w_ts with log w_ts = logsumexp_f(q_tf + k_sf + decays), in two calls."""
     shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=2, exponential=True)
     part = StateMemory(normalise=normalise)
@@ -225,7 +225,7 @@ def test_exponential_features_by_their_logarithms(normalise: bool, size: float) 
                 close(lse[0, t, head], weights.logsumexp(0), 1e-8)
 
 
-def test_both_forms_hand_on_states_that_the_other_takes() -> None:
+def test_each_form_continues_from_the_state_of_the_other_form() -> None:
     shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=2, exponential=True)
     query, key, value = 5 * random(1, 6, 4, 5), 5 * random(1, 6, 2, 5), random(1, 6, 2, 3)
     wanted, _ = recalled(StateMemory(), shape, (query, key, value), "reference")
@@ -273,7 +273,7 @@ def test_gradients(exponential: bool, form: str) -> None:
     assert_derivatives(run, (query, key, value, decay))
 
 
-def test_a_row_that_brings_nothing_keeps_its_state() -> None:
+def test_a_row_of_padding_keeps_its_state() -> None:
     shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=2, exponential=True)
     inputs, nothing = positive(shape, 4), torch.zeros(1, 4, dtype=torch.bool)
     decay = -torch.rand(1, 4, 2, dtype=torch.float64)

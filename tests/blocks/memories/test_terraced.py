@@ -38,7 +38,7 @@ def falling(pairs: Pairs, row: int, column: int) -> list[int]:
 @pytest.mark.parametrize("form", ["reference", "torch"])
 @pytest.mark.parametrize("calls", [WHOLE, ONE_BY_ONE, RAGGED], ids=["whole", "one by one", "ragged"])
 @pytest.mark.parametrize("size", [1, 2, 5, 20])
-def test_it_holds_its_own_chunk_and_the_one_before(size: int, calls: list[Call], form: str) -> None:
+def test_the_window_holds_the_current_and_the_previous_chunk(size: int, calls: list[Call], form: str) -> None:
     part, stream = terraced(size, position=ROPE), Stream(CONVOLVED, ROWS, size, convolved=4, terraced=True)
     angles = torch.arange(13)[:, None].float() * ROPE.frequencies(4)
     turn = torch.complex(angles.cos().double(), angles.sin().double())
@@ -66,7 +66,7 @@ def test_it_holds_its_own_chunk_and_the_one_before(size: int, calls: list[Call],
             assert not any(falling(evicted, index, column) for column in range(real, call.columns))
 
 
-def test_all_pairs_of_a_chunk_fall_at_the_first_token_of_the_second_after() -> None:
+def test_a_chunk_is_evicted_at_the_first_token_of_the_second_chunk_after_it() -> None:
     part, states = terraced(3), random(1, 10, 2, 4)
     inputs = {"query": random(1, 10, 4, 4), "pairs": pairs_at(states, [[*range(10)]])}
     (_, evicted), _ = computed(part, "torch", GROUPED, {}, counted(1, 10), empty(part, GROUPED, 1), **inputs)
@@ -75,7 +75,7 @@ def test_all_pairs_of_a_chunk_fall_at_the_first_token_of_the_second_after() -> N
     assert evicted.arrival[evicted.present].tolist() == [6, 6, 6, 9, 9, 9]
 
 
-def test_rows_stand_at_places_of_their_own() -> None:
+def test_rows_evict_independently() -> None:
     """One row evicts at columns where the other row does not. Missing places count as no pair."""
     part, states = terraced(2), random(2, 6, 2, 4)
     tokens = documents([6], [1, 5])
@@ -87,7 +87,7 @@ def test_rows_stand_at_places_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("form", ["reference", "torch"])
-def test_below_another_window_chunks_count_by_the_tokens_clock(form: str) -> None:
+def test_chunks_below_another_window_are_counted_by_tokens(form: str) -> None:
     """Below another window, pairs arrive late. Each belongs to the chunk of the token at which it enters, so none is lost or
     counted twice.
     """
@@ -109,7 +109,7 @@ def test_below_another_window_chunks_count_by_the_tokens_clock(form: str) -> Non
             close(partial.lse[0, t, head], logits.logsumexp(0))
 
 
-def test_a_call_that_starts_a_document_lets_nothing_of_the_last_one_fall() -> None:
+def test_a_new_document_at_the_start_of_a_call_evicts_no_earlier_pairs() -> None:
     part, states = terraced(2), random(1, 4, 2, 4)
     query, pairs = random(1, 4, 4, 4), pairs_at(states, [[0, 1, 2, 3]])
     (_, _), state = computed(part, "torch", GROUPED, {}, counted(1, 4), empty(part, GROUPED, 1), query=query, pairs=pairs)
@@ -123,7 +123,7 @@ def test_a_call_that_starts_a_document_lets_nothing_of_the_last_one_fall() -> No
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("evict", ["next", "drop"])
-def test_its_state_is_two_chunks(evict: str, dtype: torch.dtype) -> None:
+def test_the_state_has_two_chunks(evict: str, dtype: torch.dtype) -> None:
     part, states = terraced(3, evict=evict), random(2, 5, 2, 4, dtype=dtype)
     pairs = pairs_at(states, [[0, 1, 2, 3, 4]] * 2, random(2, 5, 4, 4, dtype=dtype))
     before = empty(part, CONVOLVED, 2, dtype)

@@ -47,7 +47,7 @@ def compared(error: str, query: Tensor, key: Tensor, *, logarithm: bool = False)
 @pytest.mark.parametrize("logarithm", [False, True], ids=["plain", "logarithm"])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("error", ERRORS)
-def test_they_are_double_sums(
+def test_weight_errors_equal_double_sums(
     error: str, heads: tuple[int, int, int], logarithm: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five stored pairs precede the call's seven tokens. A token sees itself and the five before it. Padding sees nothing."""
@@ -88,7 +88,7 @@ def one_pair(error: str, logit: float, feature: float, *, logarithm: bool, dtype
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("logit", [-500.0, 0.0, 500.0])
 @pytest.mark.parametrize("error", ERRORS)
-def test_exponents_stop_where_squares_still_fit(error: str, logit: float, dtype: torch.dtype) -> None:
+def test_exponents_saturate_below_overflow_of_their_squares(error: str, logit: float, dtype: torch.dtype) -> None:
     for log in (-500.0, 0.0, 500.0):
         error_sum = one_pair(error, logit, log / 2, logarithm=True, dtype=dtype)
         assert error_sum.dtype == torch.promote_types(dtype, torch.float32)
@@ -101,7 +101,9 @@ def test_exponents_stop_where_squares_still_fit(error: str, logit: float, dtype:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("logarithm", [False, True], ids=["plain", "logarithm"])
 @pytest.mark.parametrize("error", ["squared_error", "absolute_error"])
-def test_what_stops_does_so_at_one_number(error: str, logarithm: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saturated_exponents_have_exactly_equal_errors(
+    error: str, logarithm: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Saturated exponents give exactly equal errors although exp is one unit in the last place off on some machines."""
     exactly = torch.Tensor.exp
     monkeypatch.setattr(torch.Tensor, "exp", lambda exponents: exactly(exponents).nextafter(torch.zeros_like(exponents)))
@@ -110,7 +112,7 @@ def test_what_stops_does_so_at_one_number(error: str, logarithm: bool, dtype: to
         assert one_pair(error, log, log / 2 if logarithm else math.exp(log / 2), logarithm=logarithm, dtype=dtype).item() == 0.0
 
 
-def test_features_that_peak_apart_have_a_small_product() -> None:
+def test_features_with_separate_maxima_have_a_small_product() -> None:
     """With log φ(q) = (30, -30) and log φ(k) = (-30, 30), the maxima add up to 60 but the product is 2. For q·k = 0 it should be
     1.
     """
@@ -122,14 +124,14 @@ def test_features_that_peak_apart_have_a_small_product() -> None:
 
 
 @pytest.mark.parametrize("logarithm", [False, True], ids=["plain", "logarithm"])
-def test_only_the_choice_hangs_on_them(logarithm: bool) -> None:
+def test_weight_errors_have_no_gradient(logarithm: bool) -> None:
     query, key = random(1, 4, 2, 4).requires_grad_(), random(1, 4, 2, 4).requires_grad_()
     features = compared("squared_error", query.exp(), key.exp(), logarithm=logarithm)
     seen = everything(torch.ones(1, 4, 4, dtype=torch.bool).tril())
     assert not error_sums(*features, query, key, pairs_at(key, [[*range(4)]]), counted(1, 4), seen).requires_grad
 
 
-def test_what_nobody_sees_has_no_error() -> None:
+def test_pairs_that_no_query_sees_have_error_0() -> None:
     """A pair that no query sees has error 0, even beside features that are out of range."""
     query, key = random(1, 3, 2, 4), random(1, 5, 2, 4)
     features = compared("overestimate", query.exp(), 1e9 * key.exp())
@@ -140,7 +142,7 @@ def test_what_nobody_sees_has_no_error() -> None:
 
 @pytest.mark.parametrize("shape", ["sliding", "terraced"])
 @pytest.mark.parametrize("error", ERRORS)
-def test_they_travel_with_every_pair_that_falls(error: str, shape: str) -> None:
+def test_evicted_pairs_carry_their_error_sums(error: str, shape: str) -> None:
     """Evicted pairs carry the sums over all queries that saw them in the window, for every split of the sequence."""
     of = Cascade(window(3, shape), sparse(0, error), CONVOLVED)
     stream = streamed(of)
@@ -171,7 +173,7 @@ def summed(evicted: Pairs, row: int, values: Tensor) -> dict[int, list[float]]:
     }
 
 
-def test_a_cache_hands_them_on() -> None:
+def test_cached_error_sums_are_equal_for_every_split() -> None:
     """The state of the cache holds the sums of its pairs from the window above, over any number of evictions."""
     of = Cascade(window(2, "sliding"), sparse(3, "overestimate"), CONVOLVED)
     stream = streamed(of)
@@ -182,7 +184,7 @@ def test_a_cache_hands_them_on() -> None:
 
 
 @pytest.mark.parametrize("logarithm", [False, True], ids=["plain", "logarithm"])
-def test_many_large_features_still_fit(logarithm: bool) -> None:
+def test_many_large_features_are_finite_in_float32(logarithm: bool) -> None:
     """128 features of e^20 on both sides stay in range in float32. The first query does not see the second pair."""
     key, logs = torch.zeros(1, 2, 1, 4), torch.full((1, 2, 1, 128), 20.0)
     given_features = logs if logarithm else logs.exp()

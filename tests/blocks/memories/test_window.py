@@ -26,7 +26,7 @@ CONVOLVED = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, convolved_hea
 @pytest.mark.parametrize("form", ["reference", "torch"])
 @pytest.mark.parametrize("calls", [WHOLE, ONE_BY_ONE, RAGGED], ids=["whole", "one by one", "ragged"])
 @pytest.mark.parametrize("size", [1, 2, 4, 20])
-def test_it_holds_the_last_pairs(size: int, calls: list[Call], form: str) -> None:
+def test_the_window_holds_the_last_pairs(size: int, calls: list[Call], form: str) -> None:
     part, stream = Window(size=size, position=ROPE), Stream(CONVOLVED, ROWS, size, convolved=4)
     angles = torch.arange(11)[:, None].float() * ROPE.frequencies(4)
     turn = torch.complex(angles.cos().double(), angles.sin().double())
@@ -58,7 +58,7 @@ def test_it_holds_the_last_pairs(size: int, calls: list[Call], form: str) -> Non
                 assert torch.equal(state["value"][index, place % size], stream.value[index, pair])
 
 
-def test_a_document_that_starts_at_the_first_token_sees_and_drops_nothing_of_the_state() -> None:
+def test_a_new_document_at_the_start_of_a_call_neither_sees_nor_evicts_earlier_pairs() -> None:
     part, stream = Window(size=3), Stream(GROUPED, [[5], [5]], 3)
     query, pairs, tokens = stream.call(Call([5, 5], 5))
     (wanted, _), _ = computed(part, "torch", GROUPED, {}, tokens, empty(part, GROUPED, 2), query=query, pairs=pairs)
@@ -69,7 +69,7 @@ def test_a_document_that_starts_at_the_first_token_sees_and_drops_nothing_of_the
     assert evicted.position.tolist() == [[-1, -1, -1, 0, 1]] * 2
 
 
-def test_what_falls_into_it_may_have_gaps() -> None:
+def test_pairs_may_arrive_with_gaps() -> None:
     """Below another window nothing enters at first. An empty window returns 0 and no mass."""
     for form in ("reference", "torch"):
         part, states = Window(size=2, position=ROPE), random(1, 4, 2, 4)
@@ -107,7 +107,7 @@ def test_its_state_is_what_it_says(dtype: torch.dtype, evict: str, convolved: in
     assert sum(slot.bytes(width) for slot in slots) == numbers * width + 3 * 8 == sum(held[0].nbytes for held in after.values())
 
 
-def test_gradients_of_an_answer_across_documents_are_finite() -> None:
+def test_gradients_across_documents_are_finite() -> None:
     for form in ("reference", "torch"):
         part = Window(size=2, position=ROPE, weight="learned")
         states, query = random(1, 6, 2, 4).requires_grad_(), random(1, 6, 4, 4).requires_grad_()
@@ -121,7 +121,7 @@ def test_gradients_of_an_answer_across_documents_are_finite() -> None:
             assert gradient.abs().sum() > 0
 
 
-def test_operations_and_size() -> None:
+def test_operation_count_and_state_size() -> None:
     # Two products of 64 pairs with 4 numbers of 4 heads, a multiply-add each; the same however long the past.
     assert Window().flops(GROUPED, 10_000) == Window().prefill_flops(GROUPED, 10_000) == 2 * 2 * 64 * 4 * 4
     # Both ways 63 more come after the token, as many as there are.

@@ -110,11 +110,11 @@ def test_it_is_the_definition(head: dict[str, Any], shape: Shape, bounds: tuple[
         "padding, terraced, decay",
     ],
 )
-def test_rows_of_several_documents_and_rows_that_end_early(memory: list[Any], tokens: Tokens, rows: int) -> None:
+def test_several_documents_and_rows_that_end_early_match_the_definition(memory: list[Any], tokens: Tokens, rows: int) -> None:
     assert_defined({**LOLCATS, "memory": memory}, GROUPED, LENGTH, parts=JOINT, rows=rows, tokens=tokens)
 
 
-def test_a_call_of_padding_alone_hands_on_what_it_was_handed() -> None:
+def test_padding_alone_returns_the_state_unchanged() -> None:
     """A row that ended in the previous call returns its state unchanged."""
     position = torch.arange(LENGTH).expand(2, -1)
     tokens = Tokens(position, None, position < torch.tensor([[LENGTH], [10]]))
@@ -137,7 +137,7 @@ DECODERS = ["lolcats", "row_max, convolved", "terraced", "channel", "terraced, c
 
 
 @pytest.mark.parametrize(("head", "shape"), DECODED, ids=DECODERS)
-def test_a_step_of_decode_is_the_definition(head: dict[str, Any], shape: Shape) -> None:
+def test_a_decode_step_matches_the_definition(head: dict[str, Any], shape: Shape) -> None:
     """Rows are at different positions, four tokens apart. The ring wraps around, two chunks are evicted, and the document is not
     the row's first.
     """
@@ -167,7 +167,7 @@ def test_a_step_of_decode_is_the_definition(head: dict[str, Any], shape: Shape) 
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_step_writes_over_its_state_only_where_it_may(in_place: bool) -> None:
+def test_a_decode_step_overwrites_its_state_only_if_in_place(in_place: bool) -> None:
     spec, data = complete(LOLCATS), inputs(GROUPED, 1, 8).to(torch.float32)
     module = build_head(spec, GROUPED).float()
     with torch.no_grad(), nothing_refused():
@@ -179,7 +179,7 @@ def test_a_step_writes_over_its_state_only_where_it_may(in_place: bool) -> None:
     assert all((after[name] is value) is in_place for name, value in state.items())
 
 
-def test_large_logits_stay_finite_and_right() -> None:
+def test_large_logits_match_the_definition() -> None:
     """The window's mass is e^50 times the state's mass, or negligible beside it."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, LENGTH, 1, 8, generator=generator) for _ in range(3))
@@ -198,7 +198,7 @@ def test_large_logits_stay_finite_and_right() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 6])
 @pytest.mark.parametrize("steepest", [1.0, 60.0])
-def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float, chunk: int) -> None:
+def test_steep_decays_have_finite_outputs_and_gradients(steepest: float, chunk: int) -> None:
     """A decay per feature of up to e^-60 per token exceeds the range of float32 over a block, in either direction."""
     generator, held = torch.Generator().manual_seed(1), 4 if chunk == 1 else 2 * chunk
     query, key, value = (torch.randn(1, LENGTH, 1, 8, generator=generator) for _ in range(3))
@@ -238,7 +238,7 @@ def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float, c
 
 @pytest.mark.parametrize("chunk", [1, 6])
 @pytest.mark.parametrize("own", [(), (8,)], ids=["head", "channel"])
-def test_a_decay_of_nothing_left_is_no_number_of_its_own(own: tuple[int, ...], chunk: int) -> None:
+def test_a_decay_of_minus_infinity_equals_a_very_steep_decay(own: tuple[int, ...], chunk: int) -> None:
     """A decay of -inf has the same outputs, states and gradients as e^-100, and later tokens are as exact as before."""
     generator, held = torch.Generator().manual_seed(1), 4 if chunk == 1 else 2 * chunk
     query = torch.randn(1, LENGTH, 1, 8, generator=generator)
@@ -300,5 +300,5 @@ def test_it_is_what_auto_takes_on_a_gpu_and_covers_the_read() -> None:
     ],
     ids=["mixture", "parallel", "a third memory", "two states"],
 )
-def test_where_more_than_the_two_is_read_or_fed_it_is_no_match(head: dict[str, Any]) -> None:
+def test_the_pattern_does_not_match_if_other_memories_are_read_or_fed(head: dict[str, Any]) -> None:
     assert not any(step.form.description.startswith(SAYS) for step in lower(graph_of(head), "triton", ON_GPU).steps)

@@ -57,7 +57,7 @@ def test_any_split_is_the_whole(part: Mixer, cuts: list[int], form: str) -> None
 
 
 @pytest.mark.parametrize("part", ONE_WAY + BOTH_WAYS, ids=named)
-def test_the_fast_form_is_the_definition(part: Mixer) -> None:
+def test_the_fast_form_matches_the_definition(part: Mixer) -> None:
     """Outputs, the state, and the gradients of parameters, hidden states and the initial state are equal."""
     parameters, hidden = drawn(part, GROUPED), random(2, 20, 6)
     tokens = Tokens(
@@ -79,7 +79,7 @@ def test_the_fast_form_is_the_definition(part: Mixer) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("part", ONE_WAY + BOTH_WAYS, ids=named)
-def test_a_document_never_sees_its_neighbour(part: Mixer, form: str) -> None:
+def test_documents_are_independent(part: Mixer, form: str) -> None:
     lengths = [1, 4, 2, 5]
     parameters, hidden = drawn(part, GROUPED), random(1, sum(lengths), 6)
     packed = from_empty(part, parameters, hidden, documents(lengths), form)
@@ -89,7 +89,7 @@ def test_a_document_never_sees_its_neighbour(part: Mixer, form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("part", ONE_WAY + BOTH_WAYS, ids=named)
-def test_padding_leaves_no_trace(part: Mixer, form: str) -> None:
+def test_padding_changes_nothing(part: Mixer, form: str) -> None:
     """Rows with 5, 3 and 0 real tokens ignore the random padding at their end."""
     real = [5, 3, 0]
     parameters, hidden = drawn(part, GROUPED), random(3, 5, 6)
@@ -105,7 +105,7 @@ def test_padding_leaves_no_trace(part: Mixer, form: str) -> None:
 
 
 @pytest.mark.parametrize("part", ONE_WAY + BOTH_WAYS, ids=named)
-def test_documents_and_padding_together(part: Mixer) -> None:
+def test_padding_after_several_documents_changes_nothing(part: Mixer) -> None:
     """Padding has the segment of the last document, which still ends before it."""
     parameters, hidden = drawn(part, GROUPED), random(1, 9, 6)
     tokens = documents([3, 6])
@@ -128,7 +128,7 @@ def test_a_document_that_starts_at_the_first_token_does_not_see_the_state(part: 
 
 
 @pytest.mark.parametrize("part", BOTH_WAYS, ids=named)
-def test_both_ways_are_one_way_and_one_way_over_the_flipped_document(part: Mixer) -> None:
+def test_both_directions_equal_a_forward_and_a_reversed_pass(part: Mixer) -> None:
     once = part.model_copy(update={"both_ways": False})
     parameters, hidden, tokens = drawn(part, GROUPED), random(2, 7, 6), counted(2, 7)
     back = {name: parameters[f"backward_{name}"] for name in once.parameters(GROUPED)}
@@ -140,7 +140,7 @@ def test_both_ways_are_one_way_and_one_way_over_the_flipped_document(part: Mixer
     assert state == {}
 
 
-def test_each_document_is_turned_round_in_its_place() -> None:
+def test_reversal_flips_each_document_in_place() -> None:
     segment = torch.tensor([[0, 0, 0, 1, 1, 2], [1, 1, 1, 2, 2, 2], [0, 0, 0, 0, 0, 0]])
     valid = torch.tensor([6, 4, 0])[:, None] > torch.arange(6)
     position = torch.zeros_like(segment)
@@ -153,7 +153,7 @@ def test_each_document_is_turned_round_in_its_place() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("part", ONE_WAY + BOTH_WAYS, ids=named)
-def test_bfloat16_stays_near_float64(part: Mixer, form: str) -> None:
+def test_bfloat16_is_close_to_float64(part: Mixer, form: str) -> None:
     parameters, hidden = drawn(part, GROUPED, torch.bfloat16), random(2, 200, 6, dtype=torch.bfloat16)
     got = from_empty(part, parameters, hidden, counted(2, 200), form)
     assert got.dtype == torch.bfloat16
@@ -163,7 +163,7 @@ def test_bfloat16_stays_near_float64(part: Mixer, form: str) -> None:
 
 
 @pytest.mark.parametrize("part", ONE_WAY, ids=named)
-def test_the_state_is_kept_as_its_slots_say(part: Mixer) -> None:
+def test_the_state_has_the_declared_slots(part: Mixer) -> None:
     state = empty(part, GROUPED, 1, torch.bfloat16)
     _, last = mixed(
         part, "torch", drawn(part, GROUPED, torch.bfloat16), random(1, 3, 6, dtype=torch.bfloat16), counted(1, 3), state
@@ -171,7 +171,7 @@ def test_the_state_is_kept_as_its_slots_say(part: Mixer) -> None:
     assert {name: tensor.dtype for name, tensor in last.items()} == {name: tensor.dtype for name, tensor in state.items()}
 
 
-def test_a_spec_names_it_by_its_kind() -> None:
+def test_mixers_are_parsed_by_their_kind() -> None:
     class Layer(BaseModel):
         mix_input: MixerConfig
 
@@ -183,13 +183,13 @@ def test_a_spec_names_it_by_its_kind() -> None:
             Layer.model_validate({"mix_input": wrong})
 
 
-def test_both_ways_cost_two_and_a_sum() -> None:
+def test_both_directions_count_twice_the_operations_and_a_sum() -> None:
     for once, both in zip(ONE_WAY, BOTH_WAYS, strict=True):
         assert both.flops(GROUPED, 100) == 2 * once.flops(GROUPED, 100) + 6
 
 
 @pytest.mark.parametrize("both_ways", [False, True])
-def test_a_token_is_seen_from_where_it_may_be(both_ways: bool) -> None:
+def test_a_changed_token_changes_only_tokens_that_see_it(both_ways: bool) -> None:
     """A changed token changes the later tokens of its own document, and with both directions also the earlier ones."""
     tokens = documents([2, 6])
     for part in (ConvolutionMixer(kernel=3, both_ways=both_ways), RGLRU(both_ways=both_ways)):

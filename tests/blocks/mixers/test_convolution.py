@@ -37,7 +37,7 @@ def test_it_is_its_sum_over_taps(kernel: int, both_ways: bool) -> None:
         close(got[row], by_taps(hidden[row], lengths, parameters["weight"], parameters.get("backward_weight")))
 
 
-def test_it_is_latte_s_equation_15() -> None:
+def test_convolution_matches_lattes_equation_15() -> None:
     """The convolution is y_t = Σ_{i=0}^{K} w_i x_{t-i}, with K + 1 taps of which our last is w_0."""
     part = ConvolutionMixer(kernel=3)
     parameters, x = drawn(part, GROUPED), random(1, 6, 6)
@@ -54,7 +54,7 @@ def test_it_starts_as_the_identity(kernel: int, both_ways: bool) -> None:
     assert torch.equal(got, hidden)
 
 
-def test_the_state_is_the_last_inputs() -> None:
+def test_the_state_holds_the_last_inputs() -> None:
     part, hidden = ConvolutionMixer(kernel=4), random(1, 5, 6)
     _, state = mixed(part, "torch", drawn(part, GROUPED), hidden, counted(1, 5), empty(part, GROUPED, 1))
     assert torch.equal(state["hidden"], hidden[:, 2:])

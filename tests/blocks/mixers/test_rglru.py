@@ -43,7 +43,7 @@ def by_hand(document: list[list[float]], parameters: dict[str, Tensor], blocks: 
 @pytest.mark.parametrize("form", ["reference", "torch"])
 @pytest.mark.parametrize("both_ways", [False, True])
 @pytest.mark.parametrize("blocks", [1, 2, 6])
-def test_it_is_griffin_s_equations(blocks: int, both_ways: bool, form: str) -> None:
+def test_rglru_matches_the_equations_of_griffin(blocks: int, both_ways: bool, form: str) -> None:
     part = RGLRU(blocks=blocks, both_ways=both_ways)
     parameters, hidden = drawn(part, GROUPED), random(2, 8, 6)
     back = {name.removeprefix("backward_"): tensor for name, tensor in parameters.items() if name.startswith("backward_")}
@@ -59,7 +59,7 @@ def test_it_is_griffin_s_equations(blocks: int, both_ways: bool, form: str) -> N
             first += length
 
 
-def test_the_state_is_the_last_output() -> None:
+def test_the_state_holds_the_last_output() -> None:
     part, hidden = RGLRU(), random(2, 5, 6)
     output, state = mixed(part, "torch", drawn(part, GROUPED), hidden, counted(2, 5), empty(part, GROUPED, 2))
     close(state["hidden"], output[:, -1])
@@ -75,7 +75,7 @@ def test_its_parameters() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_it_starts_with_a_to_the_c_between_0_9_and_0_999(dtype: torch.dtype) -> None:
+def test_decays_start_between_0_9_and_0_999(dtype: torch.dtype) -> None:
     """a^c, the decay of a token with an open recurrence gate, is uniform (section 2.4)."""
     shape = Shape(hidden_size=4096, heads=1, key_heads=1, head_dim=4)
     part = RGLRU(blocks=4096)
@@ -90,7 +90,7 @@ def test_it_starts_with_a_to_the_c_between_0_9_and_0_999(dtype: torch.dtype) -> 
     assert not parameters["input_bias"].any()
 
 
-def test_its_gates_start_with_unit_logits() -> None:
+def test_gates_start_with_unit_logits() -> None:
     shape = Shape(hidden_size=64, heads=1, key_heads=1, head_dim=4)
     for blocks in (1, 8):
         weight = started(RGLRU(blocks=blocks), shape)["input_weight"]
@@ -100,7 +100,7 @@ def test_its_gates_start_with_unit_logits() -> None:
 @pytest.mark.parametrize("form", ["reference", "torch"])
 @pytest.mark.parametrize("decay", [-200.0, 0.0, 20.0, 90.0, 1e4])
 @pytest.mark.parametrize("logit", [-1e4, -95.0, 0.0, 1e4])
-def test_outputs_and_gradients_are_finite_where_a_is_0_or_1(logit: float, decay: float, form: str) -> None:
+def test_outputs_and_gradients_are_finite_for_decays_of_0_and_1(logit: float, decay: float, form: str) -> None:
     """In float32, a_t rounds to 1 long before its logarithm is 0. For smaller values the logarithm rounds to 0, too."""
     part = RGLRU()
     parameters = drawn(part, GROUPED, torch.float32)
@@ -114,7 +114,7 @@ def test_outputs_and_gradients_are_finite_where_a_is_0_or_1(logit: float, decay:
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_gradients_are_right_near_a_of_1() -> None:
+def test_gradients_are_accurate_for_decays_near_1() -> None:
     """The gradient of √(1 - a²) in float32 is as good as in float64 from log a = -1e-12 on."""
     part, hidden = RGLRU(), random(1, 6, 6)
     parameters = drawn(part, GROUPED)
@@ -129,7 +129,7 @@ def test_gradients_are_right_near_a_of_1() -> None:
     assert answers[1][-1].abs().max() > 1e-3
 
 
-def test_gradients_are_derivatives() -> None:
+def test_gradients_match_numerical_gradients() -> None:
     part = RGLRU(blocks=2)
     names, hidden = list(part.parameters(GROUPED)), random(1, 5, 6)
 
@@ -140,7 +140,7 @@ def test_gradients_are_derivatives() -> None:
     assert_derivatives(run, (hidden, *drawn(part, GROUPED).values()))
 
 
-def test_float32_stays_near_float64_over_131072_tokens() -> None:
+def test_float32_is_close_to_float64_over_131072_tokens() -> None:
     shape, part, length = Shape(hidden_size=4, heads=1, key_heads=1, head_dim=4), RGLRU(), 131_072
     parameters = drawn(part, shape, torch.float32) | {"decay": torch.tensor([2.0, 6.0, 9.0, 14.0])}
     hidden = random(1, length, 4, dtype=torch.float32)

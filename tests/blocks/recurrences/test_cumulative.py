@@ -50,7 +50,7 @@ def check(got: Cumulative, logits: Tensor, segment: Tensor | None, before: Tenso
 
 @pytest.mark.parametrize("size", [1.0, 50.0, 500.0])
 @pytest.mark.parametrize("length", LENGTHS)
-def test_it_is_the_running_logsumexp(length: int, size: float) -> None:
+def test_z_equals_the_running_logsumexp(length: int, size: float) -> None:
     logits = size * random(2, length, 3, 2)
     logits[0, length // 2], logits[1, 0] = -math.inf, -math.inf  # no token there
     empty = nothing(logits)
@@ -61,7 +61,7 @@ def test_it_is_the_running_logsumexp(length: int, size: float) -> None:
 
 @pytest.mark.parametrize("size", [1.0, 500.0])
 @pytest.mark.parametrize("length", SEGMENTS)
-def test_a_document_starts_from_nothing(length: int, size: float) -> None:
+def test_documents_start_without_the_initial_sum(length: int, size: float) -> None:
     """Segment 0 continues the initial sum. Any other segment does not, even as the first of the row."""
     logits, segment = size * random(2, length, 3, 2), torch.tensor(SEGMENTS[length])
     logits[0, length // 2] = -math.inf
@@ -70,14 +70,14 @@ def test_a_document_starts_from_nothing(length: int, size: float) -> None:
 
 
 @pytest.mark.parametrize("length", [2, 7, 16, 40])
-def test_any_documents(length: int) -> None:
+def test_random_documents_match_the_definition(length: int) -> None:
     for _ in range(5):
         logits, segment = 100 * random(2, length, 1, 2), (torch.rand(2, length) < 0.3).long().cumsum(1)
         empty = nothing(logits)
         check(cumulate(logits, segment, *empty), logits, segment, empty[0])
 
 
-def test_constant_logits_count() -> None:
+def test_constant_logits_give_cumulative_averages() -> None:
     """For constant logits the key is 1/t and the decay log((t-1)/t), so the recurrence is the cumulative average."""
     got = cumulate(torch.full((1, 20, 1, 2), 300.0), None, *nothing(torch.zeros(1, 1, 1, 2)))
     count = torch.arange(1.0, 21.0)
@@ -87,7 +87,7 @@ def test_constant_logits_count() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_example_of_appendix_b_3(dtype: torch.dtype) -> None:
+def test_the_example_of_appendix_b_3_is_exact(dtype: torch.dtype) -> None:
     """y = [1, 10, 1000]: subtracting the global maximum would leave nothing of the first two."""
     logits = torch.tensor([1.0, 10.0, 1000.0, 1000.0], dtype=dtype)[None, :, None, None]
     got = cumulate(logits, None, *nothing(logits))
@@ -97,7 +97,7 @@ def test_the_example_of_appendix_b_3(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_jumps_of_500_either_way(dtype: torch.dtype) -> None:
+def test_jumps_of_500_are_finite_and_exact(dtype: torch.dtype) -> None:
     logits = 500 * torch.randint(-1, 2, (2, 200, 2, 3)).double() + random(2, 200, 2, 3)
     empty = nothing(logits)
     segment = torch.tensor([[0] * 90 + [1] * 110, [1] * 200])
@@ -109,7 +109,7 @@ def test_jumps_of_500_either_way(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("pieces", [[1] * 9, [4, 5], [8, 1], [1, 3, 2, 3]], ids=str)
-def test_the_sum_is_handed_on(pieces: list[int], documents: bool) -> None:
+def test_a_split_sequence_equals_one_call(pieces: list[int], documents: bool) -> None:
     logits = 300 * random(2, 9, 2, 3)
     logits[0, 0], logits[:, 4] = -math.inf, -math.inf
     segment = torch.tensor([[0, 0, 0, 0, 1, 1, 2, 2, 2], [1, 1, 2, 3, 3, 3, 3, 3, 4]]) if documents else None
@@ -143,7 +143,7 @@ def test_absent_tokens_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 6])
-def test_nothing_but_absent_tokens_is_finite(length: int) -> None:
+def test_absent_tokens_alone_are_finite(length: int) -> None:
     logits = torch.full((1, length, 2, 3), -math.inf, dtype=torch.float64, requires_grad=True)
     got = cumulate(logits, None, *nothing(logits.detach()))
     assert not got.key.any()
@@ -156,7 +156,7 @@ def test_nothing_but_absent_tokens_is_finite(length: int) -> None:
 
 @pytest.mark.parametrize("size", [1.0, 30.0])
 @pytest.mark.parametrize("cut", [None, 1, 4])
-def test_gradients_are_those_of_the_logsumexp(cut: int | None, size: float) -> None:
+def test_gradients_equal_those_of_the_logsumexp(cut: int | None, size: float) -> None:
     """Gradients pass through z and through the final sum: decay and key of t depend on every earlier θ."""
     logits, segment = size * random(1, 9, 2, 3), torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1, 1]])
     weights = random(2, 1, 9, 2, 3)
@@ -178,7 +178,7 @@ def test_gradients_are_those_of_the_logsumexp(cut: int | None, size: float) -> N
     close(torch.autograd.grad(loss, logits)[0], wanted[0])
 
 
-def test_gradients_stay_finite_at_jumps_and_absent_tokens() -> None:
+def test_gradients_are_finite_at_jumps_and_absent_tokens() -> None:
     logits = 500 * random(2, 50, 1, 3, dtype=torch.float32)
     logits[:, ::7] = -math.inf
     logits.requires_grad_()
@@ -190,7 +190,7 @@ def test_gradients_stay_finite_at_jumps_and_absent_tokens() -> None:
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 5.0])
 @pytest.mark.parametrize("piece", [131_072, 2048])
-def test_131072_tokens_in_float32(piece: int, size: float) -> None:
+def test_float32_matches_float64_over_131072_tokens(piece: int, size: float) -> None:
     """Keys, decays, their sums, the last normaliser and means of values match float64 over 131,072 tokens."""
     length = 131_072
     logits = size * random(1, length, 1, 2, dtype=torch.float32)

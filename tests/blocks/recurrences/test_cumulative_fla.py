@@ -33,7 +33,7 @@ def answers(dtype: torch.dtype, segment: torch.Tensor | None, *, kernel: bool) -
     return [output.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
-def test_the_first_token_of_a_document_drops_nothing() -> None:
+def test_a_documents_first_token_does_not_round_later_decays() -> None:
     """The steepest decay that the kernels accept would round the sums of all later decays, an error of 3e-6 of the output."""
     for segment in (None, (torch.arange(LENGTH)[None] >= 6).long()):
         wanted = answers(torch.float64, segment, kernel=False)

@@ -46,7 +46,7 @@ def log_weights(
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_outputs_are_those_of_exp(heads: tuple[int, int], kind: str, documents: bool, jump: float, form: str) -> None:
+def test_outputs_equal_those_of_exp(heads: tuple[int, int], kind: str, documents: bool, jump: float, form: str) -> None:
     query_heads, state_heads = heads
     log_query, log_key = jump * random(2, 9, query_heads, 3), jump * random(2, 9, state_heads, 3)
     log_key[0, 2], log_key[1, :3] = -math.inf, -math.inf  # no key there
@@ -72,7 +72,7 @@ def test_outputs_are_those_of_exp(heads: tuple[int, int], kind: str, documents: 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("documents", [False, True])
-def test_the_running_maximum(kind: str, documents: bool) -> None:
+def test_the_running_maximum_follows_its_recurrence(kind: str, documents: bool) -> None:
     """M_t = max(M_{t-1} + g_t, ℓ_t), from -∞ at a document's first token. Every exponential is at most 1."""
     for length in (1, 2, 3, 8, 13):
         log_query, log_key, maximum = 50 * random(2, length, 2, 3), 50 * random(2, length, 2, 3), 50 * random(2, 2, 3)
@@ -96,7 +96,7 @@ def test_the_running_maximum(kind: str, documents: bool) -> None:
 
 @pytest.mark.parametrize("cut", [1, 4, 8])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_maximum_is_handed_on(kind: str, cut: int) -> None:
+def test_a_split_sequence_equals_one_call(kind: str, cut: int) -> None:
     log_query, log_key, value = 300 * random(2, 9, 2, 3), 300 * random(2, 9, 2, 3), random(2, 9, 2, 2)
     log_key[:, 0] = -math.inf
     decay = decays(kind, 2, 9, 2, 3)
@@ -115,7 +115,7 @@ def test_the_maximum_is_handed_on(kind: str, cut: int) -> None:
     close(state, last)
 
 
-def test_nothing_but_absent_keys_is_finite() -> None:
+def test_absent_keys_alone_are_finite() -> None:
     nothing = torch.full((1, 4, 2, 3), -math.inf, dtype=torch.float64)
     got = stabilise(random(1, 4, 2, 3), nothing, None, None, nothing[:, 0])
     assert not got.key.any()
@@ -124,7 +124,7 @@ def test_nothing_but_absent_keys_is_finite() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_those_of_exp(kind: str) -> None:
+def test_gradients_equal_those_of_exp(kind: str) -> None:
     """The maximum cancels, so it has no gradient. The other gradients are those of exp."""
     log_query, log_key, value = random(1, 7, 4, 3), random(1, 7, 2, 3), random(1, 7, 2, 2)
     log_key[:, 3] = -math.inf
@@ -141,7 +141,7 @@ def test_gradients_are_those_of_exp(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_one_token_after_the_other_are_those_of_exp(kind: str) -> None:
+def test_gradients_token_by_token_equal_those_of_exp(kind: str) -> None:
     log_query, log_key, value = random(1, 7, 4, 3), random(1, 7, 2, 3), random(1, 7, 2, 2)
     decay = decays(kind, 1, 7, 2, 3)
     segment = torch.tensor([[0, 0, 0, 0, 1, 1, 1]])
@@ -162,7 +162,7 @@ def test_gradients_one_token_after_the_other_are_those_of_exp(kind: str) -> None
 
 
 @pytest.mark.parametrize("jump", [50.0, 500.0])
-def test_float32_stays_near_float64(jump: float) -> None:
+def test_float32_is_close_to_float64(jump: float) -> None:
     log_query, log_key, value = jump * random(1, 200, 2, 4), jump * random(1, 200, 2, 4), random(1, 200, 2, 2)
     value = torch.cat((value, torch.ones(1, 200, 2, 1)), dim=-1)
     decay, answers = decays("channel", 1, 200, 2, 4), []

@@ -24,7 +24,9 @@ CASES = [
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", additive_problems.HEADS, ids=str)
 @pytest.mark.parametrize(("recurrence", "rank"), CASES)
-def test_one_token(recurrence: ModuleType, rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+def test_step_and_chunked_match_the_naive_recurrence_for_one_token(
+    recurrence: ModuleType, rank: str, heads: tuple[int, int, int], documents: bool
+) -> None:
     problem = PROBLEMS[recurrence].draw(rank, heads, 1, documents=documents)
     expected = recurrence.naive(*problem.arguments())
     for form in (recurrence.step, recurrence.chunked):

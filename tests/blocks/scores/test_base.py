@@ -29,7 +29,7 @@ def by_the_words(score: list[float], gone: list[bool], count: int) -> list[int]:
 
 
 @given(PAIRS, strategies.data())
-def test_falling(pairs: list[tuple[float, bool]], data: strategies.DataObject) -> None:
+def test_pairs_to_evict_are_those_with_the_lowest_scores(pairs: list[tuple[float, bool]], data: strategies.DataObject) -> None:
     """Scores have ties, near ties, infinities, places without a pair and ineligible pairs, in two heads of opposite order."""
     score, gone = ([pair[of] for pair in pairs] for of in (0, 1))
     compete = gone.count(False)
@@ -48,6 +48,6 @@ def test_falling(pairs: list[tuple[float, bool]], data: strategies.DataObject) -
     assert chosen[0].T.tolist() == [by_the_words(*head, count) for head in heads]
 
 
-def test_all_fall_where_none_may_stay() -> None:
+def test_all_pairs_are_evicted_if_none_is_eligible() -> None:
     zero = torch.zeros(1, 3, 1)
     assert pairs_to_evict(zero, zero, zero == 0, zero > 0, 3).flatten().tolist() == [0, 1, 2]

@@ -13,7 +13,7 @@ from tests.composer.graph.memories_by_hand import mixed, uniform
 COUNT = 4096
 
 
-def test_chance_is_splitmix64() -> None:
+def test_random_scores_equal_splitmix64() -> None:
     """The mixing function gives the published outputs of two seeds, and the counter version equals it."""
     step = 0x9E3779B97F4A7C15
     first = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
@@ -34,7 +34,7 @@ def sample(seed: int = 0, layer: int = 0, first_head: int = 0, heads: int = 8, s
     return counter_uniform(seed, layer, first_head, torch.arange(start, start + COUNT)[None, :, None].expand(1, -1, heads))[0]
 
 
-def test_it_counts_by_seed_layer_head_and_position_alone() -> None:
+def test_random_scores_depend_only_on_seed_layer_head_and_position() -> None:
     whole = sample()
     assert torch.equal(whole, sample())
     assert torch.equal(whole[100:], sample(start=100)[:-100])
@@ -43,7 +43,7 @@ def test_it_counts_by_seed_layer_head_and_position_alone() -> None:
         assert not (whole == other).any()
 
 
-def test_chance_is_uniform() -> None:
+def test_random_scores_are_uniform() -> None:
     """The mean, the variance, sixteen equal bins and the correlation of neighbours are within five standard deviations."""
     numbers = sample()
     count, centred = numbers.numel(), numbers - 0.5

@@ -25,7 +25,7 @@ PAIRS = Contenders(
 )
 
 
-def test_recall_by_hand() -> None:
+def test_recall_scores_match_hand_computed_values() -> None:
     """The state is wrong by 3 for a value of length 5, and by 2 for a value of length 0, which gives a finite score."""
     assert SelfRecall().score(PAIRS).flatten().tolist() == [3.0, 2.0]
     share, endless = RelativeRecall().score(PAIRS).flatten().tolist()
@@ -34,7 +34,7 @@ def test_recall_by_hand() -> None:
     assert endless > 1e10
 
 
-def test_recent_is_the_position() -> None:
+def test_recent_scores_equal_the_position() -> None:
     assert Recent().score(PAIRS).flatten().tolist() == [4, 7]
 
 
@@ -42,7 +42,7 @@ def test_recent_is_the_position() -> None:
     ("kind", "wanted"),
     [("squared_error", [[9.0, 1.0]]), ("absolute_error", [[3.0, 1.0]]), ("overestimate", [[0.25, 1.5]])],
 )
-def test_errors_by_hand(kind: str, wanted: list[list[float]]) -> None:
+def test_weight_errors_match_hand_computed_values(kind: str, wanted: list[list[float]]) -> None:
     exact, product = torch.tensor([[4.0, 2.0]]), torch.tensor([[1.0, 3.0]])
     score = SCORES[kind]()
     assert isinstance(score, Score)
@@ -54,7 +54,7 @@ def test_a_weight_of_0_is_overestimated_finitely() -> None:
 
 
 @pytest.mark.parametrize("kind", SCORES)
-def test_what_it_reads_is_all_that_it_takes(kind: str) -> None:
+def test_scores_need_only_their_declared_inputs(kind: str) -> None:
     """A score returns a number for each pair and head from its declared inputs."""
     score, value = SCORES[kind](), random(2, 5, 3, 4)
     assert isinstance(score, Score)
@@ -68,7 +68,7 @@ def test_what_it_reads_is_all_that_it_takes(kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("kind", SCORES)
-def test_what_is_apart_by_more_than_rounding_is_not_equal(kind: str, dtype: torch.dtype) -> None:
+def test_scores_that_differ_by_more_than_rounding_are_not_ties(kind: str, dtype: torch.dtype) -> None:
     """The smallest scores are evicted although all scores are within a thousandth. Of scores one epsilon apart, the older pair
     stays.
     """

@@ -29,7 +29,7 @@ def visible_somewhere(batch: int, rows: int, columns: int) -> Tensor:
 
 @pytest.mark.parametrize("rows", [3, 512])
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2), (3, 1)], ids=str)
-def test_it_is_pytorchs_attention(heads: tuple[int, int], rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_equals_pytorchs_attention(heads: tuple[int, int], rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "ROWS", rows)
     query, key, value = random(2, 7, heads[0], 4), random(2, 9, heads[1], 4), random(2, 9, heads[1], 4)
     visible = visible_somewhere(2, 7, 9)
@@ -45,7 +45,7 @@ def test_it_is_pytorchs_attention(heads: tuple[int, int], rows: int, monkeypatch
         assert partial.lse[batch, t, head].item() == pytest.approx(math.log(sum(map(math.exp, logits))), rel=1e-10)
 
 
-def test_a_row_that_sees_nothing_gives_0_and_no_mass_and_finite_gradients() -> None:
+def test_rows_without_visible_pairs_have_zero_output_and_finite_gradients() -> None:
     tensors = [random(1, 3, 2, 4).requires_grad_(), random(1, 5, 2, 4).requires_grad_(), random(1, 5, 2, 4).requires_grad_()]
     visible = torch.ones(1, 3, 5, dtype=torch.bool)
     visible[0, 1] = False
@@ -59,7 +59,7 @@ def test_a_row_that_sees_nothing_gives_0_and_no_mass_and_finite_gradients() -> N
     assert not gradients[0][0, 1].any()
 
 
-def test_gradients_of_output_and_mass() -> None:
+def test_gradients_of_output_and_mass_match_numerical_gradients() -> None:
     visible = visible_somewhere(1, 3, 4)
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,14 +71,14 @@ def test_gradients_of_output_and_mass() -> None:
 
 
 @pytest.mark.parametrize("size", [50.0, 500.0])
-def test_any_logits(size: float) -> None:
+def test_logits_of_any_size_are_finite(size: float) -> None:
     logits = size * random(4, 6, dtype=torch.float32)
     weights, lse, _ = masked_softmax(logits, torch.ones(4, 6, dtype=torch.bool))
     close(weights.double(), logits.double().softmax(-1), 1e-5)
     close(lse.double(), logits.double().logsumexp(-1), 1e-5)
 
 
-def test_half_precision_has_float32_logits_and_mass() -> None:
+def test_half_precision_computes_logits_and_mass_in_float32() -> None:
     query, key, value = (4 * random(1, 6, 2, 32).bfloat16() for _ in range(3))
     visible = torch.ones(1, 6, 6, dtype=torch.bool).tril()
     partial = dense(query, key, value, visible)

@@ -15,7 +15,7 @@ HEADS = st.sampled_from([(2, 2), (4, 2), (3, 1)])
 
 
 @given(heads=HEADS, held=st.integers(1, 9), own=st.booleans(), hides=st.booleans(), seed=st.integers(0, 2**31))
-def test_one_query(heads: tuple[int, int], held: int, own: bool, hides: bool, seed: int) -> None:
+def test_one_query_matches_the_dense_form(heads: tuple[int, int], held: int, own: bool, hides: bool, seed: int) -> None:
     """Some places have no pair, and some rows have none at all. Pairs may belong to single query heads or be out of reach."""
     torch.manual_seed(seed)
     many, few = (heads[0], heads[0]) if own else heads
@@ -33,7 +33,7 @@ def test_one_query(heads: tuple[int, int], held: int, own: bool, hides: bool, se
 
 
 @given(heads=st.integers(1, 3), length=st.integers(1, 9), held=st.integers(1, 9), seed=st.integers(0, 2**31))
-def test_several_queries(heads: int, length: int, held: int, seed: int) -> None:
+def test_several_queries_match_the_dense_form(heads: int, length: int, held: int, seed: int) -> None:
     torch.manual_seed(seed)
     states = random(2, length, heads, 4), random(2, held, heads, 4), random(2, held, heads, 4)
     visible = torch.rand(2, heads, length, held) < 0.4
@@ -43,7 +43,7 @@ def test_several_queries(heads: int, length: int, held: int, seed: int) -> None:
     close(dense(*states, mask_bias(visible, torch.float32)).output, wanted.output)
 
 
-def test_half_precision_is_summed_in_float32() -> None:
+def test_half_precision_is_accumulated_in_float32() -> None:
     states = [random(2, 5, 2, 4).bfloat16() for _ in range(3)]
     got = native(*states, torch.zeros(2, 2, 5, 5))
     wanted = dense(*(of.double() for of in states), torch.ones(2, 5, 5, dtype=torch.bool))
@@ -63,7 +63,7 @@ def test_half_precision_is_summed_in_float32() -> None:
         ({"device": "cuda"}, "on a CPU only"),
     ],
 )
-def test_where_it_fits(setting: dict[str, bool], reason: str | None) -> None:
+def test_obstacles_name_unsupported_settings(setting: dict[str, bool], reason: str | None) -> None:
     for obstacle in (native_obstacle, native_step_obstacle):
         reason_found = obstacle(Setting(**setting))
         assert reason_found is None if reason is None else reason in str(reason_found)

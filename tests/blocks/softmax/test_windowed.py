@@ -69,7 +69,9 @@ def both(arguments: tuple, *, by_kernel: bool = False, gradients: bool = True) -
     gradients=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_it_is_the_mask(block: int, span: int, by_kernel: bool, gradients: bool, seed: int, **sizes: Any) -> None:
+def test_windowed_forms_match_dense_attention_with_a_mask(
+    block: int, span: int, by_kernel: bool, gradients: bool, seed: int, **sizes: Any
+) -> None:
     """The products form, which also returns the largest logit, and PyTorch's kernel match, with and without gradients. chunks:
     each query has its own reach.
     """
@@ -92,14 +94,14 @@ def test_it_is_the_mask(block: int, span: int, by_kernel: bool, gradients: bool,
 
 @pytest.mark.parametrize("by_kernel", [False, True])
 @pytest.mark.parametrize(("length", "size"), [(1, 64), (63, 64), (64, 64), (65, 64), (130, 3), (67, 66)])
-def test_blocks_as_they_are(length: int, size: int, by_kernel: bool) -> None:
+def test_default_block_sizes_match_dense_attention(length: int, size: int, by_kernel: bool) -> None:
     got, wanted = both(problem(length, size, (4, 2), True, True, True), by_kernel=by_kernel)
     close(got.output, wanted.output)
 
 
 @pytest.mark.parametrize("written_out", [True, False])
 @pytest.mark.parametrize("chunks", [False, True])
-def test_gradients_are_those_of_the_mask(written_out: bool, chunks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_match_dense_attention_with_a_mask(written_out: bool, chunks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of the output, the mass, the largest logit and all of them match. A gap of a whole window gives rows that see
     nothing.
     """
@@ -130,7 +132,7 @@ def test_gradients_are_those_of_the_mask(written_out: bool, chunks: bool, monkey
             close(got, wanted)
 
 
-def test_gradients_where_tensors_are_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_right_for_tensors_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients are right if entries are keys and values, an output is used twice, backward runs twice, and for each input
     alone.
     """
@@ -150,7 +152,7 @@ def test_gradients_where_tensors_are_used_twice(monkeypatch: pytest.MonkeyPatch)
         close(got, wanted)
 
 
-def test_half_precision() -> None:
+def test_half_precision_is_close_to_float64() -> None:
     states = [states.bfloat16() for states in problem(9, 4, (4, 2), False, False)[:3]]
     got = windowed(*states, None, None, 4)
     wanted = windowed(*(states.double() for states in states), None, None, 4)

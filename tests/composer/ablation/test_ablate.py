@@ -66,7 +66,9 @@ def listener(messages: list[str]) -> Callable[[AblationStep | None, Figures, int
     return tell
 
 
-def test_the_report(whole: tuple[Path, AblationReport, list[str]], teacher: Path, texts: Path, tmp_path: Path) -> None:
+def test_the_report_equals_stages_run_by_hand(
+    whole: tuple[Path, AblationReport, list[str]], teacher: Path, texts: Path, tmp_path: Path
+) -> None:
     """The report has the figures of the same stages run by hand."""
     out, report, messages = whole
     assert Counter(messages) == {"build": 1, "transfer": 1, "compare": 1, "finetune": 2, "evaluate": 2}
@@ -94,7 +96,7 @@ def test_the_report(whole: tuple[Path, AblationReport, list[str]], teacher: Path
     assert slow.spec_hash == read_record(student).spec_hash  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def test_models_by_the_names_of_their_variants(whole: tuple[Path, AblationReport, list[str]]) -> None:
+def test_models_are_named_after_their_variants(whole: tuple[Path, AblationReport, list[str]]) -> None:
     """Each variant's folder is the scored model, verifies and names its variant, although both share the first stage."""
     out, report, _ = whole
     assert [variant.models for variant in report.variants] == [{0: "variants/tiny-slow"}, {0: "variants/tiny-fast"}]
@@ -126,7 +128,7 @@ def _recipe_of(step: Path) -> float:
     return record.training[-1].recipe["lr"]
 
 
-def test_said_again_it_does_nothing(
+def test_a_second_run_changes_nothing(
     whole: tuple[Path, AblationReport, list[str]], sweep: str, ablation_request: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second run changes nothing. With other samples it only scores the models again."""
@@ -141,7 +143,7 @@ def test_said_again_it_does_nothing(
 
 
 @pytest.mark.parametrize(("error", "number"), [(KeyboardInterrupt(), signal.SIGINT), (Stopped("", signal.SIGTERM), signal.SIGTERM)])
-def test_what_is_interrupted_says_how_it_goes_on(
+def test_interrupted_ablations_report_how_to_continue(
     error: KeyboardInterrupt, number: int, sweep: str, ablation_request: Request, tmp_path: Path
 ) -> None:
     def interrupt(*_: Any) -> None:
@@ -155,7 +157,7 @@ def test_what_is_interrupted_says_how_it_goes_on(
 
 
 @pytest.mark.parametrize("stop", ["between steps", "in a step of training", "in the first of it", "before figures"])
-def test_what_was_stopped_goes_on(
+def test_stopped_ablations_resume_from_shared_steps(
     stop: str,
     whole: tuple[Path, AblationReport, list[str]],
     sweep: str,
@@ -209,7 +211,7 @@ def test_what_was_stopped_goes_on(
     assert not [path for path in (out / STEPS).iterdir() if path.suffix == ".run" or path.name.endswith(".partial")]
 
 
-def test_what_fails_leaves_the_others(
+def test_failed_variants_do_not_stop_the_others(
     sweep: str, ablation_request: Request, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rate that ends in NaN, and heads without a transfer, are reported as failures and tried again."""
@@ -248,7 +250,7 @@ def test_seeds(ablation_request: Request, sweep: str, tmp_path: Path, whole: Any
     assert figure.spread == pytest.approx(abs(figure.values[4] - figure.values[0]) / 2**0.5)
 
 
-def test_from_nothing(texts: Path, teacher: Path, tmp_path: Path) -> None:
+def test_fresh_variants_have_separate_trunks(texts: Path, teacher: Path, tmp_path: Path) -> None:
     """Each variant has its own trunk."""
     vary = {"grid": {"trunk.layers": [1, 2]}, "names": ["one", "two"]}
     spec = write_spec(tmp_path / "s.yaml", trunk=TRUNK, recipe={"sequence": 16, "train": {"lr": 1e-2, "steps": 2}}, vary=vary)
@@ -290,14 +292,14 @@ def test_lola_on_the_weights_of_lolcats(teacher: Path, texts: Path, tmp_path: Pa
     assert "lola-small: nothing of it is trained." in (tmp_path / "out" / TABLE).read_text()
 
 
-def test_several_processes_come_to_the_same(whole: Any, sweep: str, ablation_request: Request, tmp_path: Path) -> None:
+def test_several_processes_equal_one(whole: Any, sweep: str, ablation_request: Request, tmp_path: Path) -> None:
     messages: list[str] = []
     ablate([sweep], ablation_request, tmp_path / "out", workers=processes(2), tell=listener(messages))
     assert Counter(messages) == Counter(whole[2])
     assert stored(tmp_path / "out") == stored(whole[0])
 
 
-def test_a_strangers_folder(sweep: str, ablation_request: Request, tmp_path: Path) -> None:
+def test_folders_of_other_origin_are_refused(sweep: str, ablation_request: Request, tmp_path: Path) -> None:
     (tmp_path / "out" / STEPS).mkdir(parents=True)
     with pytest.raises(AblationError, match="so no ablation wrote it"):
         ablate([sweep], ablation_request, tmp_path / "out")

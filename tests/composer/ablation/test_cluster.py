@@ -17,7 +17,7 @@ from composer.errors import AblationError
 from tests.composer.ablation.variants import chains_of, stored, write_spec
 
 
-def test_the_same_as_in_one_process(ablation_request: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_equals_one_process(ablation_request: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relative paths of the caller are found by the workers, and a failure has the same message."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     assert ablation_request.source is not None
@@ -58,7 +58,7 @@ def test_the_same_as_in_one_process(ablation_request: Request, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("failures", [0, 2, 3])
-def test_a_cluster_that_does_not_start_at_once(failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_clusters_are_waited_for(failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine, on which Ray raises Exception itself. Its workers do not import from the caller's folder."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     folders: list[Path] = []
@@ -85,19 +85,21 @@ def test_a_cluster_that_does_not_start_at_once(failures: int, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "somewhere"])
-def test_no_such_cluster(address: str) -> None:
+def test_unknown_clusters_are_refused(address: str) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     with pytest.raises(AblationError, match=f"There is no Ray cluster at {address} .*: expected HOST:PORT"), ray_workers(address)():
         pass
 
 
-def test_ray_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ray_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(AblationError, match=r"pip install '\.\[ray\]' in Composer's checkout, or leave --ray out"):
         ray_workers("auto")
 
 
-def test_a_machine_that_does_not_see_the_folder(ablation_request: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_without_the_folder_are_reported(
+    ablation_request: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (chain,) = chains_of([write_spec(tmp_path / "s.yaml")], ablation_request, tmp_path).values()
     folder, step = tmp_path / STEPS, chain.steps[0]
     assert f"{folder} is not there on " in run_on_machine(step, folder, tmp_path)[FAILURE]

@@ -11,7 +11,7 @@ from tests.checkpoints import llama_model
 from tests.composer.ablation.variants import request_for, write_spec
 
 
-def test_what_a_variant_holds_is_counted_in_its_sources_dtype(tmp_path: Path) -> None:
+def test_state_bytes_are_counted_in_the_dtype_of_the_source(tmp_path: Path) -> None:
     """The state's bytes are counted in the dtype of the source, as in `explain`."""
     llama_model(dtype="bfloat16").save_pretrained(tmp_path / "source")
     request = request_for(tmp_path / "source", tmp_path / "none.txt")

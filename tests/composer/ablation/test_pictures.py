@@ -45,7 +45,7 @@ def report(*variants: VariantReport) -> AblationReport:
 
 
 @pytest.mark.parametrize("count", [3, 7])
-def test_all_are_legible(tmp_path: Path, figures: dict[str, Any], count: int) -> None:
+def test_all_pictures_are_legible(tmp_path: Path, figures: dict[str, Any], count: int) -> None:
     sizes = [8 * 2**place for place in range(count)]
     draw_all(report(*(variant(*pair) for pair in itertools.product(sizes, ("elu", "relu", "hedgehog")))), tmp_path)
     assert set(figures) == {GRID, PLOT, STATE}
@@ -53,7 +53,7 @@ def test_all_are_legible(tmp_path: Path, figures: dict[str, Any], count: int) ->
         assert_legible(figure)
 
 
-def test_a_share_has_no_spread_beyond_what_shares_can_be(tmp_path: Path, figures: dict[str, Any]) -> None:
+def test_spreads_of_shares_are_between_0_and_1(tmp_path: Path, figures: dict[str, Any]) -> None:
     wide = {"recall 64": Figure(mean=0.9, spread=0.4, values={})}
     draw_all(report(variant(8, "elu", figures=wide), variant(16, "elu", figures=wide)), tmp_path)
     for name, place in ((PLOT, 0), (STATE, 1)):
@@ -82,7 +82,7 @@ def test_a_two_way_grid_is_a_heat_map(tmp_path: Path, figures: dict[str, Any]) -
         (variant(8, "elu"), variant(8, "relu", values={})),
     ],
 )
-def test_what_is_no_grid(tmp_path: Path, variants: tuple[VariantReport, ...]) -> None:
+def test_variants_without_a_grid_have_no_heat_map(tmp_path: Path, variants: tuple[VariantReport, ...]) -> None:
     """If the variants form no grid, the picture of an earlier call is removed."""
     (tmp_path / GRID).write_text("of before")
     assert grid_of(report(*variants)) is None
@@ -121,12 +121,12 @@ def test_quality_over_state(tmp_path: Path, figures: dict[str, Any]) -> None:
     assert recall.get_ylim() == (-0.05, 1.05)
 
 
-def test_states_that_are_all_the_same_are_no_picture(tmp_path: Path) -> None:
+def test_equal_states_have_no_picture(tmp_path: Path) -> None:
     draw_all(report(variant(8, "elu"), variant(8, "relu")), tmp_path)
     assert not (tmp_path / STATE).exists()
 
 
-def test_a_report_of_before_is_read() -> None:
+def test_reports_without_models_and_states_are_read() -> None:
     """A report without models and states can be read."""
     report_data = report().model_dump(mode="json")
     del report_data["state_length"]

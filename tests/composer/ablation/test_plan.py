@@ -54,7 +54,7 @@ RECIPES: dict[str, tuple[list[str], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_of_the_spec_decides(ablation_request: Request, tmp_path: Path, name: str) -> None:
+def test_changed_specs_change_the_step(ablation_request: Request, tmp_path: Path, name: str) -> None:
     overrides, expected = RECIPES[name]
     spec = write_spec(tmp_path / "s.yaml")
     assert (
@@ -81,7 +81,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_what_of_the_request_decides(ablation_request: Request, texts: Path, tmp_path: Path, name: str) -> None:
+def test_changed_requests_change_the_step(ablation_request: Request, texts: Path, tmp_path: Path, name: str) -> None:
     changes, expected = REQUESTS[name]
     for key in ("data", "held_out"):
         if key in changes:
@@ -111,7 +111,7 @@ FILES: dict[str, tuple[Callable[[Path, Path], object], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_of_the_files_decides(teacher: Path, texts: Path, tmp_path: Path, name: str) -> None:
+def test_changed_files_change_the_step(teacher: Path, texts: Path, tmp_path: Path, name: str) -> None:
     """Files are compared by their contents."""
     own = shutil.copytree(teacher, tmp_path / "teacher")
     shutil.copy(texts, tmp_path / "data.jsonl")
@@ -131,7 +131,7 @@ def test_what_of_the_files_decides(teacher: Path, texts: Path, tmp_path: Path, n
     assert changed(before, keys_of_single_spec(spec, request, tmp_path)) == expected
 
 
-def test_versions_decide(ablation_request: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_versions_change_the_step(ablation_request: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results of different torch versions are not mixed."""
     spec = write_spec(tmp_path / "s.yaml")
     before = keys_of_single_spec(spec, ablation_request, tmp_path)
@@ -139,7 +139,7 @@ def test_versions_decide(ablation_request: Request, tmp_path: Path, monkeypatch:
     assert changed(before, keys_of_single_spec(spec, ablation_request, tmp_path)) == ALL
 
 
-def test_another_teacher_decides(ablation_request: Request, tmp_path: Path) -> None:
+def test_another_teacher_changes_the_step(ablation_request: Request, tmp_path: Path) -> None:
     spec, other = write_spec(tmp_path / "s.yaml"), make_teacher(tmp_path / "other", seed=1)
     assert (
         changed(
@@ -157,7 +157,7 @@ def test_another_teacher_decides(ablation_request: Request, tmp_path: Path) -> N
     )
 
 
-def test_what_is_left_out_is_no_step(ablation_request: Request, tmp_path: Path) -> None:
+def test_omitted_stages_are_not_steps(ablation_request: Request, tmp_path: Path) -> None:
     spec = write_spec(tmp_path / "s.yaml")
     assert set(keys_of_single_spec(spec, replace(ablation_request, data=()), tmp_path)) == {"build", "evaluate"}
     assert set(keys_of_single_spec(spec, replace(ablation_request, tasks=()), tmp_path)) == ALL - {"evaluate"}
@@ -166,7 +166,7 @@ def test_what_is_left_out_is_no_step(ablation_request: Request, tmp_path: Path) 
     assert set(keys_of_single_spec(spec, ablation_request, tmp_path, "recipe.finetune=null")) == ALL - {"finetune"}
 
 
-def test_a_sweep_over_a_stage_and_none(ablation_request: Request, tmp_path: Path) -> None:
+def test_a_sweep_may_remove_a_stage(ablation_request: Request, tmp_path: Path) -> None:
     """`null` removes the first stage. The variant that keeps it shares its steps with a spec that states the same stage."""
     vary = {"grid": {"recipe.transfer": [None, {"lr": 0.05}]}}
     chains = chains_of([write_spec(tmp_path / "s.yaml", vary=vary)], ablation_request, tmp_path)
@@ -196,7 +196,7 @@ def test_single_specs_and_variants_of_sweeps_by_name(tmp_path: Path) -> None:
         read_variants([sweep, f"{sweep}:fast"])
 
 
-def test_what_settings_complete_is_good(tmp_path: Path) -> None:
+def test_specs_completed_by_settings_are_valid(tmp_path: Path) -> None:
     trunk = {key: value for key, value in TRUNK.items() if key != "vocabulary"}
     specs = [
         write_spec(tmp_path / "s.yaml", trunk=trunk, vary=SECOND_STAGES),
@@ -211,7 +211,7 @@ def test_what_settings_complete_is_good(tmp_path: Path) -> None:
             read_variants([spec])
 
 
-def test_nothing_to_train_is_no_mistake(ablation_request: Request, tmp_path: Path) -> None:
+def test_variants_without_training_are_valid(ablation_request: Request, tmp_path: Path) -> None:
     """Heads without fresh parameters need no recipe, nor do heads whose parameters the source has trained."""
     softmax = {"compose": 1, "name": "softmax", "head": {"position": "rope", "memory": ["full"]}}
     assert set(keys_of_single_spec(write_spec(tmp_path / "s.yaml", softmax), ablation_request, tmp_path)) == {
@@ -268,7 +268,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]]
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes(ablation_request: Request, teacher: Path, tmp_path: Path, name: str) -> None:
+def test_invalid_ablations_are_refused(ablation_request: Request, teacher: Path, tmp_path: Path, name: str) -> None:
     specs, changes, kind, message = MISTAKES[name]
     if changes.get("tokenizer"):
         changes = changes | {"tokenizer": str(teacher)}

@@ -93,7 +93,7 @@ def test_heads_without_weights_have_no_divergence(chains: list[Chain]) -> None:
     assert "attention KL" not in [column.title for column in none.columns]
 
 
-def test_what_failed(chains: list[Chain]) -> None:
+def test_failures_are_reported_once(chains: list[Chain]) -> None:
     """A failure's message appears once although later steps did not run. Earlier figures stay."""
     failed = {FAILURE: "layer 1 diverged"}
     report = report_of(chains, finetune_1=failed, evaluate_1=failed)
@@ -128,7 +128,7 @@ def test_columns_are_the_papers_then_tasks(chains: list[Chain]) -> None:
     assert Column(kind="score", task="niah,key=word", length=64).title == "niah,key=word 64"
 
 
-def test_a_loss_beyond_all_numbers(chains: list[Chain]) -> None:
+def test_infinite_losses_are_reported(chains: list[Chain]) -> None:
     report = report_of(chains, finetune_0={"loss": 1e9, "teacher_loss": 1.0})
     assert report.variants[0].figures["perplexity"].values[0] == math.exp(700)
 
@@ -182,9 +182,7 @@ def test_the_picture(chains: list[Chain], tmp_path: Path) -> None:
     assert not (tmp_path / "plot.png").exists()
 
 
-def test_the_picture_is_there_as_a_whole_or_not_at_all(
-    chains: list[Chain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_picture_is_written_whole_or_not_at_all(chains: list[Chain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = report_of(chains)
     draw_all(report, tmp_path)
     before = (tmp_path / "plot.png").read_bytes()

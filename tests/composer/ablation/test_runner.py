@@ -56,7 +56,7 @@ def chains(ablation_request: Request, tmp_path: Path) -> list[Chain]:
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_each_once_and_in_order(chains: list[Chain], tmp_path: Path, backwards: bool) -> None:
+def test_steps_run_once_and_in_order(chains: list[Chain], tmp_path: Path, backwards: bool) -> None:
     workers, messages = Recorded(backwards=backwards), []
     results = run_chains(chains, tmp_path, workers, lambda step, _, done, total: messages.append((step, done, total)))
     names = {step.name for chain in chains for step in chain.steps}
@@ -66,7 +66,7 @@ def test_each_once_and_in_order(chains: list[Chain], tmp_path: Path, backwards: 
     assert messages == [(None, 0, 7), *((step, done, 7) for done, step in enumerate(workers.ran, 1))]
 
 
-def test_what_is_behind_a_failure_is_not_run(chains: list[Chain], tmp_path: Path) -> None:
+def test_steps_after_a_failure_are_not_run(chains: list[Chain], tmp_path: Path) -> None:
     workers = Recorded(failing="finetune")
     results = run_chains(chains, tmp_path, workers)
     assert [step.kind for step in workers.ran] == ["build", "transfer", "compare", "finetune", "finetune"]
@@ -74,7 +74,7 @@ def test_what_is_behind_a_failure_is_not_run(chains: list[Chain], tmp_path: Path
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_one_chain_is_done_before_the_next_begins(chains: list[Chain], tmp_path: Path, at_once: int) -> None:
+def test_chains_are_completed_one_by_one(chains: list[Chain], tmp_path: Path, at_once: int) -> None:
     """A chain is completed before the next one begins, so that a stop leaves whole chains."""
     workers = Recorded(at_once=at_once)
     run_chains(chains, tmp_path, workers)
@@ -85,7 +85,7 @@ def test_one_chain_is_done_before_the_next_begins(chains: list[Chain], tmp_path:
         assert ran[: len(own)] == own
 
 
-def test_what_is_found_done_is_not_run(chains: list[Chain], tmp_path: Path) -> None:
+def test_finished_steps_are_not_run(chains: list[Chain], tmp_path: Path) -> None:
     name = chains[0].steps[0].name
     figures = {"seconds": 1.0, "spec_hash": "0a"}
     (tmp_path / f"{name}.json").write_text(json.dumps(figures))
@@ -96,7 +96,7 @@ def test_what_is_found_done_is_not_run(chains: list[Chain], tmp_path: Path) -> N
     assert messages == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_process_that_is_killed_is_told(chains: list[Chain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_processes_are_reported(chains: list[Chain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / MARK).touch()
     original = runner.wait
 
@@ -117,7 +117,7 @@ def test_a_process_that_is_killed_is_told(chains: list[Chain], tmp_path: Path, m
     assert isinstance(raised.value.__cause__, BrokenProcessPool)
 
 
-def test_none_is_left_behind(chains: list[Chain], tmp_path: Path) -> None:
+def test_worker_processes_end_with_their_parent(chains: list[Chain], tmp_path: Path) -> None:
     """If a program is killed, its worker processes end, too."""
     code = (
         "import sys, time; from composer.ablation import runner\n"
@@ -162,7 +162,7 @@ def test_ctrl_c_waits_while_processes_are_started() -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_one_process_is_this_one(chains: list[Chain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_job_runs_in_this_process(chains: list[Chain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / MARK).touch()
     ran = list[int]()
     for kind in steps.RUN:
@@ -179,7 +179,9 @@ def _threads(process: int) -> int:
         return 0
 
 
-def test_warnings_are_told_as_their_step_ends(ablation_request: Request, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_are_printed_when_their_step_ends(
+    ablation_request: Request, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Warnings of a step in another process appear when the step ends, once for each variant."""
     texts = tmp_path / "unknown.jsonl"
     texts.write_text('{"text": "once qwx zzz xyz a time vvv kkk jjj"}\n' * 24)

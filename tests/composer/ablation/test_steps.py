@@ -42,7 +42,7 @@ def listed(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != MARK)
 
 
-def test_once(steps: Steps, folder: Path) -> None:
+def test_steps_run_once(steps: Steps, folder: Path) -> None:
     step = steps["build"]
     assert read_finished(step, folder) is None
     figures = run_step(step, folder)
@@ -107,21 +107,21 @@ def test_figures_are_read_by_the_schema_of_their_step(steps: Steps, folder: Path
         ({"task": "passkey"}, "got passkey at 12 tokens"),
     ],
 )
-def test_an_evaluation_that_is_not_the_one_asked_for_is_not_done(
+def test_evaluations_with_other_settings_are_not_finished(
     steps: Steps, folder: Path, changes: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(AblationError, match=rf"is damaged: .*{problem}"):
         kept(steps["evaluate"], folder, json.dumps({"cells": [CELL | changes], "seconds": 1.0}))
 
 
-def test_a_model_that_is_gone_is_told(steps: Steps, folder: Path) -> None:
+def test_missing_models_are_reported(steps: Steps, folder: Path) -> None:
     kept(steps["finetune"], folder, json.dumps(GOOD["finetune"]))
     (folder / steps["finetune"].name).rmdir()
     with pytest.raises(AblationError, match=r"does not exist, but finetune-\w+\.json records it as finished\. Remove it"):
         read_finished(steps["finetune"], folder)
 
 
-def test_figures_that_are_not_finite_are_a_failure(steps: Steps, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_that_are_not_finite_fail(steps: Steps, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module.RUN, "compare", lambda *_: GOOD["compare"] | {"loss": float("nan")})
     assert run_step(steps["compare"], folder)[FAILURE] == "loss: input should be a finite number, got nan"
     assert read_finished(steps["compare"], folder) is None
@@ -165,7 +165,7 @@ def test_a_failure_is_tried_again(steps: Steps, folder: Path, monkeypatch: pytes
     assert FAILURE not in run_step(step, folder)
 
 
-def test_a_cell_that_fails_leaves_the_others(steps: Steps, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_cells_keep_the_other_scores(steps: Steps, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed cell keeps the scores of other cells, and the step is tried again."""
     step = steps["evaluate"]
     step = replace(step, after=steps["build"], request=replace(step.request, lengths=(8, 12)))
@@ -190,7 +190,7 @@ def test_a_cell_that_fails_leaves_the_others(steps: Steps, folder: Path, monkeyp
     assert timeless(again["cells"][0]) == timeless(figures["cells"][0])
 
 
-def test_who_comes_later_waits_and_finds_it_done(steps: Steps, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_process_waits_and_uses_the_result(steps: Steps, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second process waits for a running step and then uses its result."""
     step, reading, writing = steps["build"], *os.pipe()
 

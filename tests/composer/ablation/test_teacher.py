@@ -18,7 +18,7 @@ def folders(steps: Path) -> set[str]:
     return {path.name for path in steps.iterdir()}
 
 
-def test_a_text_that_changed_is_scored_anew(teacher: Path, texts: Path, tmp_path: Path) -> None:
+def test_changed_texts_are_scored_again(teacher: Path, texts: Path, tmp_path: Path) -> None:
     """A changed text is scored again. An ablation has no option that replaces an evaluation."""
     steps, here = tmp_path / "steps", tmp_path / "own.txt"
     steps.mkdir()
@@ -38,7 +38,9 @@ def test_a_text_that_changed_is_scored_anew(teacher: Path, texts: Path, tmp_path
     assert len(folders(steps)) == 2
 
 
-def test_another_version_of_what_scores(teacher: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_of_scoring_packages_score_again(
+    teacher: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The versions of the packages that an evaluation records decide."""
     steps = tmp_path / "steps"
     steps.mkdir()

@@ -21,7 +21,7 @@ TRIAL = Trial(prefill=(8, 512), decode=(16,), batches=(1,), repeats=2, steps=2, 
 
 
 @pytest.mark.skipif(not can_tell_resident(), reason="this system does not report resident memory")
-def test_peaks_of_a_model(folders: list[Path]) -> None:
+def test_child_processes_report_peaks_of_a_model(folders: list[Path]) -> None:
     heard: list[Workload] = []
     peaks = peaks_of(folders[0], BenchOptions(dtype="float32"), TRIAL, heard.append)
     assert heard == list(peaks) == list(TRIAL.workloads())
@@ -38,12 +38,12 @@ def said_by(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setattr(memory.subprocess, "Popen", lambda command, **how: original([sys.executable, "-c", script], **how))
 
 
-def test_a_process_that_the_system_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_killed_by_the_system_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     said_by(monkeypatch, "import os; print('[\"prefill\", 8, 1, 77]', flush=True); os.kill(os.getpid(), 9)")
     assert peaks_of(Path(), BenchOptions(), TRIAL, lambda _: None) == {Workload("prefill", 8, 1): 77}
 
 
-def test_a_process_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_processes_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     said_by(monkeypatch, "raise ValueError('that model is broken')")
     with pytest.raises(
         BenchError,
@@ -52,18 +52,18 @@ def test_a_process_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         peaks_of(Path("mine"), BenchOptions(), TRIAL, lambda _: None)
 
 
-def test_a_process_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_without_output_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     said_by(monkeypatch, "raise SystemExit(3)")
     with pytest.raises(BenchError, match="it printed no message"):
         peaks_of(Path(), BenchOptions(), TRIAL, lambda _: None)
 
 
-def test_much_on_stderr_blocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_output_on_stderr_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
     said_by(monkeypatch, "import sys; sys.stderr.write('x' * 10**6); print('[\"decode\", 16, 1, null]')")
     assert peaks_of(Path(), BenchOptions(), TRIAL, lambda _: None) == {Workload("decode", 16, 1): None}
 
 
-def test_whoever_asked_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupts_end_the_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
     said_by(monkeypatch, "import os, time; print('[\"prefill\", 8, 1, %d]' % os.getpid(), flush=True); time.sleep(600)")
     started: list[Any] = []
     original = memory.subprocess.Popen

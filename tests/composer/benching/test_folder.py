@@ -14,14 +14,14 @@ from composer.runs.report import TABLE
 from tests.composer.benching.made_up import report
 
 
-def test_the_files(tmp_path: Path) -> None:
+def test_the_folder_contains_report_tables_and_pictures(tmp_path: Path) -> None:
     write_report(report(), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [BENCH, "decode.png", "prefill.png", TABLE]
     assert BenchReport.model_validate_json((tmp_path / BENCH).read_text()) == report()
     assert (tmp_path / TABLE).read_text() == report().view().markdown()
 
 
-def test_pictures_of_another_bench_go(tmp_path: Path) -> None:
+def test_pictures_of_an_earlier_bench_are_removed(tmp_path: Path) -> None:
     write_report(report(), tmp_path)
     whole = report()
     write_report(whole.model_copy(update={"cells": tuple(cell for cell in whole.cells if cell.kind == "decode")}), tmp_path)
@@ -33,7 +33,7 @@ def take(folder: Path, *, force: bool) -> None:
         assert folder.is_dir()
 
 
-def test_where_it_may_stand(tmp_path: Path) -> None:
+def test_new_and_empty_folders_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / ".hidden").touch()
     for folder in (tmp_path / "empty", tmp_path / "deep" / "new"):
@@ -45,7 +45,7 @@ def test_where_it_may_stand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_where_something_else_stands(tmp_path: Path, force: bool) -> None:
+def test_folders_with_other_files_are_refused(tmp_path: Path, force: bool) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(BenchError, match=rf"holds no {BENCH}, so no bench wrote it"):
         take(tmp_path, force=force)
@@ -56,13 +56,13 @@ def test_where_something_else_stands(tmp_path: Path, force: bool) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_bench_is_not_added_to(tmp_path: Path) -> None:
+def test_existing_benches_are_not_extended(tmp_path: Path) -> None:
     write_report(report(), tmp_path)
     with pytest.raises(BenchError, match="has the results of an earlier bench. Choose another --out, or replace it: --force"):
         take(tmp_path, force=False)
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_a_second_bench_of_a_folder_is_refused(tmp_path: Path) -> None:
     """A second bench of one folder is refused, with and without --force."""
     with STORE.hold(tmp_path, force=False):
         for force in (False, True):
@@ -71,7 +71,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     take(tmp_path, force=False)
 
 
-def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read_only(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 

@@ -29,12 +29,12 @@ print(*resident(lambda: 7, 5))
 """
 
 
-def test_nothing_is_measured() -> None:
+def test_unmeasured_runs_have_no_peak() -> None:
     assert run_unmeasured(lambda: 7, 5) == (7, None)
 
 
 @pytest.mark.skipif(not can_tell_resident(), reason="this system does not report resident memory")
-def test_what_is_resident() -> None:
+def test_resident_memory_is_measured() -> None:
     """Two blocks of 16 MiB beside a cache of 4 MiB are measured each time, without the earlier 8 MiB, within about a MiB."""
     done = subprocess.run([sys.executable, "-c", RUN], env=os.environ | AT_ONCE, capture_output=True, text=True, check=True)
     *held, (answer, least) = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
@@ -44,14 +44,14 @@ def test_what_is_resident() -> None:
     assert 5 <= least < 2 * MIB
 
 
-def test_a_cache_is_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_is_at_least_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors reuse freed memory, so the gauge reports at least the cache."""
     monkeypatch.setattr(memory, "bytes_of", lambda _: 1000)
     monkeypatch.setattr(memory, "CLEAR", type("Nowhere", (), {"write_text": lambda *_: None}))
     assert resident(lambda: None, 300) == (None, 300)
 
 
-def test_a_system_that_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: pytest.TempPathFactory) -> None:
+def test_systems_without_memory_figures_give_none(monkeypatch: pytest.MonkeyPatch, tmp_path: pytest.TempPathFactory) -> None:
     monkeypatch.setattr(memory, "STATUS", tmp_path / "status")  # pyright: ignore[reportOperatorIssue]
     assert not can_tell_resident()
     with pytest.raises(FileNotFoundError):
@@ -61,7 +61,7 @@ def test_a_system_that_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: p
 
 
 @pytest.mark.gpu
-def test_what_is_allocated() -> None:
+def test_allocated_memory_is_measured() -> None:
     before, cache = (torch.ones(size << 18, device="cuda") for size in (8, 4))
 
     def run() -> int:

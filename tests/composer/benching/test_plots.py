@@ -28,7 +28,7 @@ def drawn(axis: Any) -> list[list[list[float]]]:
     return [line.get_xydata().tolist() for line in axis.lines]
 
 
-def test_what_the_pictures_show(tmp_path: Path, figures: dict[str, Any]) -> None:
+def test_pictures_show_the_figures(tmp_path: Path, figures: dict[str, Any]) -> None:
     draw(report(), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["decode.png", "prefill.png"]
     time, rate, _, rate_of_eight = figures["prefill.png"].axes
@@ -46,21 +46,21 @@ def test_what_the_pictures_show(tmp_path: Path, figures: dict[str, Any]) -> None
         assert_legible(figure)
 
 
-def test_a_peak_stands_on_the_weights(tmp_path: Path, figures: dict[str, Any]) -> None:
+def test_peaks_are_drawn_above_the_weights(tmp_path: Path, figures: dict[str, Any]) -> None:
     draw(report(taken=2**20, peak="allocated", batches=(1,)), tmp_path)
     _, memory = figures["decode.png"].axes
     assert drawn(memory) == [[[2048, 1 + 4000 / 2**20]]] * 2
     assert memory.get_ylabel() == "weights and peak, MiB"
 
 
-def test_nothing_to_show(tmp_path: Path) -> None:
+def test_reports_without_figures_have_no_picture(tmp_path: Path) -> None:
     whole = report()
     lost = [cell.model_copy(update={"median": None}) for cell in whole.cells if cell.kind == "prefill"]
     draw(BenchReport(setting=whole.setting, cells=tuple(lost)), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_as_files(tmp_path: Path) -> None:
+def test_pictures_are_written_as_files(tmp_path: Path) -> None:
     draw(report(), tmp_path)
     assert (tmp_path / "decode.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["decode.png", "prefill.png"]

@@ -28,12 +28,12 @@ def test_tables() -> None:
     assert all(len(row) == len(table.headers) for table in (models, *rest) for row in table.rows)
 
 
-def test_a_peak_where_it_was_measured() -> None:
+def test_peaks_are_shown_if_measured() -> None:
     *_, last = tables(report(taken=3 * 2**30, peak="resident"))
     assert (last.headers[-1], last.rows[0][-1], last.figures[-1]) == ("peak", "3.0 GiB", 8)
 
 
-def test_one_model_has_nobody_to_be_compared_with() -> None:
+def test_a_single_model_has_no_ratios() -> None:
     whole = report(models=(facts("teacher"),))
     alone = whole.model_copy(update={"cells": tuple(cell for cell in whole.cells if cell.model == "teacher")})
     assert all("speed" not in table.headers for table in tables(alone))

@@ -25,7 +25,7 @@ def test_figures() -> None:
     assert token.tokens_per_second == 8.0
 
 
-def test_ratios_are_the_rounds_own() -> None:
+def test_ratios_are_computed_within_rounds() -> None:
     """Two rounds at a tenth of the speed do not change the ratio."""
     _, own = make_cells(PREFILL, {"a": Measurement((2.0, 20.0, 20.0)), "b": Measurement((1.0, 10.0, 10.0))}, {})
     assert own.speed == 2.0
@@ -53,7 +53,7 @@ def test_failures() -> None:
     assert (first.speed, own.speed, own.tokens_per_second, own.seconds) == (1.0, None, None, ())
 
 
-def test_a_report_comes_back_from_its_file() -> None:
+def test_reports_survive_their_file() -> None:
     made = report(taken=9)
     assert BenchReport.model_validate_json(made.model_dump_json()) == made
     assert made.cell("a|b", "decode", 2048, 8).workload == ("decode", 2048, 8)
@@ -61,6 +61,6 @@ def test_a_report_comes_back_from_its_file() -> None:
         made.cell("a|b", "decode", 2049)
 
 
-def test_a_place_in_words() -> None:
+def test_places_are_formatted() -> None:
     assert Workload("prefill", 65536, 1).description == "prefill 65,536"
     assert Workload("decode", 512, 1024).description == "decode 512 × 1,024"

@@ -51,14 +51,14 @@ def test_the_report(folders: list[Path], tmp_path: Path) -> None:
     ]
 
 
-def test_lengths_beyond_what_the_source_was_made_for(folders: list[Path]) -> None:
+def test_lengths_beyond_the_trained_length_are_timed(folders: list[Path]) -> None:
     """Rotary positions may exceed the source's trained length. Quality is not measured here."""
     longest = 2 * SIZES["max_position_embeddings"] + 1
     report = bench(folders[:2], [longest], [longest], BenchOptions(**QUICK))
     assert [cell.failure for cell in report.cells] == [None] * 4
 
 
-def test_labels_of_ones_own_and_the_same_model_twice(folders: list[Path]) -> None:
+def test_models_may_have_custom_labels_and_occur_twice(folders: list[Path]) -> None:
     report = bench({"one": folders[0], "two": folders[0]}, [8], options=BenchOptions(**QUICK, dtype="bfloat16"))
     assert [(cell.model, cell.state_bytes) for cell in report.cells] == [("one", 8 * 2 * 2 * 2 * 8 * 2)] * 1 + [
         ("two", 8 * 2 * 2 * 2 * 8 * 2)
@@ -67,7 +67,7 @@ def test_labels_of_ones_own_and_the_same_model_twice(folders: list[Path]) -> Non
     assert report.setting.models[0].weight_bytes == 2 * report.setting.models[0].parameters
 
 
-def test_what_runs_on_another_backend_is_told(folders: list[Path]) -> None:
+def test_parts_on_another_backend_are_reported(folders: list[Path]) -> None:
     """The report names parts that run on another backend. The teacher has no heads, and PyTorch has forms of all parts."""
     options = {"wanted": BenchOptions(**QUICK, backend="triton"), "everywhere": BenchOptions(**QUICK, backend="torch")}
     remarks_by_backend = {name: bench(folders[:2], [8], options=how).remarks for name, how in options.items()}
@@ -77,13 +77,13 @@ def test_what_runs_on_another_backend_is_told(folders: list[Path]) -> None:
     }
 
 
-def test_vocabularies_may_differ(folders: list[Path], tmp_path: Path) -> None:
+def test_models_with_different_vocabularies_read_common_ids(folders: list[Path], tmp_path: Path) -> None:
     """Models with different vocabularies read ids that all of them have."""
     report = bench([llama(tmp_path / "small", vocab_size=16), folders[0]], [64], options=BenchOptions(**QUICK))
     assert [cell.failure for cell in report.cells] == [None, None]
 
 
-def test_memory_apart(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_figures_come_from_child_processes(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures of child processes are in the cells, and their failures in the remarks."""
 
     def peaks(folder: Path, options: BenchOptions, trial: Any, tell: Any) -> dict[Workload, int | None]:
@@ -104,7 +104,7 @@ def test_memory_apart(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
-def test_threads_are_set_back(folders: list[Path]) -> None:
+def test_the_number_of_threads_is_restored(folders: list[Path]) -> None:
     before, during = torch.get_num_threads(), []
     options = BenchOptions(**QUICK, threads=before + 1, watch=lambda _: during.append(torch.get_num_threads()))
     report = bench(folders[:1], [8], options=options)
@@ -138,7 +138,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         ([8], [], {"device": "abacus"}, 'no device "abacus"'),
     ],
 )
-def test_what_is_asked_wrongly(
+def test_invalid_requests_are_refused(
     folders: list[Path], tmp_path: Path, prefill: list[int], decode: list[int], changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ComposerError, match=message):
@@ -147,7 +147,7 @@ def test_what_is_asked_wrongly(
 
 
 @pytest.mark.usefixtures("nothing_is_loaded")
-def test_models_that_cannot_be_timed(tmp_path: Path) -> None:
+def test_unsupported_models_are_refused(tmp_path: Path) -> None:
     def refused(*models: Path) -> str:
         with pytest.raises((BenchError, SourceError)) as caught:
             bench(models, [8], options=BenchOptions(out=tmp_path / "out"))
@@ -163,7 +163,7 @@ def test_models_that_cannot_be_timed(tmp_path: Path) -> None:
     assert "judge is a classifier" in refused(tmp_path / "judge")
 
 
-def test_learned_positions_end(tmp_path: Path) -> None:
+def test_lengths_beyond_learned_positions_are_refused(tmp_path: Path) -> None:
     trunk = {"width": 32, "layers": 1, "heads": 4, "vocabulary": 64, "embedding": "learned", "length": 32}
     spec = {"compose": 1, "name": "short", "extends": "lawcat", "trunk": trunk}
     folder = tmp_path / "short"
@@ -181,13 +181,13 @@ def test_learned_positions_end(tmp_path: Path) -> None:
     assert [cell.failure for cell in report.cells] == [None, None]
 
 
-def test_memory_that_the_system_does_not_tell(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_memory_is_reported(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "can_tell_resident", lambda: False)
     with pytest.raises(BenchError, match="--memory: this system does not report"):
         bench(folders, [8], options=BenchOptions(memory=True))
 
 
-def test_models_without_room_for_a_few_tokens(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_without_memory_for_a_few_tokens_are_reported(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
@@ -196,7 +196,7 @@ def test_models_without_room_for_a_few_tokens(folders: list[Path], monkeypatch: 
         bench(folders, [8], options=BenchOptions())
 
 
-def test_the_first_stands_where_it_stood_if_the_next_is_interrupted(folders: list[Path], tmp_path: Path) -> None:
+def test_an_interrupted_bench_keeps_the_earlier_results(folders: list[Path], tmp_path: Path) -> None:
     bench(folders[:1], [8], options=BenchOptions(**QUICK, out=tmp_path))
     before = (tmp_path / BENCH).read_bytes()
 

@@ -55,7 +55,9 @@ class Copy:
         self.stdout.close()
 
 
-def test_specs_beside_a_model(compose: Compose, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_specs_beside_a_model_are_built_and_timed(
+    compose: Compose, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory.subprocess, "Popen", Copy)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
@@ -74,14 +76,14 @@ def test_specs_beside_a_model(compose: Compose, source: Path, tmp_path: Path, mo
     assert "lawcat: the spec lawcat on" in result.stdout
 
 
-def test_a_spec_with_a_trunk_of_its_own_needs_no_model(tmp_path: Path) -> None:
+def test_specs_with_a_trunk_need_no_model(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(FRESH)
     report = composer.bench(str(tmp_path / "small.yaml"), prefill=8, repeats=1, steps=1)
     assert [cell.model for cell in report.cells] == ["small"]
     assert report.setting.models[0].reference == f"the spec {tmp_path / 'small.yaml'}"
 
 
-def test_alone_it_is_told_how(compose: Compose) -> None:
+def test_a_spec_without_a_model_is_refused_with_advice(compose: Compose) -> None:
     result = compose("bench", "lawcat", "--prefill", 8)
     assert (result.exit_code, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
@@ -93,7 +95,7 @@ def test_alone_it_is_told_how(compose: Compose) -> None:
     assert result.stderr == "lawcat is a spec, and this is for models. Build it first: `compose build lawcat --from SOURCE`\n"
 
 
-def test_what_is_a_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_are_recognised_as_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text(FRESH)
     Path("lolcats").mkdir()

@@ -33,7 +33,7 @@ def trial(**changes: Any) -> Trial:
 
 
 @pytest.mark.parametrize("spec", CAUSAL)
-def test_state_bytes_are_what_explain_says(spec: str) -> None:
+def test_state_bytes_equal_those_of_explain(spec: str) -> None:
     model = student(spec, "trunk=null")
     plan = trial(prefill=(70,), decode=(5, 70), batches=(2,), repeats=1, steps=1)
     measurements = dict(run_trial([Contestant("it", model)], plan))
@@ -42,14 +42,14 @@ def test_state_bytes_are_what_explain_says(spec: str) -> None:
         assert measured["it"].state_bytes == 2 * explained.state_bytes, workload.description
 
 
-def test_a_source_keeps_its_keys_and_values() -> None:
+def test_the_cache_of_a_source_holds_its_keys_and_values() -> None:
     plan = trial(prefill=(33,), decode=(33, 65), batches=(1, 3))
     explained = explain_resolved(student("lawcat").config.read_spec(), sequence=1, dtype="float64")
     for workload, measured in run_trial([Contestant("it", llama())], plan):
         assert measured["it"].state_bytes == workload.batch * workload.length * explained.kv_cache_bytes
 
 
-def test_a_model_whose_cache_is_none_of_keys_and_values_is_refused() -> None:
+def test_models_without_a_key_value_cache_are_refused() -> None:
     """An RWKV has states instead of `past_key_values`, so the number of read tokens is unknown."""
     sizes: dict[str, Any] = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 32}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("rwkv", **sizes)).eval()
@@ -88,7 +88,7 @@ def listening(**most: int) -> tuple[list[Contestant], list[tuple[str, int, tuple
     return [Contestant(label, Listening(label, calls, limit)) for label, limit in most.items()], calls
 
 
-def test_models_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models alternate prompt by prompt, and after several decoded tokens."""
     monkeypatch.setattr(trial_module, "IN_A_ROW", 2)
     models, calls = listening(a=10**9, b=10**9)
@@ -102,7 +102,7 @@ def test_models_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(min(value.seconds) > 0 for value in (*measurements.values(), *decoded.values()))
 
 
-def test_positions_go_on_with_the_same_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_positions_continue_the_same_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_module, "ROW", 10)
     models, calls = listening(a=10**9)
     list(run_trial(models, trial(decode=(12, 13, 40), steps=2)))
@@ -115,7 +115,7 @@ def test_positions_go_on_with_the_same_cache(monkeypatch: pytest.MonkeyPatch) ->
     assert one_by_one == [(seen, (1, 1)) for start in (12, 13, 40) for seen in range(start, start + 3)]
 
 
-def test_pieces_are_small_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_are_smaller_for_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_module, "TOKENS", 16)
     models, calls = listening(a=10**9)
     list(run_trial(models, trial(decode=(10,), batches=(4, 32), steps=1)))
@@ -124,7 +124,7 @@ def test_pieces_are_small_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("spec", ["lola", "latte-macchiato", "softmax"])
-def test_pieces_come_to_what_one_pass_does(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_equal_one_pass(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_module, "ROW", 7)
     plan, contestant = trial(), Contestant("it", student(spec))
     with torch.no_grad():
@@ -136,14 +136,14 @@ def test_pieces_come_to_what_one_pass_does(spec: str, monkeypatch: pytest.Monkey
     assert cache_bytes(contestant.cache) == cache_bytes(whole)
 
 
-def test_tokens_are_the_same_for_all_and_for_ever() -> None:
+def test_tokens_are_equal_for_all_models_and_pinned() -> None:
     plan = trial(seed=3, vocabulary=5)
     assert torch.equal(plan.tokens(2, 10, 6), plan.tokens(2, 10, 6))
     assert not torch.equal(plan.tokens(2, 10, 60), plan.tokens(2, 11, 60))
     assert set(plan.tokens(1, 0, 200).flatten().tolist()) == set(range(5))
 
 
-def test_what_has_no_room_leaves_the_others() -> None:
+def test_models_without_memory_do_not_stop_the_others() -> None:
     """Model b has memory for 40 tokens."""
     models, calls = listening(a=10**9, b=40, c=10**9)
     measurements = dict(run_trial(models, trial(prefill=(64,), decode=(8, 48, 64), batches=(1, 2), repeats=1, steps=1)))
@@ -168,21 +168,21 @@ def test_out_of_memory_between_rounds() -> None:
     assert models[1].full
 
 
-def test_tokens_that_nobody_has_room_for() -> None:
+def test_lengths_without_memory_for_any_model_are_reported() -> None:
     models, calls = listening(a=10**9, b=10**9)
     ((_, measurements),) = run_trial(models, trial(prefill=(LARGEST,), batches=(LARGEST,)))
     assert [measurement.failure for measurement in measurements.values()] == ["out of memory"] * 2
     assert calls == []
 
 
-def test_warming_leaves_nothing_behind() -> None:
+def test_warming_up_leaves_no_state() -> None:
     models, calls = listening(a=10**9)
     warm(models, trial())
     assert [shape for _, _, shape in calls] == [(1, 8), (1, 1)]
     assert models[0].cache is None
 
 
-def test_nothing_keeps_a_gradient() -> None:
+def test_no_gradients_are_recorded() -> None:
     model = student("lawcat").requires_grad_()
     contestant = Contestant("it", model)
     list(run_trial([contestant], trial(decode=(8,))))
@@ -203,7 +203,7 @@ def test_steps_are_recorded_before_they_are_timed(monkeypatch: pytest.MonkeyPatc
     assert len(made) == 2
 
 
-def test_no_steps_are_recorded_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_recorded_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_cpu(monkeypatch, trial_module)
     contestant = Contestant("it", student("lolcats"))
     assert len(list(run_trial([contestant], trial(decode=(5,))))) == 1

@@ -28,21 +28,21 @@ class Clock:
         return taken
 
 
-def test_every_round_has_all_of_them_in_turn() -> None:
+def test_every_round_runs_all_models_in_turn() -> None:
     clock = Clock()
     runs = {"a": clock.run("a", 1.0), "b": clock.run("b", 2.0), "c": clock.run("c", 4.0)}
     assert in_turn(runs, 3, lambda: None, lambda: clock.now) == {"a": [1.0] * 3, "b": [2.0] * 3, "c": [4.0] * 3}
     assert clock.heard == list("abc") * 3
 
 
-def test_several_runs_in_a_row_are_timed_one_by_one() -> None:
+def test_repeated_runs_are_timed_separately() -> None:
     clock = Clock()
     runs = {"a": clock.run("a", 1.0), "b": clock.run("b", 2.0, lambda time: MemoryError() if time == 4 else None)}
     assert in_turn(runs, 5, lambda: None, lambda: clock.now, row=3) == {"a": [1.0] * 5, "b": None}
     assert clock.heard == list("aaabbb" + "aab")
 
 
-def test_a_device_is_waited_for_before_and_after() -> None:
+def test_devices_are_synchronised_before_and_after() -> None:
     clock, queued = Clock(), [5.0]
 
     def settle() -> None:
@@ -55,19 +55,19 @@ def test_a_device_is_waited_for_before_and_after() -> None:
 @pytest.mark.parametrize(
     "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("can't allocate memory")]
 )
-def test_one_without_room_leaves_the_others(error: BaseException) -> None:
+def test_models_without_memory_do_not_stop_the_others(error: BaseException) -> None:
     clock = Clock()
     runs = {"a": clock.run("a", 1.0), "b": clock.run("b", 2.0, lambda time: error if time == 2 else None), "c": clock.run("c", 4.0)}
     assert in_turn(runs, 3, lambda: None, lambda: clock.now) == {"a": [1.0] * 3, "b": None, "c": [4.0] * 3}
     assert clock.heard == list("abcabcac")
 
 
-def test_other_errors_are_not_hidden() -> None:
+def test_other_errors_are_raised() -> None:
     with pytest.raises(RuntimeError, match="shapes"):
         in_turn({"a": Clock().run("a", 1.0, lambda _: RuntimeError("shapes"))}, 1, lambda: None)
 
 
-def test_what_a_run_returns_is_gone_before_the_next() -> None:
+def test_results_of_a_run_are_freed_before_the_next() -> None:
     held: list[weakref.ref[object]] = []
 
     class Large:
@@ -83,7 +83,7 @@ def test_what_a_run_returns_is_gone_before_the_next() -> None:
     assert len(held) == 4
 
 
-def test_what_had_no_room_is_freed_before_the_next() -> None:
+def test_memory_of_a_failed_run_is_freed_before_the_next() -> None:
     held = []
 
     def full() -> None:

@@ -74,7 +74,7 @@ def lock_of(command: str) -> Path:
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command != "ablate"])
-def test_the_second_is_told(compose: Compose, here: Path, command: str) -> None:
+def test_a_second_command_on_the_same_output_is_refused(compose: Compose, here: Path, command: str) -> None:
     """The second command is refused, except that a second ablation waits and shares the steps."""
     with exclusive_lock(lock_of(command), None):
         before = fingerprint(here)
@@ -136,7 +136,7 @@ def test_a_file_system_without_locks(compose: Compose, here: Path, monkeypatch: 
     assert message[0].endswith(" against a second run: its file system has no locks (Operation not supported).")
 
 
-def test_a_bench_that_came_meanwhile_stays(compose: Compose, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benches_created_meanwhile_are_kept(compose: Compose, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An output that another command wrote without a lock is not overwritten."""
     run = benching._run
 

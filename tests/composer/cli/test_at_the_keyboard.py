@@ -47,7 +47,7 @@ def test_quiet_training_and_scoring(compose: Compose, tiny: Path) -> None:
         assert quiet.stdout.splitlines()[1:3] == loud.stdout.splitlines()[1:3] != []
 
 
-def test_the_first_line_comes_before_what_takes_seconds(compose: Compose, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_line_is_printed_before_slow_imports(compose: Compose, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The line appears on a terminal only."""
     messages: list[str] = []
 
@@ -81,7 +81,7 @@ def test_the_first_line_is_for_a_terminal(monkeypatch: pytest.MonkeyPatch, capsy
         ("compose build law", [name for name in shipped_specs() if name.startswith("law")]),
     ],
 )
-def test_a_shell_completes(words: str, completions: list[str]) -> None:
+def test_shell_completion_does_not_import_torch(words: str, completions: list[str]) -> None:
     """Completion does not import torch, which would take seconds at each key press."""
     environment = {"_COMPOSE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     program = f"""

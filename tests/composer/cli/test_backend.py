@@ -60,9 +60,7 @@ def test_an_unknown_backend_is_refused_before_anything_is_written(run_command: A
 
 
 @pytest.mark.parametrize("command", ["inspect STUDENT --tasks passkey --length 80", "generate TEACHER --prompt once"])
-def test_a_student_that_is_looked_into_and_a_source_that_writes_refuse_it_too(
-    command: str, compose: Compose, teacher: Path, student: Path
-) -> None:
+def test_inspect_and_generate_refuse_unknown_backends(command: str, compose: Compose, teacher: Path, student: Path) -> None:
     models = {"STUDENT": student, "TEACHER": teacher}
     result = compose(*(models.get(word, word) for word in command.split()), "--backend", "tritn")
     assert result.exit_code == 2, result.output
@@ -70,7 +68,7 @@ def test_a_student_that_is_looked_into_and_a_source_that_writes_refuse_it_too(
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_it_reaches_the_heads(run_command: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_reaches_the_heads(run_command: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It also works beside a teacher without forms on the backend, and the output records it."""
     with own_backend(monkeypatch) as calls:
         result = run_command(name, "--backend", NAME)
@@ -87,7 +85,7 @@ def test_it_reaches_the_heads(run_command: Any, name: str, monkeypatch: pytest.M
         assert f"backend {NAME}" in result.stdout
 
 
-def test_an_evaluation_goes_on_with_the_backend_that_it_began_with(run_command: Any) -> None:
+def test_evaluations_resume_only_with_their_backend(run_command: Any) -> None:
     """An evaluation from before the option existed continues with `auto`."""
     assert run_command("eval").exit_code == 0
     path = Path("out/run.json")
@@ -100,7 +98,7 @@ def test_an_evaluation_goes_on_with_the_backend_that_it_began_with(run_command: 
     assert "backend: was auto, now reference" in result.stderr
 
 
-def test_a_run_of_training_does_too(tmp_path: Path) -> None:
+def test_training_runs_resume_only_with_their_backend(tmp_path: Path) -> None:
     from composer.errors import TrainingError
 
     settings = settings_of(0)
@@ -110,7 +108,7 @@ def test_a_run_of_training_does_too(tmp_path: Path) -> None:
         STORE.check_same(tmp_path, settings.model_copy(update={"backend": "torch"}))
 
 
-def test_a_backend_that_runs_nothing_here_is_told_in_a_plain_line(run_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends_without_a_form_here_give_one_line(run_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with own_backend(monkeypatch, lambda _: "it fits nowhere"):
         result = run_command("generate", "--prompt", "once upon a time", "--backend", NAME)
     assert result.exit_code == 0, result.output

@@ -16,7 +16,7 @@ from composer.training.loop import StepProgress
 from tests.composer.cli.conftest import Compose
 
 
-def test_a_text_stays_until_another_one_comes(terminal: rich.console.Console) -> None:
+def test_bar_texts_are_shown_until_the_next(terminal: rich.console.Console) -> None:
     def nothing(name: str, done: int, total: int, text: str | None = None) -> None:
         pass
 
@@ -27,14 +27,14 @@ def test_a_text_stays_until_another_one_comes(terminal: rich.console.Console) ->
     assert "here" in terminal.export_text().splitlines()[-1]
 
 
-def test_a_stage_has_a_bar_that_stays(terminal: rich.console.Console) -> None:
+def test_finished_stages_keep_their_bar(terminal: rich.console.Console) -> None:
     with training_steps(quiet=False) as watch:
         assert watch is not None
         watch(StepProgress("transfer", 2, 4, 0.5, 1000.0, 100.0, 0.2))
     assert "2/4  loss 0.5  1,000 tokens/s  2 min left" in terminal.export_text()
 
 
-def test_elsewhere_there_are_lines_or_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_lines_or_nothing_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with training_steps(quiet=False) as watch:
         assert watch is not None
         for step in range(1, 101):

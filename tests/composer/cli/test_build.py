@@ -18,7 +18,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_the_folder_is_where_it_says(compose: Compose, teacher: Path) -> None:
+def test_the_printed_folder_exists(compose: Compose, teacher: Path) -> None:
     result = compose("build", "lawcat", "--from", teacher)
     assert result.exit_code == 0
     out = Path(f"lawcat-{teacher.name}")
@@ -75,7 +75,7 @@ def test_options_reach_the_build(compose: Compose, teacher: Path) -> None:
     assert {file.how for file in copied.files.values()} == {"copied", "written"}
 
 
-def test_what_stands_there_stays_without_force(compose: Compose, teacher: Path) -> None:
+def test_existing_outputs_are_kept_without_force(compose: Compose, teacher: Path) -> None:
     assert compose("build", "lawcat", "--from", teacher, "-o", "out").exit_code == 0
     before = contents(Path("out"))
     refused = compose("build", "lolcats", "--from", teacher, "-o", "out")
@@ -87,7 +87,7 @@ def test_what_stands_there_stays_without_force(compose: Compose, teacher: Path) 
     assert [path.name for path in Path().iterdir()] == ["out"]
 
 
-def test_a_revision_is_for_the_hub(compose: Compose, teacher: Path) -> None:
+def test_revisions_need_a_hub_model(compose: Compose, teacher: Path) -> None:
     result = compose("build", "lawcat", "--from", teacher, "--revision", "main")
     assert result.exit_code == 2
     assert "revision" in result.stderr

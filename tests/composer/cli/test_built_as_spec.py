@@ -22,7 +22,7 @@ def here(compose: Compose, student: Path, teacher: Path) -> Path:
     return Path("model")
 
 
-def test_commands_take_it(compose: Compose, here: Path) -> None:
+def test_commands_accept_a_built_model_as_a_spec(compose: Compose, here: Path) -> None:
     record = read_record(here)
     assert record is not None
     assert load_spec("model") == load_spec("lolcats")
@@ -65,7 +65,7 @@ def test_a_locked_spec_through_a_file(compose: Compose, here: Path) -> None:
     assert "this spec has no `trunk`" in result.stderr
 
 
-def test_nothing_has_to_be_named_that_is_said_already(compose: Compose, here: Path) -> None:
+def test_built_models_and_resolved_specs_need_no_source(compose: Compose, here: Path) -> None:
     """`explain`, `show --code` and `draw` need no --from for a built model, a resolved spec or a spec with a trunk."""
     Path("locked.yaml").write_text(compose("show", "lolcats", "--from", "teacher").stdout)
     trunk = "trunk: {width: 32, layers: 2, heads: 4, key_heads: 2, vocabulary: 64}"
@@ -87,7 +87,7 @@ def test_nothing_has_to_be_named_that_is_said_already(compose: Compose, here: Pa
     assert (refused.exit_code, "Add a source: --from SOURCE" in refused.stderr) == (2, True)
 
 
-def test_a_model_whose_record_is_gone(compose: Compose, here: Path) -> None:
+def test_models_without_a_record_are_read_from_their_config(compose: Compose, here: Path) -> None:
     """Without a record, the config still has the resolved heads."""
     shutil.copytree(here.resolve(), "alone")
     Path("alone/composition.json").unlink()
@@ -114,7 +114,7 @@ def test_a_damaged_record(compose: Compose, text: str) -> None:
     assert "does not describe the model's heads" in result.stderr or "head: expected a mapping" in result.stderr
 
 
-def test_a_folder_that_nobody_built(compose: Compose, teacher: Path) -> None:
+def test_folders_without_a_model_are_refused(compose: Compose, teacher: Path) -> None:
     result = compose("show", teacher)
     assert result.exit_code == 2
     assert "is a folder, and no built model" in result.stderr

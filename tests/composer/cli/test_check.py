@@ -15,14 +15,14 @@ from tests.shipped import SHIPPED
 BEFORE = "compose: 1\nname: wrong\n"
 
 
-def test_shipped_specs_are_good(compose: Compose) -> None:
+def test_shipped_specs_are_valid(compose: Compose) -> None:
     result = compose("check", *shipped_specs())
     assert result.exit_code == 0
     assert result.stdout.count("ok  ") == len(SHIPPED)
     assert result.stderr == ""
 
 
-def test_on_a_source_it_says_the_hash(compose: Compose, teacher: Path) -> None:
+def test_check_on_a_source_prints_the_hash(compose: Compose, teacher: Path) -> None:
     result = compose("check", "lawcat", "--from", teacher)
     assert result.exit_code == 0
     assert re.fullmatch(r"ok  lawcat  [0-9a-f]{12}…  head: state\n", result.stdout)
@@ -53,7 +53,7 @@ def test_a_map_may_keep_any_dimension_until_there_is_a_source(compose: Compose, 
     assert "head.feature_map.dim: xW + x needs W to keep the dimension: x has 8 numbers" in result.stderr
 
 
-def test_a_head_that_rules_leave_without_a_layer_is_said_so(compose: Compose, teacher: Path) -> None:
+def test_heads_without_a_layer_are_noted(compose: Compose, teacher: Path) -> None:
     """A head that no layer of this source uses is a note and not an error: another source may have more layers."""
     Path("all.yaml").write_text(BEFORE + "extends: hybrid\nlayers: [{at: all, use: exact}]\n")
     assert compose("check", "all.yaml").stdout.splitlines()[0].endswith("head: window → state; exact: full")
@@ -97,7 +97,7 @@ EVERYWHERE = {
 
 
 @pytest.mark.parametrize("case", EVERYWHERE)
-def test_what_no_source_mends_is_told_with_a_source_and_without(compose: Compose, teacher: Path, case: str) -> None:
+def test_mistakes_on_every_source_are_reported_without_a_source(compose: Compose, teacher: Path, case: str) -> None:
     text, message = EVERYWHERE[case]
     Path("wrong.yaml").write_text(BEFORE + text + "\n")
     alone, on_source = compose("check", "wrong.yaml"), compose("check", "wrong.yaml", "--from", teacher)
@@ -106,7 +106,7 @@ def test_what_no_source_mends_is_told_with_a_source_and_without(compose: Compose
     assert alone.stderr == on_source.stderr
 
 
-def test_all_that_is_wrong_is_told_in_one_go(compose: Compose, teacher: Path) -> None:
+def test_all_mistakes_are_reported_at_once(compose: Compose, teacher: Path) -> None:
     """Two heads that are wrong on every source and two rules that are wrong for this source are each reported once."""
     Path("wrong.yaml").write_text(
         BEFORE + "head: {memory: [window]}\n"
@@ -120,13 +120,13 @@ def test_all_that_is_wrong_is_told_in_one_go(compose: Compose, teacher: Path) ->
     assert paths == [*alone, "layers[0].at", "layers[1].use"]
 
 
-def test_what_heads_share_out_needs_their_number(compose: Compose, teacher: Path) -> None:
+def test_shares_of_heads_need_the_number_of_heads(compose: Compose, teacher: Path) -> None:
     Path("x.yaml").write_text(BEFORE + "head: {memory: [{kind: latents, size: 6}]}\n")
     assert compose("check", "x.yaml").exit_code == 0
     assert "6 latents do not split evenly over 4 heads" in compose("check", "x.yaml", "--from", teacher).stderr
 
 
-def test_edges_are_shown_as_such(compose: Compose) -> None:
+def test_edges_are_shown_as_edges(compose: Compose) -> None:
     window, graph = "{kind: window, size: 4}", "[pairs -> window, window->old, pairs -> fading]"
     states = "{kind: state, name: old}, {kind: state, name: fading, gate: head}"
     Path("x.yaml").write_text(BEFORE + f"head: {{feature_map: elu, memory: [{window}, {states}], graph: {graph}}}\n")
@@ -137,7 +137,7 @@ def test_edges_are_shown_as_such(compose: Compose) -> None:
     assert "head: pairs → window + latents\n" in compose("check", "x.yaml").stdout
 
 
-def test_a_trunk_of_absurd_depth_is_refused_before_it_is_looked_at(compose: Compose) -> None:
+def test_trunks_with_too_many_layers_are_refused(compose: Compose) -> None:
     trunk = "trunk: {width: 64, layers: 1000000000, heads: 4, vocabulary: 512}"
     Path("deep.yaml").write_text(BEFORE + f"extends: lolcats\n{trunk}\n")
     result = compose("check", "deep.yaml")
@@ -145,7 +145,7 @@ def test_a_trunk_of_absurd_depth_is_refused_before_it_is_looked_at(compose: Comp
     assert "deep.yaml:4:28  trunk.layers: expected a number of at most 10000, got 1000000000" in result.stderr
 
 
-def test_a_source_of_absurd_depth_is_refused(compose: Compose) -> None:
+def test_sources_with_too_many_layers_are_refused(compose: Compose) -> None:
     sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8}
     Path("source").mkdir()
     Path("source/config.json").write_text(json.dumps({"model_type": "llama", **sizes, "num_hidden_layers": 10**9}))
@@ -154,7 +154,7 @@ def test_a_source_of_absurd_depth_is_refused(compose: Compose) -> None:
     assert "num_hidden_layers: 1000000000; expected a positive whole number of at most 10,000" in result.stderr
 
 
-def test_all_are_told(compose: Compose) -> None:
+def test_mistakes_of_all_specs_are_reported(compose: Compose) -> None:
     Path("one.yaml").write_text(BEFORE + "head: {memory: [full], colour: red}\n")
     result = compose("check", "one.yaml", "lawcat", "two.yaml")
     assert result.exit_code == 2
@@ -175,7 +175,7 @@ def test_json(compose: Compose, teacher: Path) -> None:
     assert json.loads(compose("check", "lawcat", "--json").stdout)[0]["hash"] is None
 
 
-def test_of_a_sweep_every_variant(compose: Compose, teacher: Path) -> None:
+def test_every_variant_of_a_sweep_is_checked(compose: Compose, teacher: Path) -> None:
     Path("x.yaml").write_text(
         BEFORE + "extends: lolcats\nvary:\n  grid:\n    head.memory.0.evict: [next, drop]\n    head.position: [rope, none]\n"
     )
@@ -231,7 +231,7 @@ def test_mistakes_have_their_place_in_fields(compose: Compose) -> None:
     ]
 
 
-def test_a_head_that_no_rule_names_needs_no_source_to_be_told(compose: Compose) -> None:
+def test_unused_heads_are_noted_without_a_source(compose: Compose) -> None:
     Path("wrong.yaml").write_text(BEFORE + "head: {memory: [full]}\nheads: {exact: {memory: [full]}}\n")
     result = compose("check", "wrong.yaml")
     assert (result.exit_code, result.stderr.splitlines()[0]) == (
@@ -251,7 +251,7 @@ def test_settings(compose: Compose, teacher: Path) -> None:
     assert (variant["spec"], variant["ok"]) == ("ablations/lawcat-rope", False)
 
 
-def test_what_settings_complete_is_good(compose: Compose) -> None:
+def test_specs_completed_by_settings_are_valid(compose: Compose) -> None:
     Path("x.yaml").write_text(
         "compose: 1\nname: x\nhead: {memory: [full]}\ntrunk: {width: 8, layers: 1, heads: 2, mlp: {kind: gated, width: 8}}\n"
     )

@@ -90,7 +90,7 @@ def test_names_recipes_and_spelling_mean_nothing(compose: Compose, teacher: Path
     assert "head" in compose("diff", "lawcat", "again.yaml").stdout
 
 
-def test_what_the_source_says_is_only_the_same_on_that_source(compose: Compose, teacher: Path) -> None:
+def test_open_fields_are_equal_only_on_their_source(compose: Compose, teacher: Path) -> None:
     Path("eight.yaml").write_text("compose: 1\nname: eight\nextends: linear\nhead: {feature_map: {linear: true, dim: 8}}\n")
     Path("open.yaml").write_text("compose: 1\nname: open\nextends: linear\nhead: {feature_map: {linear: true}}\n")
     assert rows(compose, "eight.yaml", "open.yaml")[1] == ["head.feature_map.dim", "8 → null"]

@@ -203,7 +203,9 @@ def test_a_mistake(compose: Compose, models: dict[str, Path], texts: Path, name:
     assert stands() == []
 
 
-def test_what_stands_there(compose: Compose, models: dict[str, Path], texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_outputs_need_resume_or_force(
+    compose: Compose, models: dict[str, Path], texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stopped run needs --resume or --force, and a finished one needs --force."""
 
     class StoppedError(Exception):
@@ -240,7 +242,7 @@ def test_what_stands_there(compose: Compose, models: dict[str, Path], texts: Pat
     assert stands() == ["out"]
 
 
-def test_a_strangers_folder_is_not_replaced(compose: Compose, models: dict[str, Path], texts: Path) -> None:
+def test_folders_of_other_origin_are_not_replaced(compose: Compose, models: dict[str, Path], texts: Path) -> None:
     """--force replaces only what a run has written."""
     Path("out.run").mkdir()
     Path("out.run/thesis.txt").write_text("the only copy")

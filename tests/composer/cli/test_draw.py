@@ -31,20 +31,20 @@ def test_a_spec_is_drawn_to_stdout_or_to_a_file(compose: Compose, teacher: Path)
     assert "pixels" in written.stdout
 
 
-def test_settings_show(compose: Compose, teacher: Path) -> None:
+def test_settings_change_the_picture(compose: Compose, teacher: Path) -> None:
     small, large = (words(compose("draw", "lolcats", "--set", f"head.memory.0.size={size}").stdout) for size in (16, 128))
     assert any("size 16" in word for word in small)
     assert {word for word in small if word.startswith("State")} != {word for word in large if word.startswith("State")}
 
 
-def test_without_a_source_it_says_whose_sizes_it_takes(compose: Compose) -> None:
+def test_without_a_source_the_assumed_sizes_are_printed(compose: Compose) -> None:
     shown = words(compose("draw", "lawcat").stdout)
     assert "on the sizes of Llama-3.2-1B · 16 layers" in shown[1]
     own = next(name for name in SHIPPED if load_spec(name).trunk is not None)
     assert not [word for word in words(compose("draw", own).stdout) if "Llama" in word]
 
 
-def test_a_built_model_is_drawn_as_it_is(compose: Compose, student: Path) -> None:
+def test_built_models_are_drawn(compose: Compose, student: Path) -> None:
     result = compose("draw", student)
     assert result.exit_code == 0, result.stderr
     assert result.stdout == composer.draw(student).svg == (student / "composition.svg").read_text(encoding="utf-8")
@@ -75,7 +75,7 @@ def test_mistakes(compose: Compose, teacher: Path) -> None:
     assert not list(Path().iterdir())
 
 
-def test_a_rule_for_a_layer_that_the_sizes_have_not_says_so(compose: Compose) -> None:
+def test_rules_for_missing_layers_are_reported(compose: Compose) -> None:
     Path("deep.yaml").write_text("compose: 1\nname: deep\nhead: {memory: [full]}\nlayers: [{at: 20, use: head}]\n")
     result = compose("draw", "deep.yaml")
     assert result.exit_code == 2
@@ -83,7 +83,7 @@ def test_a_rule_for_a_layer_that_the_sizes_have_not_says_so(compose: Compose) ->
     assert "--from SOURCE names another" in result.stderr
 
 
-def test_a_file_that_is_there_stays(compose: Compose) -> None:
+def test_existing_files_are_kept(compose: Compose) -> None:
     for arguments in (["draw", "window", "-o", "a.svg"], ["diff", "window", "softmax", "--draw", "a.svg"]):
         Path("a.svg").write_text("mine")
         result = compose(*arguments)
@@ -108,7 +108,7 @@ def test_pictures_of_the_command_are_legible(teacher: Path) -> None:
     assert_legible(composer.draw("lola", teacher))
 
 
-def test_a_terminal_gets_a_file(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_on_a_terminal_are_written_to_a_file(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody reads SVG on a terminal."""
     monkeypatch.setattr("composer.cli.draw.sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True)))
     assert compose("draw", "ablations/lola-scores:recent").stdout.startswith("lola-scores-recent.svg  ")

@@ -44,7 +44,7 @@ def test_tables(compose: Compose) -> None:
 
 
 @pytest.mark.parametrize("making", [True, False])
-def test_ctrl_c_says_what_is_kept_and_how_to_go_on(compose: Compose, monkeypatch: pytest.MonkeyPatch, making: bool) -> None:
+def test_ctrl_c_reports_kept_results_and_how_to_continue(compose: Compose, monkeypatch: pytest.MonkeyPatch, making: bool) -> None:
     """Ctrl-C is tested while samples are made, which has its own progress line, and while they are scored."""
     reports: list[EvaluationProgress] = []
     arguments = ("eval", TEACHER, *QUICK, "--batch-tokens", "1")
@@ -135,7 +135,7 @@ def test_a_mistake(compose: Compose, name: str) -> None:
     assert os.listdir() == ["wordless"]
 
 
-def test_killed_from_outside(compose: Compose, tmp_path: Path) -> None:
+def test_killed_evaluations_resume_to_the_same_results(compose: Compose, tmp_path: Path) -> None:
     """A command that is killed after its first line on disk and run again has the results of an uninterrupted one."""
     tasks = ["--tasks", "passkey,stories", "--lengths", "128,256", "--samples", "24", "--batch-tokens", "256"]
     arguments = ["eval", str(TEACHER), *tasks, "-o", "killed"]

@@ -64,7 +64,7 @@ def test_every_token_may_be_drawn(student: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
-def test_the_callers_random_numbers_go_on_as_before(student: Path, temperature: float) -> None:
+def test_the_callers_random_state_is_unchanged(student: Path, temperature: float) -> None:
     torch.manual_seed(5)
     wanted = torch.rand(3)
     torch.manual_seed(5)
@@ -101,13 +101,13 @@ def test_more_tokens_than_there_are_positions(compose: Compose, teacher: Path) -
     assert "generation_config" not in result.stderr
 
 
-def test_a_model_that_nobody_has_composed_writes_as_transformers_has_it(compose: Compose, teacher: Path) -> None:
+def test_models_of_transformers_generate_as_in_transformers(compose: Compose, teacher: Path) -> None:
     result = compose("generate", teacher, "--prompt", PROMPT, "--max-new-tokens", 4)
     assert result.exit_code == 0
     assert result.stdout.startswith(PROMPT)
 
 
-def test_a_prompt_that_is_no_text(compose: Compose, student: Path) -> None:
+def test_invalid_utf_8_in_prompts_is_refused(compose: Compose, student: Path) -> None:
     """Invalid UTF-8 in argv and stdin is rejected."""
     result = compose("generate", student, "--prompt", "caf\udce9")
     assert result.exit_code == 2
@@ -117,7 +117,7 @@ def test_a_prompt_that_is_no_text(compose: Compose, student: Path) -> None:
     assert "on stdin is not in the terminal's encoding" in " ".join(result.stderr.split())
 
 
-def test_what_looks_both_ways_writes_nothing(compose: Compose, teacher: Path) -> None:
+def test_bidirectional_models_are_refused(compose: Compose, teacher: Path) -> None:
     result = compose("build", "latte-bidirectional", "--from", teacher, "-o", "both")
     words = " ".join(result.stdout.split())
     assert "Note: The spec is bidirectional, so this model cannot generate" in words
@@ -153,7 +153,7 @@ def test_running_out_of_memory(compose: Compose, student: Path, monkeypatch: pyt
     assert result.stderr.endswith("build it with a smaller `size` of `window`, which is 64\n")
 
 
-def test_other_errors_are_not_taken_for_it(compose: Compose, student: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_raised(compose: Compose, student: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("a shape is wrong")
 
@@ -176,7 +176,7 @@ def test_what_is_built_from_nothing(compose: Compose) -> None:
         assert message in result.stderr
 
 
-def test_the_command_says_how_it_is_written(compose: Compose, student: Path) -> None:
+def test_generation_settings_of_the_source_are_ignored(compose: Compose, student: Path) -> None:
     """The source's generation settings, such as beams, are ignored."""
     expected = generated(compose, student)["text"]
     shutil.copytree(student, "greedy")

@@ -43,7 +43,7 @@ def write_texts(folder: Path) -> None:
         "select lolcats --from FILE --data data.jsonl --keep 1 -o selected FEW",
     ],
 )
-def test_a_command_reads_it(tmp_path: Path, compose: Compose, file: Path, command: str) -> None:
+def test_commands_read_gguf_files(tmp_path: Path, compose: Compose, file: Path, command: str) -> None:
     write_texts(tmp_path)
     arguments = [part for word in command.split() for part in (FEW if word == "FEW" else [word])]
     result = compose(*(file if word == "FILE" else word for word in arguments))
@@ -63,7 +63,7 @@ def test_a_student_is_distilled_inspected_and_verified(tmp_path: Path, compose: 
 
 
 @pytest.mark.parametrize("command", ["explain", "check", "show", "draw", "build --from FILE"])
-def test_it_is_no_spec(compose: Compose, file: Path, command: str) -> None:
+def test_gguf_files_are_refused_as_specs(compose: Compose, file: Path, command: str) -> None:
     first, *more = command.split()
     result = compose(first, file, *(file if word == "FILE" else word for word in more))
     assert result.exit_code == 2, result.output

@@ -241,7 +241,7 @@ def test_resume(compose: Compose, originals: Path, stopped: Path, monkeypatch: p
         assert not Path(out).exists()
 
 
-def test_a_stopped_run_goes_on_where_nothing_is_damaged(compose: Compose, originals: Path, stopped: Path) -> None:
+def test_undamaged_stopped_runs_resume(compose: Compose, originals: Path, stopped: Path) -> None:
     shutil.copytree(stopped, ".", dirs_exist_ok=True)
     for out, options in (("plain", ()), ("streamed", ("--stream",))):
         result = run(out, originals, "--resume", *options)
@@ -250,7 +250,7 @@ def test_a_stopped_run_goes_on_where_nothing_is_damaged(compose: Compose, origin
 
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("name", ["run.json", "samples.jsonl"])
-def test_an_evaluation_that_goes_on(
+def test_resumed_evaluations_refuse_irregular_files(
     compose: Compose, originals: Path, evaluated: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
 ) -> None:
     shutil.copytree(evaluated, "out")

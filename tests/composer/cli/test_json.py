@@ -33,12 +33,12 @@ RUN: dict[str, tuple[str | int | Path, ...]] = {
 }
 
 
-def test_the_page_is_what_the_schemas_are() -> None:
+def test_the_page_equals_the_schemas() -> None:
     stale = (ROOT / "docs" / "reference" / "json.md").read_text(encoding="utf-8") != page()
     assert not stale, "docs/reference/json.md is not what the schemas are: write it anew with `make docs`"
 
 
-def test_every_command_that_prints_json_is_on_it() -> None:
+def test_the_page_has_every_command_that_prints_json() -> None:
     commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
     assert sorted({name.partition(" ")[0] for name in PRINTED}) == sorted(
         name for name, command in commands.items() if any("--json" in what.opts for what in command.params)
@@ -46,7 +46,7 @@ def test_every_command_that_prints_json_is_on_it() -> None:
 
 
 @pytest.mark.parametrize("command", RUN)
-def test_what_is_printed_is_what_the_page_says(compose: Compose, student: Path, teacher: Path, command: str) -> None:
+def test_printed_json_matches_the_page(compose: Compose, student: Path, teacher: Path, command: str) -> None:
     for name, folder in (("student", student), ("teacher", teacher)):
         Path(name).symlink_to(folder)
     Path("text.txt").write_text("once upon a time there was a cat")
@@ -71,7 +71,7 @@ GIVEN = {"measured.json", "schema.json", "texts.jsonl"}
 """A table of this package; the schema of specs, which their page describes; an example's."""
 
 
-def test_every_json_file_that_a_command_writes_is_on_it() -> None:
+def test_the_page_has_every_json_file_that_commands_write() -> None:
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "composer").rglob("*.py"))
     written = set(re.findall(r'"([A-Za-z_-]+\.jsonl?)"', code)) - NOT_OURS - BETWEEN_CALLS - GIVEN
     assert {"selection.json", "inspection.json", "log.jsonl"} <= written
@@ -79,7 +79,7 @@ def test_every_json_file_that_a_command_writes_is_on_it() -> None:
     assert written <= named
 
 
-def test_the_summary_of_an_inspection_is_what_the_page_says(compose: Compose, student: Path) -> None:
+def test_the_summary_of_an_inspection_matches_the_page(compose: Compose, student: Path) -> None:
     Path("text.txt").write_text("once upon a time there was a cat")
     result = compose("inspect", student, "--text", "text.txt", "--queries", "2", "--alone", "-o", "inside", "--json")
     assert result.exit_code == 0, result.output
@@ -102,7 +102,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_is_json_too(compose: Compose, case: str) -> None:
+def test_errors_are_json_too(compose: Compose, case: str) -> None:
     Path("wrong.yaml").write_text("compose: 1\nname: wrong\nhead: {memory: [full], colour: red}\n")
     plain, as_json = compose(*REFUSED[case]), compose(*REFUSED[case], "--json")
     assert (plain.exit_code, as_json.exit_code) == (2, 2)
@@ -115,7 +115,7 @@ def test_what_is_refused_is_json_too(compose: Compose, case: str) -> None:
         assert (mistake["file"], mistake["line"], mistake["column"], mistake["path"]) == ("wrong.yaml", 3, 24, "head.colour")
 
 
-def test_check_with_a_source_that_is_not_there(compose: Compose) -> None:
+def test_check_reports_a_missing_source_for_each_spec(compose: Compose) -> None:
     """If the source does not exist, this is reported for each spec beside its own mistakes."""
     Path("wrong.yaml").write_text("compose: 1\nname: wrong\nhead: {memory: [full], colour: red}\n")
     result = compose("check", "lolcats", "wrong.yaml", "--from", "nowhere/at/all", "--json")

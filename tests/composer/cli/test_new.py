@@ -33,7 +33,7 @@ def test_the_template_is_a_spec(compose: Compose) -> None:
     assert compose("check", "mine.yaml").exit_code == 0
 
 
-def test_what_the_template_leaves_in_comments_is_right_too(compose: Compose, teacher: Path) -> None:
+def test_commented_lines_of_the_template_are_valid(compose: Compose, teacher: Path) -> None:
     compose("new", "mine")
     text = uncommented(Path("mine.yaml").read_text())
     Path("whole.yaml").write_text(text.replace("heads: 4", "heads: 2").replace("heads: 28", "heads: 2"))
@@ -73,13 +73,13 @@ def test_like_a_file_that_extends_its_neighbour(compose: Compose) -> None:
     assert load_spec(Path("mine.yaml")).head == load_spec(Path("there/child.yaml")).head
 
 
-def test_a_copy_of_a_copy_says_it_once(compose: Compose) -> None:
+def test_copies_of_copies_have_one_comment(compose: Compose) -> None:
     compose("new", "one", "--like", "lawcat")
     compose("new", "two", "--like", "one.yaml")
     assert Path("two.yaml").read_text().count("yaml-language-server") == 1
 
 
-def test_editors_find_a_schema_that_lies_beside_it(compose: Compose) -> None:
+def test_schemas_beside_the_spec_are_referenced(compose: Compose) -> None:
     Path("schema.json").write_text(compose("schema").stdout)
     compose("new", "mine")
     assert Path("mine.yaml").read_text().startswith("# yaml-language-server: $schema=schema.json\n")

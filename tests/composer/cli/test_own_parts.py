@@ -67,7 +67,7 @@ def run(compose: Compose, *arguments: Any) -> str:
     return result.stdout
 
 
-def test_every_command_takes_parts() -> None:
+def test_every_command_has_the_option_parts() -> None:
     lacking = {command.name for command in map(load_command, COMMANDS) if "parts" not in options_of(command.options)}
     assert lacking == WITHOUT_PARTS
 
@@ -116,7 +116,7 @@ def test_a_missing_part_of_a_spec(compose: Compose, mine: Path) -> None:
     assert 'did you mean "mine.slow"?' in close.output
 
 
-def test_python_functions_take_parts(mine: Path, tmp_path: Path) -> None:
+def test_python_functions_have_the_parameter_parts(mine: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="is not registered"):
         composer.load_spec(tmp_path / "slow.yaml")
     assert composer.load_spec(tmp_path / "slow.yaml", parts=[mine]).name == "slow"

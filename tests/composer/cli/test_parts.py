@@ -66,13 +66,13 @@ def test_json(compose: Compose) -> None:
     assert {field["name"]: field["default"] for field in memory["fields"]}["gate"] == "none"
 
 
-def test_defaults_are_printed_as_a_spec_says_them(compose: Compose) -> None:
+def test_defaults_are_printed_as_in_a_spec(compose: Compose) -> None:
     for name, field in (("rglru", "blocks: 1"), ("random", "seed: 0"), ("learned", "largest: 1"), ("hedgehog", "linear: true")):
         assert f"\n  {field}\n" in compose("parts", name).stdout
     assert "\n  bias: 0\n" in compose("parts", "head").stdout
 
 
-def test_of_gates_those_that_fit(compose: Compose) -> None:
+def test_only_fitting_gates_are_listed(compose: Compose) -> None:
     for kind in ("state", "delta"):
         [memory] = json.loads(compose("parts", kind, "--json").stdout)
         (gate,) = (field["type"] for field in memory["fields"] if field["name"] == "gate")

@@ -14,7 +14,7 @@ from tests.composer.programs import ROOT
 TEACHER = ROOT / "examples" / "teacher"
 
 
-def test_what_it_writes_is_data(compose: Compose) -> None:
+def test_sampled_texts_are_read_as_data(compose: Compose) -> None:
     result = compose("sample", TEACHER, "-o", "made/texts.jsonl", "--texts", 5, "--length", 24, "--batch", 3)
     assert result.exit_code == 0, result.output
     lines = Path("made/texts.jsonl").read_text(encoding="utf-8").splitlines()

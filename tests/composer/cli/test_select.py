@@ -76,7 +76,7 @@ def test_mistakes(tmp_path: Path, words: list[str], message: str) -> None:
     assert not (tmp_path / "out" / "selection.json").exists()
 
 
-def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
+def test_folders_of_other_origin_are_kept(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     done = ran("lawcat", "--from", str(TEACHER), "--data", "stories", "--keep", "1", "-o", str(tmp_path))
     assert done.exit_code == 2
@@ -84,7 +84,7 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_nothing_held_out_is_told_before_anything_is_built(tmp_path: Path) -> None:
+def test_missing_held_out_rows_are_reported_before_building(tmp_path: Path) -> None:
     arguments = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "-o", str(tmp_path / "out")]
     done = ran(*arguments, *QUICK, "--share", "0", "--keep", "1")
     assert done.exit_code == 2
@@ -178,7 +178,7 @@ def test_quiet_keeps_warnings(tmp_path: Path) -> None:
     assert warning in loud.stderr.splitlines()
 
 
-def test_a_stopped_selection_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_selections_report_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command has no --resume. After --force it continues without --force, since the old selection is already removed."""
     out = tmp_path / "out"
     stopped = stopped_by_a_signal(monkeypatch, *selection_arguments(out), "--keep", "1")

@@ -41,7 +41,7 @@ def without_bare_words(value: object) -> object:
 
 
 @pytest.mark.parametrize("name", shipped_specs())
-def test_what_it_prints_is_the_spec(compose: Compose, name: str) -> None:
+def test_the_output_is_the_spec(compose: Compose, name: str) -> None:
     result = compose("show", name)
     assert result.exit_code == 0
     Path("shown.yaml").write_text(result.stdout)
@@ -78,7 +78,7 @@ def test_json(compose: Compose, teacher: Path) -> None:
 
 @example(document={"head": {"kind": {"kind": ""}}})
 @given(document=st.dictionaries(st.sampled_from(["head", "name", "paper"]), VALUES, min_size=1))
-def test_its_yaml_reads_back(document: dict[str, object]) -> None:
+def test_printed_yaml_reads_back(document: dict[str, object]) -> None:
     assert without_bare_words(plain(read_text(to_yaml(document), "shown"))) == without_bare_words(document)
 
 
@@ -123,7 +123,7 @@ def test_variants_are_written_as_files(compose: Compose) -> None:
     assert json.loads(result.stdout) == [file.replace("deep/folder", "other") for file in files]
 
 
-def test_what_cannot_be_expanded(compose: Compose, teacher: Path) -> None:
+def test_invalid_uses_of_expand_are_refused(compose: Compose, teacher: Path) -> None:
     Path("file").touch()
     for arguments, message in (
         (["lawcat", "--expand"], "this is one spec, no sweep"),
@@ -157,7 +157,7 @@ def test_on_its_own_trunk(compose: Compose, teacher: Path) -> None:
         assert message in result.stderr
 
 
-def test_without_a_spec_it_lists_those_that_are_shipped(compose: Compose) -> None:
+def test_without_a_spec_shipped_specs_are_listed(compose: Compose) -> None:
     result = compose("show")
     assert result.exit_code == 0
     purposes = json.loads(compose("show", "--json").stdout)
@@ -172,7 +172,7 @@ def test_without_a_spec_it_lists_those_that_are_shipped(compose: Compose) -> Non
 
 
 @pytest.mark.parametrize("command", ["build", "explain", "show"])
-def test_help_says_where_the_names_are_and_not_all_of_them(compose: Compose, command: str) -> None:
+def test_help_refers_to_the_list_of_names(compose: Compose, command: str) -> None:
     words = " ".join(compose(command, "--help").stdout.split())
     assert "`compose show` lists them" in words
     assert "lawcat" not in words
@@ -197,7 +197,7 @@ def test_the_code_of_a_spec(compose: Compose, teacher: Path) -> None:
     assert all(text in result.stdout for text in shown["functions"])
 
 
-def test_what_has_no_code(compose: Compose, teacher: Path) -> None:
+def test_invalid_uses_of_code_are_refused(compose: Compose, teacher: Path) -> None:
     for arguments, message in (
         (["lolcats", "--code"], "lolcats has no sizes, which a program needs. Add a source: --from SOURCE"),
         (["ablations/lolcats", "--from", teacher, "--code", "--expand"], "name a variant, SWEEP:VARIANT, instead of --expand"),

@@ -95,7 +95,7 @@ def test_every_command_on_any_streams(command: str, tmp_path: Path, student: Pat
         assert "stdout cannot be written: No space left on device" in stderr
 
 
-def test_a_mismatch_is_one_where_nobody_reads_of_it(tmp_path: Path, student: Path) -> None:
+def test_mismatches_exit_with_code_1_on_closed_streams(tmp_path: Path, student: Path) -> None:
     """Exit code 1 of verify means a mismatch, even if nobody reads the output."""
     changed = tmp_path / "changed"
     changed.mkdir()
@@ -111,7 +111,7 @@ def test_a_mismatch_is_one_where_nobody_reads_of_it(tmp_path: Path, student: Pat
         assert ended(tmp_path, "verify", changed, stdout=pipe)[0] == 1
 
 
-def test_a_mistake_that_nobody_can_be_told(tmp_path: Path) -> None:
+def test_mistakes_exit_with_code_2_on_closed_streams(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         code, _, _ = ended(tmp_path, "check", "nowhere.yaml", before=lambda: os.dup2(full.fileno(), 2))
     assert code == MISTAKE

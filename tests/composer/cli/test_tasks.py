@@ -21,7 +21,7 @@ def test_the_list(compose: Compose) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_one(compose: Compose, name: str) -> None:
+def test_a_single_task_is_described(compose: Compose, name: str) -> None:
     """`--tasks` accepts each listed option with its default. samples, seed and length exist for all tasks."""
     (from_json,) = json.loads(compose("tasks", name, "--json").stdout)
     result = compose("tasks", name)
@@ -38,13 +38,13 @@ def test_one(compose: Compose, name: str) -> None:
     assert {option["name"] for option in from_json["options"]}.isdisjoint({"samples", "seed", "length", "kind"})
 
 
-def test_a_task_that_there_is_not(compose: Compose) -> None:
+def test_unknown_tasks_are_refused(compose: Compose) -> None:
     result = compose("tasks", "recal")
     assert (result.exit_code, result.stdout) == (2, "")
     assert 'No task "recal"; did you mean "recall"?' in result.stderr
 
 
-def test_it_answers_without_torch() -> None:
+def test_the_list_is_printed_without_torch() -> None:
     """The list is printed without torch."""
     program = "import sys; from composer.cli.main import app; import contextlib\n"
     program += "with contextlib.suppress(SystemExit): app(['tasks'])\n"

@@ -27,7 +27,7 @@ DOCUMENT = {"compose": 1, "name": "own", "head": {"memory": ["full"]}}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_signatures_let_one_stand_alone(name: str) -> None:
+def test_signatures_accept_single_values(name: str) -> None:
     for parameter in inspect.signature(inspect.unwrap(FUNCTIONS[name])).parameters.values():
         kinds = [word.strip() for word in re.split(r"\|(?![^\[]*\])", parameter.annotation)]
         several = [sequence for kind in kinds if (sequence := re.fullmatch(r"Sequence\[(.*)\]", kind))]
@@ -58,7 +58,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def test_these_are_all_that_take_overrides() -> None:
+def test_all_functions_with_overrides_are_tested() -> None:
     assert sorted(CALLS) == [name for name in FUNCTIONS if "overrides" in inspect.signature(FUNCTIONS[name]).parameters]
 
 
@@ -78,7 +78,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_an_override_may_stand_alone(name: str, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_override_is_accepted(name: str, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(built.parent)
     alone = messages_of(CALLS[name], BAD)
     # Where a document is wrong, the place of an override is its text on the command line.
@@ -96,7 +96,7 @@ def test_layers_and_checkpoints(tmp_path: Path) -> None:
         composer.build_folder("lolcats", TEACHER, tmp_path / "out", lolcats=str(tmp_path / "model.pt"))
 
 
-def test_a_task_may_stand_alone() -> None:
+def test_a_single_task_is_accepted() -> None:
     report = composer.evaluate(TEACHER, Passkey(samples=1), 128)
     assert {cell.task for cell in report.cells} == {"passkey"}
     looked = [
@@ -126,7 +126,7 @@ def test_a_spec_is_named_in_each_way_everywhere(tmp_path: Path, monkeypatch: pyt
             composer.ablate(way, TEACHER, out="out", tasks="mqarr", lengths=64)
 
 
-def test_a_sweep_that_is_loaded_is_one(tmp_path: Path) -> None:
+def test_loaded_sweeps_are_accepted(tmp_path: Path) -> None:
     document = DOCUMENT | {"vary": {"grid": {"head.position": ["rope", "none"]}}}
     sweep = composer.load_spec(document)
     assert composer.expand(sweep) == composer.expand(document)
@@ -141,7 +141,7 @@ def test_a_new_spec_by_its_path(tmp_path: Path) -> None:
     assert composer.load_spec(second).name == "other"
 
 
-def test_labels_of_ones_own() -> None:
+def test_models_may_have_custom_labels() -> None:
     """Models may have labels when they are timed or scored. A spec among them is built as usual."""
     timed = composer.bench({"before": TEACHER, "after": "lawcat"}, prefill=8, repeats=1, steps=1)
     assert [model.label for model in timed.setting.models] == ["before", "after"]

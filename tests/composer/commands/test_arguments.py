@@ -32,7 +32,7 @@ def test_numbers() -> None:
 
 
 @pytest.mark.parametrize("text", NONE)
-def test_what_is_no_number(text: str) -> None:
+def test_invalid_numbers_are_refused(text: str) -> None:
     with pytest.raises(
         BenchError, match='^--decode: expected a whole number of at least 1, such as 512,4k, where 4k is 4,096, got "'
     ):
@@ -40,7 +40,7 @@ def test_what_is_no_number(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [*NONE, "1k"])
-def test_what_is_no_seed(text: str) -> None:
+def test_invalid_seeds_are_refused(text: str) -> None:
     with pytest.raises(EvaluationError, match='^--seeds: expected a whole number of at least 1, such as 0,1,2, got "'):
         numbers_of(text, "--seeds", EvaluationError, thousands=False)
 
@@ -50,7 +50,7 @@ def test_tokens() -> None:
 
 
 @pytest.mark.parametrize("value", [*NONE, "512,1k", True, 4.5, None])
-def test_what_is_no_number_of_tokens(value: object) -> None:
+def test_invalid_numbers_of_tokens_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match="^expected a whole number of at least 1, such as 4096 or 4k, got "):
         read_tokens(value)  # pyright: ignore[reportArgumentType]
 
@@ -179,7 +179,7 @@ ANY = {"--layers", "--share", "--limit"}
 """Numbers without a least one, one that is told with the data, and one that is a number of documents or a share of them."""
 
 
-def test_these_are_all_options_that_are_numbers() -> None:
+def test_all_numeric_options_are_tested() -> None:
     numeric = {
         command.name: {
             option.flag
@@ -194,7 +194,7 @@ def test_these_are_all_options_that_are_numbers() -> None:
 
 
 @pytest.mark.parametrize(("command", "option"), [(name, option) for name, (_, options) in NUMBERS.items() for option in options])
-def test_numbers_that_are_too_small_are_told_in_one_way(compose: Compose, tmp_path: Path, command: str, option: str) -> None:
+def test_too_small_numbers_have_one_message(compose: Compose, tmp_path: Path, command: str, option: str) -> None:
     """The check runs before anything is read or imported, and nothing is written."""
     needed, options = NUMBERS[command]
     least = options[option]

@@ -66,7 +66,7 @@ def answers_anew(talk: Chat) -> list[str]:
 
 @pytest.mark.parametrize("template", [PLAIN, SHORTENED], ids=["plain", "shortened"])
 @pytest.mark.parametrize("name", ["teacher", "student"])
-def test_answers_are_those_of_the_whole_conversation(models: dict[str, Path], name: str, template: str) -> None:
+def test_answers_equal_those_for_the_whole_conversation(models: dict[str, Path], name: str, template: str) -> None:
     talk = begin(models[name], template)
     answers = [talk.say(line).text for line in LINES]
     assert [message["content"] for message in talk.messages[1::2]] == answers
@@ -75,7 +75,7 @@ def test_answers_are_those_of_the_whole_conversation(models: dict[str, Path], na
 
 
 @pytest.mark.parametrize("name", ["teacher", "student"])
-def test_the_first_answer_is_that_of_generate(models: dict[str, Path], name: str) -> None:
+def test_the_first_answer_equals_that_of_generate(models: dict[str, Path], name: str) -> None:
     """The answers match for greedy and sampled text, with a system message."""
     every: list[dict[str, Any]] = [{}, {"temperature": 1.5, "seed": 3}, {"system": "they said"}]
     for options in every:
@@ -86,7 +86,7 @@ def test_the_first_answer_is_that_of_generate(models: dict[str, Path], name: str
 
 
 @pytest.mark.parametrize("name", ["teacher", "student"])
-def test_of_a_turn_only_new_tokens_are_read(models: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_tokens_of_a_turn_are_read(models: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     talk = begin(models[name])
     counts = count_tokens(talk, monkeypatch)
     known = 0
@@ -109,7 +109,7 @@ def test_a_cache_that_fits_is_kept_whole(models: dict[str, Path], name: str) -> 
     assert talk._take_cache([5, 6, 7]) == (None, 0)
 
 
-def test_states_go_back_to_the_last_question(models: dict[str, Path]) -> None:
+def test_states_are_restored_to_the_last_question(models: dict[str, Path]) -> None:
     """A state cannot be truncated, so a copy from before the answer is used."""
     talk = begin(models["student"])
     first = talk.say(LINES[0])
@@ -147,7 +147,7 @@ def test_a_new_conversation(models: dict[str, Path], name: str) -> None:
     assert talk.say(LINES[0]).text == first.text
 
 
-def test_pieces_are_the_answer(models: dict[str, Path]) -> None:
+def test_streamed_pieces_add_up_to_the_answer(models: dict[str, Path]) -> None:
     pieces: list[str] = []
     answer = begin(models["student"]).say(LINES[0], pieces.append)
     assert "".join(pieces) == answer.text

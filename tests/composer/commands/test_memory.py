@@ -61,7 +61,9 @@ def distill(folder: Path, out: Path, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_run_goes_on_behind_its_last_step(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
+def test_runs_without_memory_resume_after_their_last_step(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(_StageRun, "_step", raising(ERRORS[error], 2, _StageRun._step))
         words = (
@@ -80,7 +82,7 @@ def test_a_run_goes_on_behind_its_last_step(folder: Path, tmp_path: Path, monkey
     assert all(torch.equal(tensor, actual[name]) for name, tensor in wanted.items())
 
 
-def test_what_is_asked_for_already_is_not_named(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_are_already_set_are_not_suggested(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options that are already set, or that the command lacks, are not suggested."""
     monkeypatch.setattr(_StageRun, "_step", raising(ERRORS["cpu"]))
     with pytest.raises(ComposerError, match=r"Out of memory .*recipe.sequence.*`resume=True`") as caught:
@@ -117,7 +119,7 @@ def test_a_selection_that_cannot_score(tmp_path: Path, monkeypatch: pytest.Monke
     assert any("has learned already" in message for message in messages)
 
 
-def test_other_errors_pass(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_raised(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_StageRun, "_step", raising(RuntimeError("a shape is wrong")))
     with pytest.raises(RuntimeError, match="a shape is wrong"):
         distill(folder, tmp_path / "out")

@@ -34,7 +34,7 @@ ELSEWHERE = {"expanded", "out", "code", "backend", "device", "dtype"}
 TEACHER = ROOT / "examples" / "teacher"
 
 
-def test_the_names_are_these_and_nothing_else() -> None:
+def test_public_names_are_pinned() -> None:
     program = "import json, sys, composer; print(json.dumps([dir(composer), sorted({'torch', 'transformers'} & set(sys.modules))]))"
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(run.stdout) == [sorted(composer.__all__), []]
@@ -43,7 +43,7 @@ def test_the_names_are_these_and_nothing_else() -> None:
         _ = composer.distil  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_what_a_command_is_called_is_known_too() -> None:
+def test_eval_is_an_alias_of_evaluate() -> None:
     assert composer.eval is composer.evaluate  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -168,7 +168,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", MISTAKES)
-def test_mistakes_are_told_in_words(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_raise_readable_errors(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     call, message = MISTAKES[what]
     with pytest.raises(composer.ComposerError) as caught:

@@ -79,7 +79,7 @@ def test_mistakes_of_a_spec_are_listed_not_raised() -> None:
     assert "1 spec of 1 cannot be used" in looked_at(report)
 
 
-def test_what_users_write_is_no_markup(tmp_path: Path) -> None:
+def test_texts_of_users_are_escaped(tmp_path: Path) -> None:
     path = tmp_path / "paper.yaml"
     path.write_text(f"compose: 1\nname: mine\npaper: {SCRIPT}\nextends: lawcat\n")
     shown = composer.show(path)

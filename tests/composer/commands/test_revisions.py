@@ -31,7 +31,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_it_is_fetched_in_that_state(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_requested_revision_is_fetched(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     revisions = set()
 
     def fetch(*place: object, **_: object) -> tuple[Path, str]:

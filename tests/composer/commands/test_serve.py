@@ -59,7 +59,7 @@ def test_a_model_reads_beyond_its_positions_where_context_says_so(tmp_path: Path
         close_within_a_second(server)
 
 
-def test_it_ends_at_once_while_a_request_runs() -> None:
+def test_the_server_stops_during_a_request() -> None:
     server = composer.serve(TEACHER, port=0)
     failures: list[Exception] = []
 
@@ -94,7 +94,7 @@ def test_mistakes_are_reported_before_anything_is_loaded(tmp_path: Path, monkeyp
         composer.serve(TEACHER, port=0)
 
 
-def test_what_writes_no_text_is_refused(tmp_path: Path) -> None:
+def test_models_that_generate_no_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ComposerError, match="has no tokenizer"):
         composer.serve(llama(tmp_path / "bare"), port=0)
     composer.build_folder("latte-bidirectional", TEACHER, tmp_path / "both")

@@ -144,7 +144,7 @@ def test_names_that_are_unknown_are_type_errors() -> None:
         (lambda: composer.verify("~nobody_has_this_name"), "model: there is no home folder for"),
     ],
 )
-def test_messages_say_what_was_expected(call: Any, message: str) -> None:
+def test_messages_name_the_expected_type(call: Any, message: str) -> None:
     with pytest.raises(ComposerError) as caught:
         call()
     assert message in str(caught.value)

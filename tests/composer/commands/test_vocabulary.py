@@ -69,7 +69,7 @@ def test_a_sample_needs_an_embedding_to_begin_with(tmp_path: Path) -> None:
         composer.sample(folder, tmp_path / "texts.jsonl", texts=1, length=4)
 
 
-def test_a_build_notes_them(source: Path, tmp_path: Path) -> None:
+def test_builds_note_tokens_without_an_embedding(source: Path, tmp_path: Path) -> None:
     (note,) = (note for note in composer.build_folder("softmax", source, tmp_path / "built").plan.notes if "tokenizer" in note)
     assert note == (
         "The tokenizer has 2 tokens that the model has no embedding for, such as 'castle' (70 of 64): a text with one of them is "

@@ -41,26 +41,26 @@ def test_a_conversation_is_one_document(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", set(LEARNED) - {"gemma"})
-def test_what_the_system_says_is_not_learned(name: str) -> None:
+def test_system_messages_are_not_learned(name: str) -> None:
     tokenizer = tokenizer_with(name)
     made = document({"messages": [SYSTEM, *TALK]}, tokenizer)
     assert made.ids.tolist() == written(tokenizer, [SYSTEM, *TALK])
     assert learned(made, tokenizer) == LEARNED[name]
 
 
-def test_a_template_without_a_system_role_says_so() -> None:
+def test_templates_without_a_system_role_are_reported() -> None:
     with pytest.raises(DataError, match="^here, record 1: the chat template refuses these messages: System role not supported"):
         documents({"messages": [SYSTEM, *TALK]}, tokenizer_with("gemma"))
 
 
-def test_the_templates_own_marks_are_the_mask() -> None:
+def test_generation_marks_of_the_template_are_the_mask() -> None:
     """The mask equals `return_assistant_tokens_mask`."""
     tokenizer = tokenizer_with("marked")
     encoded: Any = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
     assert document({"messages": TALK}, tokenizer).learned.tolist() == list(map(bool, encoded["assistant_masks"]))
 
 
-def test_marks_that_mark_nothing_are_an_error() -> None:
+def test_empty_generation_marks_are_an_error() -> None:
     tokenizer = tokenizer_with(
         "{% for m in messages %}{{ m.content }}{% if m.role == 'none' %}{% generation %}{% endgeneration %}{% endif %}{% endfor %}"
     )
@@ -69,7 +69,7 @@ def test_marks_that_mark_nothing_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("talk", [TALK, THINKING])
-def test_a_template_that_rewrites_earlier_turns_gives_a_document_a_turn(talk: Messages) -> None:
+def test_templates_that_rewrite_earlier_turns_give_one_document_per_turn(talk: Messages) -> None:
     """Each document is what the model sees and writes when it answers: without earlier thoughts, with the last one."""
     tokenizer = tokenizer_with("qwen")
     first, second = documents({"messages": talk}, tokenizer)
@@ -88,7 +88,7 @@ def test_a_single_turn_of_such_a_template_is_one_document() -> None:
     assert document({"messages": THINKING[:2]}, tokenizer).ids.tolist() == written(tokenizer, THINKING[:2])
 
 
-def test_tools_before_the_last_question_alone() -> None:
+def test_templates_with_tools_before_the_last_question_are_supported() -> None:
     """Earlier turns are learned with the tools in the place where the model sees them when it answers."""
     tokenizer = tokenizer_with("mistral")
     first, second = documents({"messages": TALK, "tools": [TOOL]}, tokenizer)
@@ -97,7 +97,7 @@ def test_tools_before_the_last_question_alone() -> None:
     assert [learned(first, tokenizer), learned(second, tokenizer)] == [[text] for text in LEARNED["mistral"]]
 
 
-def test_a_prompt_that_begins_a_thought() -> None:
+def test_prompts_that_begin_a_thought_are_not_learned() -> None:
     """Learning begins where the conversation differs from the generation prompt."""
     tokenizer = tokenizer_with("deepseek")
     made = document({"messages": TALK[:2]}, tokenizer)
@@ -107,7 +107,7 @@ def test_a_prompt_that_begins_a_thought() -> None:
 
 @pytest.mark.parametrize("name", ["qwen", "llama"])
 @pytest.mark.parametrize("stored", ["objects", "a text", "texts"])
-def test_tools_and_calls(name: str, stored: str) -> None:
+def test_tools_and_calls_reach_the_template(name: str, stored: str) -> None:
     tokenizer = tokenizer_with(name)
     tools = {"objects": [TOOL], "a text": json.dumps([TOOL]), "texts": [json.dumps(TOOL)]}[stored]
     made = documents({"messages": CALLED, "tools": tools}, tokenizer)[-1]
@@ -155,7 +155,7 @@ def test_every_key_of_a_message_reaches_the_template() -> None:
     assert documents(as_text, tokenizer)[-1].ids.tolist() == wanted
 
 
-def test_a_row_may_choose_to_think() -> None:
+def test_rows_may_enable_thinking() -> None:
     tokenizer = tokenizer_with("qwen")
     made = document({"messages": TALK[:2], "chat_template_kwargs": {"enable_thinking": False}}, tokenizer)
     assert learned(made, tokenizer) == ["he found a letter<|im_end|>\n"]
@@ -163,7 +163,7 @@ def test_a_row_may_choose_to_think() -> None:
     assert learned(made, tokenizer) == ["<think>\n\n</think>\n\nhe found a letter<|im_end|>\n"]
 
 
-def test_words_that_end_every_conversation() -> None:
+def test_an_end_token_after_the_conversation_is_learned() -> None:
     tokenizer = tokenizer_with("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ eos_token }}")
     made = document({"messages": TALK[:2]}, tokenizer)
     assert made.ids.tolist() == written(tokenizer, TALK[:2])
@@ -194,7 +194,7 @@ def test_a_completion_may_use_tools() -> None:
 
 @pytest.mark.parametrize("talk", [TALK[:1], TALK[:3], [SYSTEM, *TALK[:3]]])
 @pytest.mark.parametrize("name", set(TEMPLATES) - {"gemma"})
-def test_a_prompt_is_written_as_transformers_writes_it(name: str, talk: Messages) -> None:
+def test_prompts_equal_those_of_transformers(name: str, talk: Messages) -> None:
     tokenizer = tokenizer_with(name)
     for generation_prompt in (False, True):
         rendered = render(tokenizer, talk, settings={"date_string": DAY}, generation_prompt=generation_prompt).text
@@ -203,7 +203,7 @@ def test_a_prompt_is_written_as_transformers_writes_it(name: str, talk: Messages
         )
 
 
-def test_a_token_that_reaches_into_an_answer_is_learned() -> None:
+def test_tokens_that_overlap_an_answer_are_learned() -> None:
     """The text is tokenised as a whole, as in transformers, so a learned token may begin in the prompt."""
     tokenizer = tokenizer_with("{% for m in messages %}{{ m.content }}{% endfor %}")
     messages = [{"role": "user", "content": "there w"}, {"role": "assistant", "content": "as a time"}]
@@ -213,7 +213,7 @@ def test_a_token_that_reaches_into_an_answer_is_learned() -> None:
     assert not made.learned[0]
 
 
-def test_characters_of_several_tokens() -> None:
+def test_characters_of_several_tokens_are_learned_whole() -> None:
     tokenizer = tokenizer_with("chatml")
     messages = [{"role": "user", "content": "é🙂"}, {"role": "assistant", "content": "🙂é"}]
     made = document({"messages": messages}, tokenizer)
@@ -230,12 +230,12 @@ def test_characters_of_several_tokens() -> None:
         ("{{ raise_exception('no') }}", None),
     ],
 )
-def test_the_token_that_ends_a_turn(name: str, end: str | None) -> None:
+def test_the_end_token_of_a_turn_is_learned(name: str, end: str | None) -> None:
     tokenizer = tokenizer_with(name)
     assert end_of_turn(tokenizer) == (None if end is None else tokenizer.convert_tokens_to_ids(end))
 
 
-def test_a_conversation_that_would_take_time_as_its_square() -> None:
+def test_long_conversations_are_refused() -> None:
     """Long conversations are refused, also if the template omits most of the turns."""
     talk = [{"role": role, "content": "once"} for _ in range(3000) for role in ("user", "assistant")]
     tokenizer = tokenizer_with("chatml")
@@ -247,7 +247,7 @@ def test_a_conversation_that_would_take_time_as_its_square() -> None:
             documents({"messages": talk}, tokenizer)
 
 
-def test_a_template_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_templates_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "SECONDS", 1)
     monkeypatch.setattr(templates, "_client", templates._Client())
     tokenizer = tokenizer_with("chatml")

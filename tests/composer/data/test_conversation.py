@@ -19,7 +19,7 @@ SHARED = [
 
 
 @pytest.mark.parametrize("column", ["conversations", "messages"])
-def test_rows_of_sharegpt(column: str) -> None:
+def test_sharegpt_rows_are_read(column: str) -> None:
     tokenizer = tokenizer_with("chatml")
     wanted = document({"messages": [SYSTEM, *TALK]}, tokenizer)
     made = document({"id": "7", column: SHARED}, tokenizer)
@@ -31,7 +31,7 @@ def test_rows_of_sharegpt(column: str) -> None:
 
 
 @pytest.mark.parametrize("speaker", ["assistant", "GPT", "bing", "bard", "model"])
-def test_names_of_the_assistant(speaker: str) -> None:
+def test_names_of_the_assistant_role_are_recognised(speaker: str) -> None:
     tokenizer = tokenizer_with("chatml")
     made = document({"conversations": [SHARED[1], {"from": speaker, "value": "he found a letter"}]}, tokenizer)
     assert made.ids.tolist() == written(tokenizer, TALK[:2])
@@ -46,7 +46,7 @@ def test_the_system_column_of_sharegpt() -> None:
 
 
 @pytest.mark.parametrize("speaker", ["tool", "observation", "function_response"])
-def test_calls_of_sharegpt(speaker: str) -> None:
+def test_sharegpt_calls_are_read(speaker: str) -> None:
     tokenizer = tokenizer_with("qwen")
     turns = [
         {"from": "human", "value": "where is the house"},
@@ -74,7 +74,7 @@ def test_parts_of_text_are_joined() -> None:
     assert made.ids.tolist() == written(tokenizer, TALK)
 
 
-def test_a_tool_may_return_an_object() -> None:
+def test_tools_may_return_objects() -> None:
     tokenizer = tokenizer_with("llama")
     messages = [*CALLED[:2], {"role": "tool", "content": {"at": ["river", 3]}}, CALLED[3]]
     made = document({"messages": messages}, tokenizer)
@@ -88,26 +88,26 @@ def test_an_empty_system_turn_or_result_is_written() -> None:
     assert document({"messages": messages}, tokenizer).ids.tolist() == written(tokenizer, messages)
 
 
-def test_documents_of_another_kind_are_no_part_of_the_conversation() -> None:
+def test_columns_of_documents_are_not_messages() -> None:
     tokenizer = tokenizer_with("chatml")
     for other in ("a text", ["a", "b"], 3, {}):
         assert document({"messages": TALK, "documents": other}, tokenizer).ids.tolist() == written(tokenizer, TALK)
 
 
-def test_a_column_of_messages_of_another_name() -> None:
+def test_message_columns_of_another_name_are_read() -> None:
     tokenizer = tokenizer_with("chatml")
     made = document({"dialogue": SHARED[1:], "text": "other"}, tokenizer, column="dialogue", format="messages")
     assert made.ids.tolist() == written(tokenizer, TALK)
 
 
-def test_keys_without_a_value_are_left_out() -> None:
+def test_keys_without_a_value_are_omitted() -> None:
     """Parquet stores None for each key that only other messages have."""
     tokenizer = tokenizer_with("llama")
     padded = [{"role": "user", "content": None, "tool_calls": None, "name": None, **message} for message in TALK]
     assert document({"messages": padded}, tokenizer).ids.tolist() == written(tokenizer, TALK)
 
 
-def test_arguments_as_text_stay_text() -> None:
+def test_arguments_as_text_are_kept_as_text() -> None:
     calls = [{"function": {"name": "look", "arguments": '{"at":1}'}}]
     tokenizer = tokenizer_with("qwen")
     messages = [CALLED[0], {"role": "assistant", "content": "", "tool_calls": calls}]

@@ -37,19 +37,19 @@ def message_of(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **opt
     return str(caught.value)
 
 
-def test_text_is_learned_whole(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_every_token_of_a_text_is_learned(tokenizer: PreTrainedTokenizerBase) -> None:
     made = document({"text": "once upon a time"}, tokenizer)
     assert made.ids.tolist() == [BOS, *ids_of(tokenizer, "once upon a time"), EOS]
     assert made.learned[1:].all()
     assert (made.ids.dtype, made.learned.dtype) == (np.int32, np.bool_)
 
 
-def test_a_column_of_another_name(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_text_columns_of_another_name_are_read(tokenizer: PreTrainedTokenizerBase) -> None:
     fields = {"story": "once upon", "text": "a time"}
     assert document(fields, tokenizer, column="story").ids.tolist() == document({"text": "once upon"}, tokenizer).ids.tolist()
 
 
-def test_a_prompt_is_not_learned(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_prompts_are_not_learned(tokenizer: PreTrainedTokenizerBase) -> None:
     made = document({"prompt": "once upon a", "completion": " time there was"}, tokenizer)
     prompt, answer = ids_of(tokenizer, "once upon a"), ids_of(tokenizer, " time there was")
     assert made.ids.tolist() == [BOS, *prompt, *answer, EOS]
@@ -74,7 +74,7 @@ def test_alpaca(tokenizer: PreTrainedTokenizerBase) -> None:
         assert made.ids[-1] == EOS
 
 
-def test_a_prompt_keeps_the_tokens_that_it_has_alone(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_prompts_are_tokenised_separately(tokenizer: PreTrainedTokenizerBase) -> None:
     whole = ids_of(tokenizer, "there was")
     cut = next(at for at in range(1, 9) if ids_of(tokenizer, "there was"[:at]) != whole[: len(ids_of(tokenizer, "there was"[:at]))])
     prompt, answer = "there was"[:cut], "there was"[cut:]
@@ -98,7 +98,7 @@ def spaced() -> PreTrainedTokenizerBase:
     ("prompt", "answer"),
     [("once upon ", "a time"), ("why?\nanswer: ", "yes"), ("the a", "nswer"), ("line\n", "a line"), ("once", " upon a time")],
 )
-def test_a_record_is_learned_as_it_is_written(prompt: str, answer: str) -> None:
+def test_prompt_and_answer_are_joined_without_a_space(prompt: str, answer: str) -> None:
     """Prompt and answer are joined without an added space, also within a word."""
     tokenizer = spaced()
     assert tokenizer.convert_ids_to_tokens(ids_of(tokenizer, "a yes")) == ["\u2581a", "\u2581y", "e", "s"]
@@ -109,7 +109,7 @@ def test_a_record_is_learned_as_it_is_written(prompt: str, answer: str) -> None:
     assert "".join(learned).replace("\u2581", " ") == answer
 
 
-def test_chat_learns_the_assistant_alone(chatty: PreTrainedTokenizerBase) -> None:
+def test_only_assistant_messages_are_learned(chatty: PreTrainedTokenizerBase) -> None:
     made = document({"messages": TALK}, chatty)
     assert made.ids.tolist() == ids_of(chatty, str(chatty.apply_chat_template(TALK, tokenize=False)))
     runs = np.split(np.arange(len(made)), np.flatnonzero(np.diff(made.learned)) + 1)
@@ -126,13 +126,13 @@ def test_words_after_the_last_answer_are_not_learned(chatty: PreTrainedTokenizer
     assert made.targets == len(ids_of(chatty, "he found a letter")) + 1
 
 
-def test_an_assistant_may_begin(chatty: PreTrainedTokenizerBase) -> None:
+def test_conversations_may_start_with_the_assistant(chatty: PreTrainedTokenizerBase) -> None:
     made = document({"messages": [TALK[2], TALK[1]]}, chatty)
     assert made.learned[1]
     assert not made.learned[-1]
 
 
-def test_templates_do_not_ask_the_clock(chatty: PreTrainedTokenizerBase) -> None:
+def test_templates_do_not_use_the_current_time(chatty: PreTrainedTokenizerBase) -> None:
     """Templates such as Llama's call `strftime_now` only without a date_string."""
     asks = "{% if date_string is not defined %}{{ strftime_now('%d %b %Y') }}{% else %}{{ date_string }}{% endif %}"
     chatty.chat_template = asks + str(chatty.chat_template)
@@ -162,24 +162,24 @@ def test_a_tokenizer_without_beginning_or_end() -> None:
         (["instruction", "text", "id"], "text"),
     ],
 )
-def test_which_columns_are_taken(columns: list[str], form: str) -> None:
+def test_columns_are_selected_by_precedence(columns: list[str], form: str) -> None:
     assert form_of(DataRecord("here", dict.fromkeys(columns)), FileData(path="")) == form
 
 
-def test_columns_without_anything_in_them_are_passed_over() -> None:
+def test_empty_columns_are_ignored() -> None:
     """In a file of conversations and texts, every record has the columns of both. Empty ones are ignored."""
     fields = {"messages": None, "text": "once"}
     assert form_of(DataRecord("here", fields), FileData(path="")) == "text"
     assert form_of(DataRecord("here", fields | {"text": None}), FileData(path="")) == "messages"
 
 
-def test_a_form_may_be_asked_for(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_format_may_be_set(tokenizer: PreTrainedTokenizerBase) -> None:
     fields = {"instruction": "once", "output": "upon", "text": "a time"}
     assert document(fields, tokenizer, format="text").ids.tolist() == document({"text": "a time"}, tokenizer).ids.tolist()
     assert 'no column "prompt" for format=completion' in message_of(fields, tokenizer, format="completion")
 
 
-def test_columns_that_are_not_understood(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_unknown_columns_are_refused(tokenizer: PreTrainedTokenizerBase) -> None:
     message = message_of({"txt": "once", "label": 3}, tokenizer)
     assert 'its columns: txt, label; did you mean "text"?' in message
     assert "Understood: messages | conversations | instruction+output | prompt+completion | text; or column=NAME" in message
@@ -210,7 +210,7 @@ def test_columns_that_are_not_understood(tokenizer: PreTrainedTokenizerBase) -> 
         ({"prompt": TALK[:3], "completion": TALK[3:4]}, "no assistant message"),
     ],
 )
-def test_empty_records_are_told_or_left_out(fields: dict[str, Any], message: str, chatty: PreTrainedTokenizerBase) -> None:
+def test_empty_records_are_refused_or_omitted(fields: dict[str, Any], message: str, chatty: PreTrainedTokenizerBase) -> None:
     assert message in message_of(fields, chatty)
     assert drafts(DataRecord("here", fields), FileData(path="", empty="skip"), chatty) == []
 
@@ -247,11 +247,13 @@ def test_empty_records_are_told_or_left_out(fields: dict[str, Any], message: str
         ({"prompt": "once", "completion": TALK[2:3]}, 'message 1 is "once"; expected a mapping'),
     ],
 )
-def test_records_that_are_no_text(fields: dict[str, Any], message: str, chatty: PreTrainedTokenizerBase) -> None:
+def test_records_without_text_are_refused(fields: dict[str, Any], message: str, chatty: PreTrainedTokenizerBase) -> None:
     assert message in message_of(fields, chatty, empty="skip")
 
 
-def test_chat_needs_a_template_that_can_be_told_apart(tokenizer: PreTrainedTokenizerBase, chatty: PreTrainedTokenizerBase) -> None:
+def test_templates_that_do_not_separate_roles_are_refused(
+    tokenizer: PreTrainedTokenizerBase, chatty: PreTrainedTokenizerBase
+) -> None:
     assert "messages need a chat template" in message_of({"messages": TALK}, tokenizer)
     chatty.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     assert "changes earlier messages as soon as the assistant has written message 3" in message_of({"messages": TALK}, chatty)

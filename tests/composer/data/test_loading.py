@@ -53,7 +53,7 @@ def documents(rows: PackedRows) -> list[tuple[int, ...]]:
 
 
 @given(st.integers(1, 500), st.floats(0.01, 0.5))
-def test_the_share_that_is_held_out(count: int, share: float) -> None:
+def test_the_requested_share_is_held_out(count: int, share: float) -> None:
     held = [held_out(index, share) for index in range(count)]
     assert held[0]
     assert abs(sum(held) - count * share) < 1.1
@@ -61,7 +61,7 @@ def test_the_share_that_is_held_out(count: int, share: float) -> None:
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5])
-def test_all_documents_of_a_conversation_are_on_one_side(share: float, write: Write) -> None:
+def test_documents_of_a_conversation_are_in_the_same_split(share: float, write: Write) -> None:
     """Each document of a conversation repeats the turns before it, so all are in training or all in evaluation."""
     tokenizer = tokenizer_with("qwen")
     records = [
@@ -97,12 +97,12 @@ def test_a_small_share_of_many_documents(share: float) -> None:
     assert not any(held_out(index, share) for index in range(1, min(block, 1000)))
 
 
-def test_a_known_split_stays_as_it_is() -> None:
+def test_the_split_is_pinned() -> None:
     assert [index for index in range(120) if held_out(index, 0.05)] == [0, 31, 55, 70, 95, 117]
     assert [index for index in range(40) if held_out(index, 1 / 11)] == [0, 17, 23, 38]
 
 
-def test_what_is_held_out_is_spread() -> None:
+def test_held_out_documents_are_spread() -> None:
     places = {index % 20 for index in range(2000) if held_out(index, SHARE)}
     assert len(places) > 15
 
@@ -127,7 +127,7 @@ def test_few_documents_leave_one_to_evaluate_on(tokenizer: PreTrainedTokenizerBa
     assert report_of(load(tokenizer, path, split="evaluation")).references[0].documents == 1
 
 
-def test_a_single_text_is_cut(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+def test_a_single_text_is_divided_for_evaluation(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
     path = write("a.txt", " ".join(record["text"] for record in texts(100)))
     whole = [*tokenizer(Path(path).read_text(), verbose=False).input_ids, EOS]
     train, evaluation = (load(tokenizer, path, split=split) for split in ("train", "evaluation"))
@@ -138,7 +138,7 @@ def test_a_single_text_is_cut(tokenizer: PreTrainedTokenizerBase, write: Write) 
     assert "too few to hold out a share for evaluation" in message_of(tokenizer, write("b.txt", "child"))
 
 
-def test_references_are_mixed(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+def test_rows_of_several_references_are_mixed(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
     first, second = write("a.jsonl", texts(60)), write("b.jsonl", texts(60, first=60))
     rows = load(tokenizer, first, second, sequence=32, how="whole", share=0)
     of_first = set(documents(load(tokenizer, first, share=0)))
@@ -175,7 +175,7 @@ def test_the_report_counts(tokenizer: PreTrainedTokenizerBase, write: Write) -> 
     assert DataReport.model_validate_json(report.model_dump_json()) == report
 
 
-def test_progress_is_told(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+def test_progress_is_reported(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
     path, moved = write("a.jsonl", texts(3)), []
     load(tokenizer, path, "echo,samples=2", share=0, progress=lambda *update: moved.append(update))
     assert moved == [(path, 1), (path, 2), (path, 3), ("echo,samples=2", 1), ("echo,samples=2", 2)]
@@ -212,15 +212,17 @@ def test_other_formats(chatty: PreTrainedTokenizerBase, write: Write) -> None:
         ({"vocabulary": 100}, r"token \d+ is not among the model's 100: the tokenizer \(507 tokens\) does not fit the model"),
     ],
 )
-def test_what_cannot_be(tokenizer: PreTrainedTokenizerBase, write: Write, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(
+    tokenizer: PreTrainedTokenizerBase, write: Write, options: dict[str, Any], message: str
+) -> None:
     assert re.search(message, message_of(tokenizer, write("a.jsonl", texts(3)), **options))
 
 
-def test_rows_as_long_as_the_source_reads(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+def test_rows_have_at_most_the_length_of_the_source(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
     assert load(tokenizer, write("a.jsonl", texts(3)), sequence=64, longest=64).sequence == 64
 
 
-def test_nothing_to_learn(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+def test_data_without_targets_are_refused(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
     assert "no data: name at least one" in message_of(tokenizer)
     path = write("a.jsonl", texts(2))
     assert "nothing is left of its 0 records after `skip=2` for train" in message_of(tokenizer, f"{path},skip=2")
@@ -229,7 +231,7 @@ def test_nothing_to_learn(tokenizer: PreTrainedTokenizerBase, write: Write) -> N
     assert "none of them has a token to predict" in message_of(tokenizer, "echo,length=1")
 
 
-def test_a_missing_file_is_told_before_any_is_read(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+def test_missing_files_are_reported_before_any_file_is_read(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
     moved: list[tuple[str, int]] = []
     message = message_of(tokenizer, write("a.jsonl", texts(3)), "lost.txt", progress=lambda *update: moved.append(update))
     assert 'no file, folder or task "lost.txt"' in message

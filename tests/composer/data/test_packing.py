@@ -49,7 +49,7 @@ def pieces(rows: PackedRows) -> list[tuple[list[int], list[int]]]:
 
 @given(drawn_documents, st.integers(2, 12), st.sampled_from(HOWS))
 @settings(max_examples=300)
-def test_each_token_is_there_once_and_in_order(drawn: Drawn, sequence: int, how: Packing) -> None:
+def test_each_token_occurs_once_and_in_order(drawn: Drawn, sequence: int, how: Packing) -> None:
     documents = made(drawn)
     rows = pack(documents, sequence, how=how)
     teaching = [document for document in documents if document.learned[1:].any()]
@@ -67,7 +67,7 @@ def test_each_token_is_there_once_and_in_order(drawn: Drawn, sequence: int, how:
 
 @given(drawn_documents, st.integers(2, 12), st.sampled_from(HOWS))
 @settings(max_examples=300)
-def test_pieces_lie_within_documents_and_learn_what_is_to_be_learned(drawn: Drawn, sequence: int, how: Packing) -> None:
+def test_pieces_are_parts_of_documents_with_their_targets(drawn: Drawn, sequence: int, how: Packing) -> None:
     documents = made(drawn)
     home = {token: number for number, document in enumerate(documents) for token in document.ids.tolist()}
     learned = {token: flag for document in documents for token, flag in zip(document.ids.tolist(), document.learned, strict=True)}
@@ -79,7 +79,7 @@ def test_pieces_lie_within_documents_and_learn_what_is_to_be_learned(drawn: Draw
 
 @given(drawn_documents, st.integers(2, 12))
 @settings(max_examples=200)
-def test_where_documents_begin(drawn: Drawn, sequence: int) -> None:
+def test_documents_begin_as_each_way_of_packing_defines(drawn: Drawn, sequence: int) -> None:
     """If every token is learned, only a token that is alone in its row is dropped."""
     documents = [document for document in made(drawn, all_learned=True) if len(document) > 1]
     for how in HOWS:
@@ -101,7 +101,7 @@ def test_where_documents_begin(drawn: Drawn, sequence: int) -> None:
         ("whole", [[1, 2, 3, 0, 0], [4, 5, 6, 7, 0], [8, 9, 10, 11, 0]], [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]),
     ],
 )
-def test_packed_and_whole(how: Packing, ids: list[list[int]], position: list[list[int]]) -> None:
+def test_packed_and_whole_rows_match_an_example(how: Packing, ids: list[list[int]], position: list[list[int]]) -> None:
     rows = pack(made([[True] * 3, [True] * 4, [True] * 4]), 5, how=how)
     last = len(rows)  # of `packed`, the row of token 11 has nothing to predict
     assert last == (2 if how == "packed" else 3)
@@ -112,7 +112,7 @@ def test_packed_and_whole(how: Packing, ids: list[list[int]], position: list[lis
 
 @given(drawn_documents, st.integers(2, 12))
 @settings(max_examples=300)
-def test_joined_rows_are_one_text_each(drawn: Drawn, sequence: int) -> None:
+def test_joined_rows_are_one_document(drawn: Drawn, sequence: int) -> None:
     """Documents with learned tokens are joined end to end. All tokens but a row's first keep their labels."""
     documents = made(drawn)
     kept = [document for document in documents if document.learned[1:].any()]
@@ -130,7 +130,7 @@ def test_joined_rows_are_one_text_each(drawn: Drawn, sequence: int) -> None:
     assert rows.tokens + rows.dropped == sum(map(len, documents))
 
 
-def test_joined_and_packed_differ_in_what_is_seen_alone() -> None:
+def test_joined_and_packed_rows_differ_only_in_positions() -> None:
     packed, joined = (pack(made([[True] * 3, [False, True, True]]), 6, how=how) for how in ("packed", "joined"))
     assert packed.ids.tolist() == joined.ids.tolist() == [[1, 2, 3, 4, 5, 6]]
     assert packed.position.tolist() == [[0, 1, 2, 0, 1, 2]]
@@ -154,12 +154,12 @@ def test_documents_without_targets_are_dropped_and_counted() -> None:
     assert (len(none), none.tokens, none.targets, none.dropped, none.sequence) == (0, 0, 0, 1, 4)
 
 
-def test_a_row_of_one_token_predicts_nothing() -> None:
+def test_rows_of_one_token_have_no_targets() -> None:
     with pytest.raises(DataError, match="at least 2"):
         pack(made([[True] * 3]), 1, how="packed")
 
 
-def test_the_hash_is_that_of_the_contents() -> None:
+def test_the_hash_depends_on_the_contents() -> None:
     first, same = (pack(made([[True] * 9, [True, False, True]]), 4, how="packed") for _ in range(2))
     others = [
         pack(made([[True] * 9, [True, True, True]]), 4, how="packed"),
@@ -170,7 +170,7 @@ def test_the_hash_is_that_of_the_contents() -> None:
     assert len({first.hash, *(other.hash for other in others)}) == 4
 
 
-def test_batches_are_the_rows() -> None:
+def test_batches_contain_the_selected_rows() -> None:
     rows = pack(made([[True] * 9, [False, True, True]]), 4, how="padded")
     batch = rows.batch([2, 0, 2, 1])
     for tensor, array in ((batch.ids, rows.ids), (batch.labels, rows.labels), (batch.position, rows.position)):
@@ -195,7 +195,7 @@ def test_micro_batches_are_the_batch_in_order() -> None:
             batch.split(count)
 
 
-def test_a_mask_is_given_only_where_it_is_asked_for_and_there_is_padding() -> None:
+def test_masks_are_returned_only_on_request_and_for_padding() -> None:
     batch = pack(made([[True] * 6]), 4, how="packed").batch([0, 1])
     assert batch.inputs()["attention_mask"] is None
     assert batch.inputs(mask=True)["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]

@@ -59,14 +59,14 @@ def pictures(folder: Path, feature: str) -> pyarrow.Table:
 
 
 @pytest.mark.parametrize("feature", ["Image", "Audio", "Video", "Pdf"])
-def test_what_metadata_declares_is_not_decoded(tmp_path: Path, feature: str) -> None:
+def test_types_declared_in_metadata_are_not_decoded(tmp_path: Path, feature: str) -> None:
     records = fields(stored(tmp_path, pictures(tmp_path, feature)))
     assert [record["text"] for record in records] == ["a", "b", "c"]
     assert all(isinstance(record["x"], Unread) for record in records)
 
 
 @pytest.mark.parametrize("feature", ["Image", "Audio"])
-def test_data_sets_of_the_hub_are_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feature: str) -> None:
+def test_hub_data_are_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feature: str) -> None:
     table = pictures(tmp_path, feature)
     features = datasets.Features.from_arrow_schema(table.schema)
     assert isinstance(features["x"], getattr(datasets, feature))
@@ -84,7 +84,7 @@ def test_lists_structs_and_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", ["zstd", "gzip", "snappy"])
-def test_few_bytes_that_unpack_to_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str) -> None:
+def test_files_that_unpack_to_too_many_bytes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str) -> None:
     monkeypatch.setattr(parquet, "MOST_CHUNK", 2**20)
     monkeypatch.setattr(parquet, "MOST_RATIO", 10)
     path = stored(tmp_path, pyarrow.table({"text": ["a" * 3_000_000]}), compression=compression, use_dictionary=False)
@@ -93,7 +93,7 @@ def test_few_bytes_that_unpack_to_many(tmp_path: Path, monkeypatch: pytest.Monke
     assert "bytes of the column text unpack to 3,000,0" in message
 
 
-def test_a_text_that_is_too_long(tmp_path: Path) -> None:
+def test_too_long_texts_are_refused(tmp_path: Path) -> None:
     path = stored(tmp_path, pyarrow.table({"text": ["b", "a" * 17_000_000]}), compression="zstd")
     assert path.stat().st_size < 10_000
     message = message_of(path)
@@ -101,7 +101,7 @@ def test_a_text_that_is_too_long(tmp_path: Path) -> None:
     assert "more than 16,777,216 bytes, the most that a text may have: split it" in message
 
 
-def test_a_text_that_is_stored_once_for_many_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_texts_count_for_every_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MOST_UNPACKED", 2**20)
     path = stored(tmp_path, pyarrow.table({"text": ["abc" * 100] * 100_000}))
     assert path.stat().st_size < 5000
@@ -111,18 +111,18 @@ def test_a_text_that_is_stored_once_for_many_records(tmp_path: Path, monkeypatch
     assert len(list(read_records(FileData(path=str(path), limit=9)))) == 9
 
 
-def test_records_of_nothing_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_empty_records_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MOST_UNPACKED", 2**20)
     assert "unpacks to more than 1,048,576 bytes" in message_of(stored(tmp_path, pyarrow.table({"text": pyarrow.nulls(100_000)})))
 
 
-def test_a_list_of_nothing_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_empty_lists_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "MOST_CHUNK", 2**20)
     many = pyarrow.table({"text": ["x"], "list": pyarrow.array([[None] * 2_000_000], pyarrow.list_(pyarrow.null()))})
     assert "of the column list.list.element unpack to 2,000,000" in message_of(stored(tmp_path, many))
 
 
-def test_columns_that_are_not_read(tmp_path: Path) -> None:
+def test_columns_of_unsupported_types_are_not_read(tmp_path: Path) -> None:
     assert "has no column of text (its columns: \\x1b[31m: binary)" in message_of(
         stored(tmp_path, pyarrow.table({"\x1b[31m": [b"a"]}))
     )
@@ -145,7 +145,7 @@ def test_columns_that_are_not_read(tmp_path: Path) -> None:
         ("owner/here", "is here, too, and would be read instead"),
     ],
 )
-def test_names_that_are_no_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, problem: str) -> None:
+def test_invalid_names_of_hub_data_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, problem: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner" / "here").mkdir(parents=True)
     with pytest.raises(DataError, match=problem):
@@ -169,7 +169,7 @@ def card(**config: Any) -> str:
     ],
     ids=str,
 )
-def test_cards_that_name_other_files(config: dict[str, Any]) -> None:
+def test_cards_that_name_files_elsewhere_are_refused(config: dict[str, Any]) -> None:
     from composer.data.hub import check_card
 
     check_card(card(data_files=[{"split": "train", "path": "data/train-*.parquet"}], data_dir="data"), "README.md", "hub:a/b")
@@ -179,7 +179,7 @@ def test_cards_that_name_other_files(config: dict[str, Any]) -> None:
         check_card(json.dumps({"configs": [config]}), ".huggingface.yaml", "hub:a/b")
 
 
-def test_kinds_that_open_other_files(tmp_path: Path) -> None:
+def test_builders_that_open_other_files_are_refused(tmp_path: Path) -> None:
     from datasets import load_dataset_builder
 
     from composer.data.hub import check_builder

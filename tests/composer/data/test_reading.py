@@ -52,7 +52,7 @@ def test_json_lines_json_and_parquet(write: Write, tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_records_know_their_place(write: Write) -> None:
+def test_records_have_file_and_line(write: Write) -> None:
     path = write("a.jsonl", THREE)
     reference = FileData(path=path, skip=1)
     assert [record.place for record in read_records(reference)] == [f"{path}, record 2", f"{path}, record 3"]
@@ -89,14 +89,14 @@ def test_folders_and_patterns(write: Write, tmp_path: Path) -> None:
     assert read(str(tmp_path / "many" / "**" / "a.*")) == THREE[:1]
 
 
-def test_names_that_look_like_patterns(write: Write) -> None:
+def test_file_names_that_look_like_patterns_are_read(write: Write) -> None:
     assert read(write("a[1].jsonl", THREE)) == THREE
 
 
 ALL = "`compose tasks` lists the tasks. Data of the Hub are hub:owner/name."
 
 
-def test_what_is_missing(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_files_are_refused(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write("stories.jsonl", THREE)
     os.mkdir("void")
@@ -109,7 +109,7 @@ def test_what_is_missing(write: Write, tmp_path: Path, monkeypatch: pytest.Monke
     assert f'"{tmp_path / "stories.jsonl"}"' in message_of(str(tmp_path / "storie.jsonl"))
 
 
-def test_what_is_of_no_kind_or_of_several(write: Write, tmp_path: Path) -> None:
+def test_unknown_and_mixed_kinds_of_files_are_refused(write: Write, tmp_path: Path) -> None:
     path = write("a.doc", "text\none\n")
     assert 'files that end in ".doc" are not read; expected .jsonl, .json, .parquet, .txt, .csv, .tsv, each' in message_of(path)
     assert 'files that end in ".gz" are not read' in message_of(write("a.parquet.gz", gzip.compress(b"PAR1")))
@@ -120,18 +120,18 @@ def test_what_is_of_no_kind_or_of_several(write: Write, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.txt", "a.csv", "a.txt.gz"])
-def test_what_is_empty(write: Write, name: str) -> None:
+def test_empty_files_are_refused(write: Write, name: str) -> None:
     assert f"{name} is empty: it has 0 bytes" in message_of(write(name, ""))
 
 
-def test_what_has_no_record(write: Write) -> None:
+def test_files_without_records_are_refused(write: Write) -> None:
     assert "a.txt has no record in it, only blank space" in message_of(write("a.txt", " \n\n"))
     assert "a.jsonl has no record in it" in message_of(write("a.jsonl", "\n \n"))
     assert "a.csv has no record in it" in message_of(write("a.csv", "text,more\n"))
     assert "b.txt.gz is empty: it has 0 bytes" in message_of(write("b.txt.gz", gzip.compress(b"")))
 
 
-def test_what_is_broken(write: Write) -> None:
+def test_damaged_files_are_refused(write: Write) -> None:
     assert "a.jsonl:3  is no JSON" in message_of(write("a.jsonl", '{"text": "one"}\n\n{"text": \n'))
     assert 'b.jsonl:1  expected an object such as {"text": …}, got "one"' in message_of(write("b.jsonl", '"one"\n'))
     assert "c.jsonl:2  is not UTF-8 (invalid continuation byte)" in message_of(
@@ -147,12 +147,12 @@ def test_what_is_broken(write: Write) -> None:
 
 
 @pytest.mark.parametrize("by", ["document", "paragraph", "line"])
-def test_packed_text(write: Write, by: str) -> None:
+def test_compressed_text_is_read(write: Write, by: str) -> None:
     plain, packed = write("a.txt", BOOK.encode()), write("a.txt.gz", gzip.compress(BOOK.encode()))
     assert read(f"{packed},by={by}") == read(f"{plain},by={by}")
 
 
-def test_packed_files_of_every_kind(write: Write, tmp_path: Path) -> None:
+def test_compressed_files_of_every_kind_are_read(write: Write, tmp_path: Path) -> None:
     lines = "".join(json.dumps(record) + "\n" for record in THREE).encode()
     for name, content in (("a.jsonl", lines), ("b.json", json.dumps(THREE).encode()), ("c.csv", b"text\none\ntwo\nthree\n")):
         assert read(write(f"packed/{name}.gz", gzip.compress(content))) == THREE
@@ -161,7 +161,7 @@ def test_packed_files_of_every_kind(write: Write, tmp_path: Path) -> None:
     assert read(str(tmp_path / "packed" / "*.jsonl.gz")) == THREE
 
 
-def test_packed_files_that_are_damaged_or_too_large(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_or_large_compressed_files_are_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = gzip.compress(json.dumps(THREE[0]).encode() * 50)
     assert "a.jsonl.gz cannot be unpacked as gzip: " in message_of(write("a.jsonl.gz", b"no such thing"))
     assert "b.jsonl.gz cannot be unpacked as gzip: " in message_of(write("b.jsonl.gz", packed[:-9]))
@@ -185,7 +185,7 @@ def test_tables(write: Write) -> None:
     assert read(write("c.csv", f"text\n{long}\n")) == [{"text": long}]
 
 
-def test_tables_that_are_broken(write: Write) -> None:
+def test_damaged_tables_are_refused(write: Write) -> None:
     assert "a.csv:3  has 3 cells, expected 2: a, b. Put quotes around" in message_of(write("a.csv", "a,b\n1,2\n1,2,3\n"))
     assert "a.csv:2  has 1 cells, expected 2: a, b. Put quotes around" in message_of(write("a.csv", "a,b\n1\n"))
     assert 'a.csv:1  names the column "a" twice' in message_of(write("a.csv", "a,b,a\n1,2,3\n"))
@@ -193,7 +193,7 @@ def test_tables_that_are_broken(write: Write) -> None:
     assert "a.csv is not UTF-8" in message_of(write("a.csv", b"a,b\n1,caf\xe9\n"))
 
 
-def test_what_a_table_fills_in_is_taken_out(tmp_path: Path) -> None:
+def test_keys_that_parquet_fills_in_are_removed(tmp_path: Path) -> None:
     """Parquet adds the keys of one object to all objects. These are removed, but columns and a message's content stay."""
     calls = [{"name": "look", "arguments": {"at": "river"}}, {"name": "go", "arguments": {"to": "house"}}]
     messages = [{"role": "assistant", "content": None, "tool_calls": calls}, {"role": "user", "content": "once"}]
@@ -202,7 +202,7 @@ def test_what_a_table_fills_in_is_taken_out(tmp_path: Path) -> None:
     assert read(str(tmp_path / "a.parquet")) == records
 
 
-def test_json_lines_are_read_as_they_are(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_lines_are_read_without_conversion(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dates stay text, a column may be empty or missing far into the file, and missing fields are None."""
     monkeypatch.setattr(reading, "KNOWN", 2)
     records = [
@@ -217,7 +217,7 @@ def test_json_lines_are_read_as_they_are(write: Write, monkeypatch: pytest.Monke
     assert read(write("b.jsonl", b'\xef\xbb\xbf{"text": "one"}\r\n \r\n{"text": "two"}')) == THREE[:2]
 
 
-def test_json_is_read_as_it_is(write: Write) -> None:
+def test_json_is_read_without_conversion(write: Write) -> None:
     """JSON may be a list of objects or texts, one object, or lines. Dates stay text, and messages may have different keys."""
     talk = [{"role": "user", "content": "once"}, {"role": "user", "content": "upon", "name": "she"}]
     records = [{"text": "2024-01-01", "messages": talk}, {"text": "2024-01-02"}]
@@ -229,11 +229,11 @@ def test_json_is_read_as_it_is(write: Write) -> None:
     assert read(write("e.json", "\ufeff" + json.dumps(THREE))) == THREE
 
 
-def test_a_mark_of_utf_8_is_no_text(write: Write) -> None:
+def test_byte_order_marks_are_removed(write: Write) -> None:
     assert read(write("a.txt", b"\xef\xbb\xbfone\r\ntwo")) == [{"text": "one\ntwo"}]
 
 
-def test_what_goes_wrong_is_told_once(write: Write, capfd: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_reported_once(write: Write, capfd: pytest.CaptureFixture[str]) -> None:
     before = datasets.utils.logging.get_verbosity()
     message_of(write("a.jsonl", "{\n"))
     assert capfd.readouterr() == ("", "")
@@ -253,13 +253,13 @@ def test_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert requests == [(("a/b", None), {"split": "train", "revision": None}), (("a/b", "en"), {"split": "test", "revision": "v1"})]
 
 
-def test_a_hub_that_cannot_be_reached() -> None:
+def test_an_unreachable_hub_is_reported() -> None:
     message = message_of("hub:nobody/nothing")
     assert message.startswith("hub:nobody/nothing (split train) cannot be read: ")
     assert "HF_HUB_OFFLINE is set" in message
 
 
-def test_a_task_is_no_file() -> None:
+def test_tasks_are_not_files() -> None:
     with pytest.raises(DataError):
         files_of(FileData(path="echo"))
 
@@ -273,7 +273,7 @@ def test_the_package_imports_neither_torch_nor_datasets() -> None:
     assert run.stdout.strip() == "[]"
 
 
-def test_no_cache_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_does_not_use_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache may be on a full file system or on one without locks, so it is not used."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
@@ -285,7 +285,7 @@ SECRET = b'{"text": "secret"}\n'
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.txt", "a.csv", "a.jsonl.gz"])
-def test_what_is_no_file_is_not_waited_for(write: Write, tmp_path: Path, name: str) -> None:
+def test_irregular_files_are_refused(write: Write, tmp_path: Path, name: str) -> None:
     """Pipes, devices and links out of the folder are rejected, whether they are named or found in a folder."""
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -310,14 +310,14 @@ def test_what_is_no_file_is_not_waited_for(write: Write, tmp_path: Path, name: s
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="everything may be read by root")
-def test_what_may_not_be_read(write: Write, tmp_path: Path) -> None:
+def test_files_without_read_permission_are_refused(write: Write, tmp_path: Path) -> None:
     path = write("a.jsonl", THREE)
     os.chmod(path, 0)
     assert message_of(path) == f"{path} cannot be read: Permission denied"
 
 
 @pytest.mark.parametrize("by", ["document", "paragraph", "line"])
-def test_plain_text_without_end(write: Write, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+def test_too_large_plain_text_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     monkeypatch.setattr(plain, "MOST_TEXT", 100)
     monkeypatch.setattr(bounds, "MOST_TEXT", 100)
     assert "than 100 bytes, the most that a text may have: split it" in message_of(f"{write('a.txt', 'é' * 51)},by={by}")
@@ -326,7 +326,7 @@ def test_plain_text_without_end(write: Write, monkeypatch: pytest.MonkeyPatch, b
     assert read(f"{nul},by={by}") == [{"text": "a\0b"}]
 
 
-def test_lines_without_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_lines_are_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "lines_of", lambda stream, file: bounds.lines_of(stream, file, 50))
     path = write("a.jsonl", '{"text": "a"}\n{"text": "' + "b" * 50 + '"}\n')
     assert message_of(path) == f"{path}:2  has more than 50 bytes, the most that a line may have: split it"
@@ -341,7 +341,7 @@ def test_large_files_of_lines_are_read_line_by_line(write: Write, monkeypatch: p
     assert read(write("a.json", "\n \n" + "\n".join(map(json.dumps, THREE)))) == THREE
 
 
-def test_records_of_different_columns_take_time_as_their_number(write: Write) -> None:
+def test_records_of_different_columns_are_read_in_linear_time(write: Write) -> None:
     """Twice as many records, each with a different column, have at most twice as many values."""
     count = 5 * reading.MOST_COLUMNS
     records = read(write("a.jsonl", [{f"column {number}": number} for number in range(count)]))
@@ -351,7 +351,7 @@ def test_records_of_different_columns_take_time_as_their_number(write: Write) ->
     assert records[-1]["column 0"] is None
 
 
-def test_what_json_may_hold(write: Write) -> None:
+def test_deep_json_and_huge_numbers_are_refused(write: Write) -> None:
     assert "nested deeper than 100 levels" in message_of(write("a.jsonl", '{"text": ' + "[" * 5000 + "]" * 5000 + "}\n"))
     assert "a.jsonl:1  is no JSON (Exceeds the limit" in message_of(write("a.jsonl", '{"text": ' + "9" * 5000 + "}\n"))
     assert read(write("b.jsonl", '{"text": "a", "text": "b"}\n')) == [{"text": "b"}]
@@ -366,7 +366,7 @@ def limit_of_csv() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("limit_of_csv")
-def test_tables_without_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_tables_are_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "lines_of", lambda stream, file: bounds.lines_of(stream, file, 50))
     assert "a.csv:2  has more than 50 bytes, the most that a line may have" in message_of(write("a.csv", "text\n" + "b" * 51))
     monkeypatch.setattr(streams, "MOST_TEXT", 100)
@@ -375,7 +375,7 @@ def test_tables_without_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
-def test_tables_of_many_columns(write: Write) -> None:
+def test_tables_of_many_columns_are_read_in_linear_time(write: Write) -> None:
     """Twice as many columns take twice as long, and messages name a few of them."""
     names = [f"column {number}" for number in range(100_000)]
     began = time.process_time()

@@ -28,11 +28,11 @@ from composer.errors import DataError
         ("nothing", FileData(path="nothing")),
     ],
 )
-def test_what_is_meant(text: str, meant: DataReference) -> None:
+def test_references_are_parsed(text: str, meant: DataReference) -> None:
     assert parse_reference(text) == meant
 
 
-def test_a_file_may_have_commas_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_names_may_contain_commas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a,by=line.txt").touch()
     os.mkdir("echo")
@@ -69,14 +69,14 @@ def test_references_are_frozen_and_closed() -> None:
         ("echo,limit=-1", 'limit = "-1"'),
     ],
 )
-def test_what_is_told(text: str, message: str) -> None:
+def test_invalid_references_are_refused(text: str, message: str) -> None:
     with pytest.raises(DataError) as caught:
         parse_reference(text)
     assert message in str(caught.value)
     assert text in str(caught.value)
 
 
-def test_a_misspelt_task_with_options_of_its_own_is_told_as_one() -> None:
+def test_misspelt_tasks_with_options_are_recognised_as_tasks() -> None:
     with pytest.raises(DataError, match='qoute,samples=10: no file, folder or task "qoute"; did you mean "quote"'):
         parse_reference("qoute,samples=10")
 

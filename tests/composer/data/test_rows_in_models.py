@@ -45,7 +45,7 @@ def together(model: torch.nn.Module, rows: PackedRows, *, mask: bool = False) ->
 @pytest.mark.parametrize("how", ["packed", "whole", "padded"])
 @pytest.mark.parametrize("spec", SPECS)
 @torch.no_grad()
-def test_rows_through_composed_models(spec: str, how: Packing) -> None:
+def test_documents_of_a_row_are_independent_in_composed_models(spec: str, how: Packing) -> None:
     model = student(spec, "trunk=null")
     rows = pack(documents(), 16, how=how)
     assert not rows.valid.all()
@@ -57,14 +57,14 @@ def test_rows_through_composed_models(spec: str, how: Packing) -> None:
 
 @pytest.mark.parametrize("how", ["packed", "whole", "padded"])
 @torch.no_grad()
-def test_rows_through_the_source(how: Packing) -> None:
+def test_documents_of_a_row_are_independent_in_the_source(how: Packing) -> None:
     """The teacher of a distillation uses the same boundaries."""
     model, rows = llama(), pack(documents(), 16, how=how)
     torch.testing.assert_close(together(model, rows), alone(model, rows), rtol=0, atol=1e-9)
 
 
 @torch.no_grad()
-def test_the_comparison_sees_a_boundary_that_is_lost() -> None:
+def test_the_comparison_detects_missing_boundaries() -> None:
     model, rows = llama(), pack(documents(), 16, how="packed")
     blurred = PackedRows(rows.ids, rows.labels, np.broadcast_to(np.arange(16, dtype=np.int32), rows.ids.shape), rows.valid)
     assert (together(model, blurred) - alone(model, rows)).abs().max() > 1e-3

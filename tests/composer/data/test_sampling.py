@@ -31,7 +31,7 @@ def model(tokenizer: Any) -> LlamaForCausalLM:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_frequencies_are_the_models(model: Any, tokenizer: Any, temperature: float) -> None:
+def test_token_frequencies_equal_the_models_probabilities(model: Any, tokenizer: Any, temperature: float) -> None:
     """The first token is drawn from the whole vocabulary, and not only from the most likely tokens."""
     texts = list(sample_texts(model, tokenizer, 6000, 2, temperature=temperature, batch=2000))
     with torch.no_grad():
@@ -48,7 +48,7 @@ def test_frequencies_are_the_models(model: Any, tokenizer: Any, temperature: flo
     assert sum(counts[word] for word in tail) / len(texts) == pytest.approx(sum(tail.values()), abs=0.03)
 
 
-def test_the_first_texts_are_the_same_however_many(model: Any, tokenizer: Any) -> None:
+def test_the_first_texts_do_not_depend_on_the_number_of_texts(model: Any, tokenizer: Any) -> None:
     many = list(sample_texts(model, tokenizer, 11, 12, batch=4, seed=3))
     assert list(sample_texts(model, tokenizer, 6, 12, batch=4, seed=3)) == many[:6]
     assert list(sample_texts(model, tokenizer, 11, 12, batch=4, seed=4)) != many
@@ -56,7 +56,7 @@ def test_the_first_texts_are_the_same_however_many(model: Any, tokenizer: Any) -
     assert all(len(tokenizer(text).input_ids) <= 12 for text in many)
 
 
-def test_the_callers_random_numbers_go_on_as_before(model: Any, tokenizer: Any) -> None:
+def test_the_callers_random_state_is_unchanged(model: Any, tokenizer: Any) -> None:
     """The caller's random state neither changes nor influences the texts, also between two batches."""
     torch.manual_seed(5)
     wanted = torch.rand(3)
@@ -72,7 +72,7 @@ def test_the_callers_random_numbers_go_on_as_before(model: Any, tokenizer: Any) 
     assert rest == list(sample_texts(model, tokenizer, 5, 8, batch=4, seed=3))[3:]
 
 
-def test_a_model_that_says_nothing(model: Any, tokenizer: Any) -> None:
+def test_models_that_sample_no_tokens_are_refused(model: Any, tokenizer: Any) -> None:
     class Mute:
         device = torch.device("cpu")
         generation_config = model.generation_config
@@ -85,7 +85,7 @@ def test_a_model_that_says_nothing(model: Any, tokenizer: Any) -> None:
         next(sample_texts(Mute(), tokenizer, 3, 8))
 
 
-def test_nothing_to_begin_with(model: Any) -> None:
+def test_models_without_a_start_token_are_refused(model: Any) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(TEACHER)
     tokenizer.bos_token = None
     with pytest.raises(DataError, match="no BOS token"):

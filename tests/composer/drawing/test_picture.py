@@ -34,7 +34,7 @@ def labels_of(drawn: Picture) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(drawn.svg).iter(f"{SVG}text")]
 
 
-def test_lola_shows_its_memories_what_falls_and_what_they_take() -> None:
+def test_the_picture_of_lola_has_memories_evictions_and_inputs() -> None:
     words = labels_of(picture(on("lola")))
     assert {"window", "sparse", "state", "hedgehog", "shared", "learned", "weight of window"} <= set(words)
     assert words.count("evicted pairs") == 2
@@ -44,7 +44,7 @@ def test_lola_shows_its_memories_what_falls_and_what_they_take() -> None:
     assert any(re.fullmatch(r"state 5\d\d\.\d KiB", word) for word in words)
 
 
-def test_states_are_those_that_explain_has() -> None:
+def test_state_sizes_equal_those_of_explain() -> None:
     for name in ("lolcats", "lawcat", "hybrid", "mixed-heads", "delta"):
         resolved = on(name, layers=16)
         explained = explain_resolved(resolved, sequence=4096, dtype="bfloat16")
@@ -74,7 +74,7 @@ def test_every_part_and_every_edge_of_every_head_is_drawn() -> None:
                 assert any(label in ("evicted pairs", WORDS[edge.kind], f"{edge.input} {WORDS[edge.kind]}") for label in labels)
 
 
-def test_what_nothing_flows_through_is_left_out() -> None:
+def test_parts_without_edges_are_omitted() -> None:
     words = labels_of(picture(on("latte-conv")))
     assert "queries" not in words
     assert {"values", "hidden states", "latents"} <= set(words)
@@ -91,7 +91,7 @@ def test_heads_and_layers_are_mapped() -> None:
     assert_legible(drawn)
 
 
-def test_groups_by_number_are_drawn_where_their_heads_are() -> None:
+def test_groups_by_number_are_drawn_at_their_heads() -> None:
     """Key heads from top to bottom, neighbours of one group as one cell."""
     use = [{"head": "source", "heads": [0, 3]}, {"head": "window", "heads": "rest"}]
     spec = load_spec({"compose": 1, "name": "x", "heads": {"window": HEADS["window"]}, "layers": [{"at": "all", "use": use}]})
@@ -111,7 +111,7 @@ def test_many_layers_still_fit() -> None:
     assert_legible(drawn)
 
 
-def test_what_a_user_writes_is_escaped_and_cut() -> None:
+def test_texts_of_users_are_escaped_and_truncated() -> None:
     nasty = '<script>alert("1")</script> & \x07 \ud83d' + "long " * 60
     resolved = on("lolcats").model_copy(update={"paper": nasty, "name": "<b>&amp;"})
     drawn = picture(resolved, on='"><img src=x onerror=alert(1)>')
@@ -131,7 +131,7 @@ def test_long_names_are_cut() -> None:
     assert drawn.width <= 830
 
 
-def test_as_many_memories_as_a_head_may_have() -> None:
+def test_the_maximum_number_of_memories_is_drawn() -> None:
     memories: list[Any] = [{"kind": "window", "name": f"m{index}", "weight": "learned"} for index in range(31)]
     head = {"feature_map": "elu", "memory": [*memories, "state"]}
     assert_legible(picture(resolve(load_spec({"compose": 1, "name": "deep", "head": head}), SMALL)))
@@ -154,7 +154,7 @@ def marked(drawn: Picture) -> list[str]:
     return names
 
 
-def test_what_differs_is_marked_in_both() -> None:
+def test_differences_are_marked_in_both_pictures() -> None:
     assert marked(beside(on("lolcats"), on("lolcats", "head.memory.0.size=32"))) == ["window", "window"]
     assert marked(beside(on("lolcats"), on("lolcats"))) == []
     marked_titles = marked(beside(on("lolcats"), on("lola")))
@@ -163,7 +163,7 @@ def test_what_differs_is_marked_in_both() -> None:
     assert "state_features" not in marked_titles
 
 
-def test_a_head_of_one_spec_alone_is_marked_as_a_whole() -> None:
+def test_heads_of_only_one_spec_are_marked_whole() -> None:
     lolcats = on("lolcats")
     more = resolve(
         Spec.model_validate(
@@ -190,7 +190,7 @@ def test_a_picture_is_saved_as_svg_alone(tmp_path: Path, name: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_looking_finds_what_is_wrong() -> None:
+def test_the_legibility_checks_detect_damage() -> None:
     """The checks of these tests detect each kind of damage."""
     drawn = picture(on("lola"))
     assert_legible(drawn)

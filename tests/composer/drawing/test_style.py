@@ -29,7 +29,7 @@ def rules(dark: bool) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_text_stands_out(dark: bool) -> None:
+def test_text_has_enough_contrast(dark: bool) -> None:
     colours_of = rules(dark)
     ground, text = colours_of[".cd-ground"]["fill"], colours_of[".cd-picture text"]["fill"]
     faint = colours_of[".cd-picture .cd-detail"]["fill"]
@@ -45,7 +45,7 @@ def test_text_stands_out(dark: bool) -> None:
 
 @pytest.mark.parametrize("eye", EYES)
 @pytest.mark.parametrize("dark", [False, True])
-def test_queries_keys_and_values_are_told_apart(dark: bool, eye: str) -> None:
+def test_queries_keys_and_values_are_distinguishable(dark: bool, eye: str) -> None:
     colours_of = rules(dark)
     colours = [colours_of[f".cd-flow.cd-{kind}"]["stroke"] for kind in ("query", "key", "value")]
     for first, other in itertools.combinations(colours, 2):

@@ -31,18 +31,18 @@ def test_tasks_with_options() -> None:
     ]
 
 
-def test_a_hundred_samples_unless_said() -> None:
+def test_the_default_is_100_samples() -> None:
     (task,) = read_tasks(["recall"], EvaluationOptions())
     assert (task.task.samples, task.label) == (100, "recall")
 
 
-def test_a_task_that_is_one_keeps_its_own() -> None:
+def test_task_objects_keep_their_samples() -> None:
     task = Recall(samples=2, seed=9)
     (task_read,) = read_tasks([task], EvaluationOptions(samples=7))
     assert (task_read.task, task_read.label) == (task, "recall")
 
 
-def test_files_reach_the_tasks_that_take_them() -> None:
+def test_files_reach_the_tasks_that_accept_them() -> None:
     options = EvaluationOptions(haystack=HAY, babi=BABI, text=Path("book.txt"))
     references = ["niah-single-2,passkey,babilong-qa1,perplexity,niah-single-2,haystack=other.txt"]
     first, second, third, fourth, fifth = (read_task.task for read_task in read_tasks(references, options))
@@ -81,7 +81,7 @@ def test_files_reach_the_tasks_that_take_them() -> None:
         ("niah-single-2,haystack=stories", {"haystack": HAY}, "--haystack: none of the chosen tasks reads this file."),
     ],
 )
-def test_what_is_refused(reference: str, options: dict[str, Path], message: str) -> None:
+def test_invalid_arguments_are_refused(reference: str, options: dict[str, Path], message: str) -> None:
     with pytest.raises(EvaluationError) as caught:
         read_tasks([reference], EvaluationOptions(**options))
     assert message in str(caught.value)
@@ -95,11 +95,11 @@ def test_lengths() -> None:
         read_lengths([5, 1])
 
 
-def test_every_kind_is_named_as_it_is_said() -> None:
+def test_every_task_is_shown_as_it_was_requested() -> None:
     assert all(kind.model_fields["kind"].default == name for name, kind in KINDS.items())
 
 
 @pytest.mark.parametrize(("reference", "what"), [({"passkey": {"depth": 0.5}}, "dict"), ([7], "int")])
-def test_what_is_no_task_is_refused(reference: Any, what: str) -> None:
+def test_unknown_tasks_are_refused(reference: Any, what: str) -> None:
     with pytest.raises(EvaluationError, match=f"tasks: expected names.* type {what}"):
         composer.evaluate("teacher", reference, 128)

@@ -64,7 +64,7 @@ def written(folder: Path) -> ScoreLog:
     return log
 
 
-def test_what_is_kept_comes_back(tmp_path: Path) -> None:
+def test_saved_results_are_restored(tmp_path: Path) -> None:
     before = written(tmp_path / "out")
     after = opened(tmp_path / "out", setting(), force=False)
     assert after.results(KEY) == before.results(KEY) != {}
@@ -74,7 +74,7 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bytes_lost", [1, 5, 40])
-def test_half_a_line_is_dropped(tmp_path: Path, bytes_lost: int) -> None:
+def test_incomplete_last_lines_are_dropped(tmp_path: Path, bytes_lost: int) -> None:
     before = written(tmp_path).results(KEY)
     path = tmp_path / SAMPLES
     contents = path.read_bytes()
@@ -109,7 +109,7 @@ DAMAGED_LINES: dict[str, str] = {
 
 
 @pytest.mark.parametrize("line", DAMAGED_LINES, ids=range(len(DAMAGED_LINES)))
-def test_a_damaged_line_is_told(tmp_path: Path, line: str) -> None:
+def test_damaged_lines_are_reported(tmp_path: Path, line: str) -> None:
     written(tmp_path)
     path = tmp_path / SAMPLES
     path.write_text(f"{line}\n{path.read_text()}")
@@ -119,7 +119,7 @@ def test_a_damaged_line_is_told(tmp_path: Path, line: str) -> None:
     assert opened(tmp_path, setting(), force=True).results(KEY) == {}
 
 
-def test_the_lines_that_are_damaged_would_be_read_otherwise(tmp_path: Path) -> None:
+def test_undamaged_lines_are_read(tmp_path: Path) -> None:
     written(tmp_path)
     path = tmp_path / SAMPLES
     path.write_text(f"{json.dumps(GOOD)}\n{path.read_text()}")
@@ -143,14 +143,14 @@ def test_the_lines_that_are_damaged_would_be_read_otherwise(tmp_path: Path) -> N
         (RESULTS, "", "invalid JSON"),
     ],
 )
-def test_another_damaged_file_is_told(tmp_path: Path, name: str, text: str, problem: str) -> None:
+def test_other_damaged_files_are_reported(tmp_path: Path, name: str, text: str, problem: str) -> None:
     written(tmp_path)
     (tmp_path / name).write_text(text)
     with pytest.raises(EvaluationError, match=rf"{name}.* is damaged: {problem}.*tart again: --force"):
         opened(tmp_path, setting(), force=False)
 
 
-def test_another_setting_is_refused_with_what_differs(tmp_path: Path) -> None:
+def test_other_settings_are_refused_with_their_differences(tmp_path: Path) -> None:
     written(tmp_path)
     before = (tmp_path / SAMPLES).read_bytes()
     (model,), (task,) = setting().models, setting().tasks
@@ -181,7 +181,7 @@ def test_another_setting_is_refused_with_what_differs(tmp_path: Path) -> None:
     assert json.loads((tmp_path / RUN).read_text())["samples"] == 7
 
 
-def test_models_tasks_and_lengths_join_those_that_are_there(tmp_path: Path) -> None:
+def test_models_tasks_and_lengths_are_added_to_existing_ones(tmp_path: Path) -> None:
     written(tmp_path)
     (model,), (task,) = setting().models, setting().tasks
     other = model.model_copy(update={"label": "other", "reference": "there/other", "weights": {"a": "7"}})
@@ -198,7 +198,7 @@ def test_models_tasks_and_lengths_join_those_that_are_there(tmp_path: Path) -> N
         opened(tmp_path, setting(models=(other.model_copy(update={"weights": {"a": "8"}}),)), force=False)
 
 
-def test_what_no_evaluation_wrote_stays(tmp_path: Path) -> None:
+def test_files_of_other_origin_are_kept(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("years of work")
     for force in (False, True):
@@ -220,14 +220,14 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EvaluationError, match="cannot be written to: Not a directory"):
         opened(tmp_path / "file" / "out", setting(), force=False)
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_two_do_not_write_at_once(tmp_path: Path, force: bool) -> None:
+def test_a_second_evaluation_of_a_folder_is_refused(tmp_path: Path, force: bool) -> None:
     """A second evaluation does not change what the first has written."""
     for _ in ("begun", "gone on with"):
         with open_score_log(tmp_path, setting(), force=False) as first:
@@ -239,7 +239,7 @@ def test_two_do_not_write_at_once(tmp_path: Path, force: bool) -> None:
     assert opened(tmp_path, setting(), force=force).results(KEY).keys() == (set() if force else {0})
 
 
-def test_of_many_that_begin_at_once_one_does(tmp_path: Path) -> None:
+def test_only_one_of_many_simultaneous_evaluations_starts(tmp_path: Path) -> None:
     """All of them start before any has created the folder."""
     go, out = tmp_path / "go", tmp_path / "out"
 

@@ -77,7 +77,7 @@ def by_hand(model: Any, tokenizer: Any, questions: list[dict[str, Any]]) -> floa
     return right / len(questions)
 
 
-def test_the_accuracy_is_that_by_hand(
+def test_accuracy_matches_a_hand_computed_value(
     questions: tuple[Path, list[dict[str, Any]]], plain: Any, tokenizer: Any, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     folder, rows = questions
@@ -99,7 +99,7 @@ def test_the_accuracy_is_that_by_hand(
     assert f"| teacher | mine | acc | {first.value:.3f} ± " in (tmp_path / "out" / TABLE).read_text()
 
 
-def test_a_model_is_asked_once(
+def test_each_model_is_evaluated_once(
     questions: tuple[Path, list[dict[str, Any]]], folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that stops between two models continues with the second. --samples limits the questions."""
@@ -147,12 +147,14 @@ def test_tasks_and_lm_eval_into_one_folder(
             evaluate([TEACHER], ["recall"], [128], replace(ours, samples=3, out=out))
 
 
-def test_a_figure_that_is_no_number_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_figures_that_are_not_finite_are_omitted(caplog: pytest.LogCaptureFixture) -> None:
     assert dict(_finite("mine", {"alias": "mine", "acc,none": 0.5, "ppl,none": float("nan")})) == {"acc,none": 0.5}
     assert "lm-eval's mine: ppl,none is nan, which is left out." in caplog.text
 
 
-def test_what_is_refused(questions: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_are_refused(
+    questions: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # lm-eval's own tasks take it many seconds to list; here it has one of them.
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "arc.yaml").write_text(YAML.replace("task: mine", "task: arc_easy").replace("DATA", "nowhere.jsonl"))

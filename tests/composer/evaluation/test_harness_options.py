@@ -71,7 +71,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("task", ["mine", "writes"])
-def test_requests_that_are_cut_are_counted(
+def test_truncated_requests_are_counted(
     many: Path, plain: Any, tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, task: str
 ) -> None:
     """Their number, the total and the longest request are in the table, the JSON and a warning. The figures are lm-eval's."""
@@ -102,7 +102,7 @@ def test_requests_that_are_cut_are_counted(
     assert "requests cut" not in whole.view().text()
 
 
-def test_lm_evals_options_reach_it(many: Path, plain: Any, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_options_of_lm_eval_reach_it(many: Path, plain: Any, folders: dict[str, Path], tmp_path: Path) -> None:
     """Requests and figures equal lm-eval's with the same options, and samples are logged as lm-eval logs them."""
     model = shutil.copytree(folders["softmax"], tmp_path / "chatty", symlinks=True)
     (model / "chat_template.jinja").write_text(CHAT)
@@ -152,7 +152,7 @@ def test_lm_evals_options_reach_it(many: Path, plain: Any, folders: dict[str, Pa
         ({"lm_eval": (), "fewshot_as_multiturn": False}, "--no-fewshot-as-multiturn is for tasks of lm-eval"),
     ],
 )
-def test_options_that_cannot_be(many: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(many: Path, options: dict[str, Any], message: str) -> None:
     usual: dict[str, Any] = {"lm_eval": ("mine",), **({"include_path": many} if options.get("lm_eval") != () else {})}
     with pytest.raises(EvaluationError, match=message):
         evaluate([TEACHER], [], [], EvaluationOptions(**(usual | options)))

@@ -35,7 +35,7 @@ def scored(monkeypatch: pytest.MonkeyPatch, most: int, requested_lengths: list[i
     return Counter(made), report
 
 
-def test_each_sample_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_sample_is_created_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 tokens are too few for the task, so that length fails at its first sample."""
     once, kept = scored(monkeypatch, 10**6, [64, SHORT, LONG])
     assert once == {64: 1, SHORT: COUNT, LONG: COUNT}

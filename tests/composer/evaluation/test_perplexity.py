@@ -56,7 +56,7 @@ class Letters:
 
 
 @given(st.integers(1, 300), st.integers(2, 40), st.integers(1, 30))
-def test_windows_are_apart(tmp_path_factory: pytest.TempPathFactory, tokens: int, length: int, samples: int) -> None:
+def test_windows_do_not_overlap(tmp_path_factory: pytest.TempPathFactory, tokens: int, length: int, samples: int) -> None:
     path = tmp_path_factory.getbasetemp() / f"letters-{tokens}.txt"
     path.write_text("".join(chr(0x4E00 + place) for place in range(tokens)), encoding="utf-8")
     task = Perplexity(text=path, samples=samples)
@@ -71,14 +71,14 @@ def test_windows_are_apart(tmp_path_factory: pytest.TempPathFactory, tokens: int
     assert len(seen) == every.count * length
 
 
-def test_what_cannot_be_read(tokenizer: Any, tmp_path: Path) -> None:
+def test_unreadable_texts_are_refused(tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xff")
     for name in ("nowhere.txt", "bytes.txt"):
         with pytest.raises(TaskError, match=f"{name} cannot be read as text"):
             Perplexity(text=tmp_path / name).windows(Writer(tokenizer), 16)
 
 
-def test_a_text_that_changes(tmp_path: Path) -> None:
+def test_changed_texts_are_read_again(tmp_path: Path) -> None:
     path, writer = tmp_path / "text.txt", Writer(Letters())
     for text in ("abcd", "wxyz "):
         path.write_text(text)

@@ -47,7 +47,7 @@ def report() -> EvaluationReport:
     return EvaluationReport(setting=setting(models=facts, tasks=tasks, lengths=(64, 128)), batch_tokens=1, cells=tuple(cells))
 
 
-def test_a_legend_names_what_is_drawn(tmp_path: Path, figures: dict[str, Any]) -> None:
+def test_legends_name_only_drawn_models(tmp_path: Path, figures: dict[str, Any]) -> None:
     """A model that was not evaluated on a task, or failed in it, has no line in its legend."""
     base = report()
     left = tuple(cell for cell in base.cells if (cell.model, cell.task) != ("one", "stories"))
@@ -57,7 +57,7 @@ def test_a_legend_names_what_is_drawn(tmp_path: Path, figures: dict[str, Any]) -
     assert named["accuracy-passkey_form_original.png"] == ["one", "two|three"]
 
 
-def test_what_the_pictures_show(tmp_path: Path, figures: dict[str, Any]) -> None:
+def test_pictures_show_the_figures(tmp_path: Path, figures: dict[str, Any]) -> None:
     paths = draw(report(), tmp_path)
     assert [path.name for path in paths] == [
         "accuracy-passkey_form_original.png",
@@ -80,7 +80,7 @@ def test_what_the_pictures_show(tmp_path: Path, figures: dict[str, Any]) -> None
         assert_legible(figure)
 
 
-def test_a_picture_is_there_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, *others = draw(report(), tmp_path)
     before = first.read_bytes()
     for path in others:
@@ -97,7 +97,7 @@ def test_a_picture_is_there_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch
     assert first.read_bytes() == before
 
 
-def test_labels_that_differ_in_punctuation_alone(tmp_path: Path) -> None:
+def test_labels_that_differ_only_in_punctuation_have_separate_files(tmp_path: Path) -> None:
     base = report()
     tasks = tuple(base.setting.tasks[1].model_copy(update={"label": label}) for label in ("text=a/b", "text=a_b"))
     cells = tuple(cell.model_copy(update={"task": task.label}) for task in tasks for cell in base.cells if cell.task == "stories")
@@ -105,7 +105,7 @@ def test_labels_that_differ_in_punctuation_alone(tmp_path: Path) -> None:
     assert [path.stem for path in draw(whole, tmp_path) if "loss" in path.name] == ["loss-text_a_b", "loss-text_a_b-2"]
 
 
-def test_where_all_failed_there_is_no_picture(tmp_path: Path) -> None:
+def test_tasks_that_failed_for_all_models_have_no_picture(tmp_path: Path) -> None:
     failed = [cell.model_copy(update={"mean": None, "by_depth": (), "by_position": ()}) for cell in report().cells]
     assert draw(report().model_copy(update={"cells": tuple(failed)}), tmp_path) == []
     assert list(tmp_path.iterdir()) == []

@@ -30,7 +30,7 @@ def judged(
 
 
 @given(st.lists(st.booleans(), min_size=2, max_size=60))
-def test_the_error_of_right_and_wrong_is_binomial(right: list[bool]) -> None:
+def test_the_error_of_right_or_wrong_answers_is_binomial(right: list[bool]) -> None:
     cell = make_cell(KEY, "written", judged(*map(float, right)))
     share = sum(right) / len(right)
     assert cell.mean == pytest.approx(share)
@@ -57,13 +57,13 @@ def test_the_error_of_shares() -> None:
         (10, 10, 0.7225, 1.0),
     ],
 )
-def test_the_interval_of_right_and_wrong_is_wilsons(right: int, of: int, low: float, high: float) -> None:
+def test_the_interval_of_right_or_wrong_answers_is_wilsons(right: int, of: int, low: float, high: float) -> None:
     cell = make_cell(KEY, "written", judged(*[1.0] * right, *[0.0] * (of - right)))
     assert cell.interval == pytest.approx((low, high), abs=5e-5)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
-def test_an_interval_holds_its_mean_and_stays_a_share(scores: list[float]) -> None:
+def test_intervals_contain_the_mean_and_are_between_0_and_1(scores: list[float]) -> None:
     cell = make_cell(KEY, "tokens", judged(*scores))
     assert cell.interval is not None
     assert cell.mean is not None
@@ -72,7 +72,7 @@ def test_an_interval_holds_its_mean_and_stays_a_share(scores: list[float]) -> No
     assert low < high
 
 
-def test_of_shares_that_vary_less_it_is_narrower() -> None:
+def test_intervals_are_narrower_for_smaller_variance() -> None:
     """The interval is about 1.96 standard errors for many samples far from 0 and 1."""
     cell = make_cell(KEY, "tokens", judged(*[0.45, 0.55] * 50))
     assert cell.interval == pytest.approx((0.5 - 1.96 * 0.005, 0.5 + 1.96 * 0.005), abs=1e-4)
@@ -87,7 +87,7 @@ def test_perplexity() -> None:
     assert make_cell(KEY, "loss", judged(1e6)).perplexity is None
 
 
-def test_a_cell_that_failed() -> None:
+def test_failed_cells_have_no_figures() -> None:
     cell = make_cell(KEY, "written", judged(1.0, 0.0), "out of memory")
     assert (cell.mean, cell.standard_error, cell.samples, cell.failure) == (None, None, 2, "out of memory")
     assert make_cell(KEY, "written", [], "out of memory").samples == 0

@@ -16,7 +16,7 @@ from tests.composer.evaluation.conftest import TEACHER
 from tests.composer.evaluation.test_runner import learned, timeless, watch_loading
 
 
-def test_a_length_that_a_task_cannot_do_is_a_cell_that_says_so(tmp_path: Path, book: Path) -> None:
+def test_lengths_that_a_task_does_not_support_are_reported_in_their_cell(tmp_path: Path, book: Path) -> None:
     models = {"teacher": TEACHER, "learned": learned(tmp_path / "learned")}
     options = EvaluationOptions(samples=2, out=tmp_path / "out", text=book)
     report = evaluate(models, ["recall", "perplexity"], [64, 128, 4000], options)
@@ -34,7 +34,7 @@ def test_a_length_that_a_task_cannot_do_is_a_cell_that_says_so(tmp_path: Path, b
     assert "recall of 32 pairs needs at least 67 tokens, not 64" in (tmp_path / "out" / TABLE).read_text()
 
 
-def test_more_of_everything_into_a_folder(
+def test_added_models_tasks_and_lengths_keep_earlier_results(
     folders: dict[str, Path], tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Earlier results are kept and not computed again. Combinations that were not requested are a dash."""

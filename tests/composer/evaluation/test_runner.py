@@ -73,7 +73,7 @@ def test_every_cell_is_reported(folders: dict[str, Path], whole: Path, plain: An
     assert len((whole / SAMPLES).read_text().splitlines()) == 60
 
 
-def test_it_says_what_it_takes_to_run_it_again(whole: Path) -> None:
+def test_results_contain_all_settings(whole: Path) -> None:
     setting = json.loads((whole / RESULTS).read_text())["setting"]
     assert (setting["lengths"], setting["samples"], setting["seed"], setting["device"]) == (LENGTHS, 5, 0, "cpu")
     assert {"torch", "transformers"} <= setting["versions"].keys()
@@ -81,7 +81,7 @@ def test_it_says_what_it_takes_to_run_it_again(whole: Path) -> None:
     assert setting["models"][0]["reference"] == str(TEACHER)
 
 
-def test_pictures_and_tables_stand_beside(whole: Path) -> None:
+def test_pictures_and_tables_are_written_beside_the_report(whole: Path) -> None:
     assert {path.name for path in whole.iterdir()} == {RUN, SAMPLES, RESULTS, TABLE, "plots"}
     assert {path.name for path in (whole / "plots").iterdir()} == {
         "accuracy-passkey.png",
@@ -102,7 +102,7 @@ def test_without_a_folder_nothing_is_written(
 
 
 @pytest.mark.parametrize("number", [1, 7, 34])
-def test_a_killed_run_goes_on_to_the_same(
+def test_killed_evaluations_resume_to_the_same_results(
     folders: dict[str, Path], whole: Path, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run is killed between two lines of a batch, with half of the next line on disk."""
@@ -148,7 +148,7 @@ def watch_loading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return loaded
 
 
-def test_what_is_done_is_not_done_again(
+def test_finished_cells_are_not_computed_again(
     folders: dict[str, Path], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = shutil.copytree(whole, tmp_path / "out")
@@ -162,7 +162,7 @@ def test_what_is_done_is_not_done_again(
     assert again == before
 
 
-def test_other_settings_are_refused_or_begin_anew(folders: dict[str, Path], whole: Path, tmp_path: Path) -> None:
+def test_other_settings_are_refused_without_force(folders: dict[str, Path], whole: Path, tmp_path: Path) -> None:
     out = shutil.copytree(whole, tmp_path / "out")
     with pytest.raises(EvaluationError, match=r"\n  samples: was 5, now 4\n"):
         run(folders, out, samples=4)
@@ -171,7 +171,9 @@ def test_other_settings_are_refused_or_begin_anew(folders: dict[str, Path], whol
     assert len((out / SAMPLES).read_text().splitlines()) == 48
 
 
-def test_a_cell_without_memory(folders: dict[str, Path], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_without_memory_are_recorded_and_retried(
+    folders: dict[str, Path], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A cell without memory is recorded, other cells are scored, and it is tried again in the next call."""
     original = Subject.load
 
@@ -285,7 +287,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Sequence[Any]], list[str], list[int], 
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_before_anything_is_loaded_or_written(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_requests_are_refused_before_loading_or_writing(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     models, tasks, lengths, options, kind, message = REFUSED[name]
     loaded = watch_loading(monkeypatch)
     with pytest.raises(kind, match=message):
@@ -294,12 +296,12 @@ def test_refused_before_anything_is_loaded_or_written(tmp_path: Path, name: str,
     assert not (tmp_path / "out").exists()
 
 
-def test_learned_positions_up_to_their_end(tmp_path: Path) -> None:
+def test_lengths_are_bounded_by_learned_positions(tmp_path: Path) -> None:
     report = evaluate([learned(tmp_path / "learned")], ["passkey", "recall,pairs=4"], [120], EvaluationOptions(samples=2))
     assert [cell.failure for cell in report.cells] == [None, None]
 
 
-def test_a_text_that_has_changed_is_another(tmp_path: Path, book: Path) -> None:
+def test_changed_texts_are_refused(tmp_path: Path, book: Path) -> None:
     text = shutil.copy(book, tmp_path / "text.txt")
     options = EvaluationOptions(out=tmp_path / "out", text=text, samples=2)
     evaluate([TEACHER], ["perplexity"], [64], options)
@@ -308,7 +310,7 @@ def test_a_text_that_has_changed_is_another(tmp_path: Path, book: Path) -> None:
         evaluate([TEACHER], ["perplexity"], [64], options)
 
 
-def test_a_dtype(folders: dict[str, Path]) -> None:
+def test_models_are_scored_in_the_requested_dtype(folders: dict[str, Path]) -> None:
     report = evaluate(
         {"a": TEACHER, "b": folders["softmax"]}, ["recall,pairs=4"], [64], EvaluationOptions(samples=2, dtype="float64")
     )

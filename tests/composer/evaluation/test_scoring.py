@@ -42,7 +42,7 @@ def scores(judged: Sequence[SampleResult]) -> list[float]:
     return [result.score for result in judged]
 
 
-def test_written_is_what_transformers_generates(plain: Any, tokenizer: Any) -> None:
+def test_generated_texts_equal_those_of_transformers(plain: Any, tokenizer: Any) -> None:
     task = Passkey(samples=12)
     judged = score_cell(plain, tokenizer, task, LENGTH)
     for sample, result in zip(samples_of(task, tokenizer), judged, strict=True):
@@ -55,7 +55,7 @@ def test_written_is_what_transformers_generates(plain: Any, tokenizer: Any) -> N
     assert len(set(scores(judged))) == 2, "some are right and some wrong, or this shows nothing"
 
 
-def test_tokens_are_first_choices(plain: Any, tokenizer: Any) -> None:
+def test_token_accuracy_counts_the_most_likely_tokens(plain: Any, tokenizer: Any) -> None:
     task = Recall(samples=4)
     judged = score_cell(plain, tokenizer, task, 2 * LENGTH)
     for sample, result in zip(samples_of(task, tokenizer, 2 * LENGTH), judged, strict=True):
@@ -68,7 +68,7 @@ def test_tokens_are_first_choices(plain: Any, tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("task", [Stories(samples=3), Perplexity(text=Path("BOOK"), samples=3)], ids=lambda task: task.name)
-def test_loss_is_that_of_transformers(plain: Any, tokenizer: Any, book: Path, task: Any) -> None:
+def test_loss_equals_that_of_transformers(plain: Any, tokenizer: Any, book: Path, task: Any) -> None:
     if isinstance(task, Perplexity):
         task = Perplexity(text=book, samples=3)
     judged = score_cell(plain, tokenizer, task, LENGTH)
@@ -81,7 +81,7 @@ def test_loss_is_that_of_transformers(plain: Any, tokenizer: Any, book: Path, ta
 
 @pytest.mark.parametrize("family", PASSED)
 @torch.no_grad()
-def test_logits_are_those_of_the_family(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_equal_those_of_the_family(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits include the family's scales, soft caps and prediction heads, computed a few tokens at a time."""
     if family not in CONFIG_MAPPING:
         pytest.skip("not in this version of transformers")
@@ -96,7 +96,7 @@ def test_logits_are_those_of_the_family(family: str, monkeypatch: pytest.MonkeyP
             assert torch.equal(right, (logits.argmax(-1) == torch.tensor(text[1:])).float())
 
 
-def test_loss_by_position(plain: Any, tokenizer: Any, book: Path) -> None:
+def test_loss_by_position_averages_each_position(plain: Any, tokenizer: Any, book: Path) -> None:
     task = Perplexity(text=book, samples=1)
     (result,) = score_cell(plain, tokenizer, task, LENGTH)
     ids = torch.tensor([samples_of(task, tokenizer)[0].ids])
@@ -111,7 +111,7 @@ def test_loss_by_position(plain: Any, tokenizer: Any, book: Path) -> None:
         assert loss == pytest.approx(sum(part) / len(part), abs=1e-4)
 
 
-def test_a_softmax_student_scores_as_its_teacher(plain: Any, folders: dict[str, Path], tokenizer: Any) -> None:
+def test_softmax_students_score_as_their_teacher(plain: Any, folders: dict[str, Path], tokenizer: Any) -> None:
     student = composer.load(folders["softmax"])
     for task in (Passkey(samples=6), Recall(samples=2)):
         ours, theirs = (score_cell(model, tokenizer, task, LENGTH) for model in (student, plain))
@@ -120,7 +120,7 @@ def test_a_softmax_student_scores_as_its_teacher(plain: Any, folders: dict[str, 
 
 @pytest.mark.parametrize("name", ["teacher", "lola", "lawcat"])
 @pytest.mark.parametrize("task", [Passkey(samples=3), Recall(samples=3, pairs=4), Mqar(samples=3), Stories(samples=3)])
-def test_the_batch_changes_nothing(plain: Any, folders: dict[str, Path], tokenizer: Any, task: Any, name: str) -> None:
+def test_the_batch_size_does_not_change_scores(plain: Any, folders: dict[str, Path], tokenizer: Any, task: Any, name: str) -> None:
     model: Any = plain if name == "teacher" else composer.load(folders[name])
     alone, pairs, together = (score_cell(model, tokenizer, task, 160, batch_tokens=tokens) for tokens in (1, 2 * 160, 1000 * 160))
     for first, two, three in zip(alone, pairs, together, strict=True):
@@ -129,7 +129,9 @@ def test_the_batch_changes_nothing(plain: Any, folders: dict[str, Path], tokeniz
 
 
 @pytest.mark.parametrize("name", ["teacher", "lola", "lawcat"])
-def test_prompts_of_many_lengths_in_one_batch(plain: Any, folders: dict[str, Path], tokenizer: Any, name: str) -> None:
+def test_prompts_of_different_lengths_in_one_batch_equal_single_prompts(
+    plain: Any, folders: dict[str, Path], tokenizer: Any, name: str
+) -> None:
     model: Any = plain if name == "teacher" else composer.load(folders[name])
     texts = [sample.ids[: 30 + 41 * place] for place, sample in enumerate(samples_of(Stories(samples=4), tokenizer))]
     most = [7, 20, 1, 12]
@@ -144,7 +146,7 @@ def test_prompts_of_many_lengths_in_one_batch(plain: Any, folders: dict[str, Pat
 
 
 @pytest.mark.parametrize("name", ["teacher", "lola"])
-def test_steps_are_told_what_a_cache_does_not_know(plain: Any, folders: dict[str, Path], name: str) -> None:
+def test_decode_steps_receive_mask_and_positions_only_for_key_value_caches(plain: Any, folders: dict[str, Path], name: str) -> None:
     """For padded prompts, a cache of keys and values needs mask and positions. A cache of states counts by itself."""
     model: Any = plain if name == "teacher" else composer.load(folders[name])
     calls: list[dict[str, list[list[int]]]] = []
@@ -190,7 +192,7 @@ def test_any_causal_model_of_transformers_is_scored(family: str) -> None:
             text.append(token)
 
 
-def test_a_model_that_computes_logits_in_a_way_of_its_own(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_with_custom_logits_are_scored(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "get_output_embeddings", lambda: torch.nn.Linear(1, 1))
     monkeypatch.setattr(plain, "base_model_prefix", "lm_head")
     with pytest.raises(EvaluationError, match="computes its logits in a custom way"):
@@ -210,7 +212,7 @@ class Counting:
         return SimpleNamespace(logits=logits, **{CACHE: ()})
 
 
-def test_where_writing_ends() -> None:
+def test_generation_ends_at_an_end_token_or_the_maximum_length() -> None:
     """Writing ends at an end token, which is not included, or after a number of tokens, once all rows are done."""
     model = Counting()
     assert write(model, [[0, 1], [3], [6]], [2, 9, 9], {5}) == [[2, 3], [4], [7, 8, 9, 9, 9, 9, 9, 9, 9]]
@@ -221,7 +223,7 @@ def test_where_writing_ends() -> None:
     assert ends_of(SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None)), ends) == {2}  # pyright: ignore
 
 
-def test_what_a_generation_config_says_does_not_count(plain: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generation_configs_are_ignored(plain: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     task = Passkey(samples=2)
     before = scores(score_cell(plain, tokenizer, task, 200))
     for name, value in (("repetition_penalty", 50.0), ("do_sample", True), ("temperature", 9.0), ("max_length", 3)):
@@ -251,7 +253,7 @@ def limited(most: int, error: Exception) -> Callable[..., Any]:
     ids=["cpu", "python", "cuda", "driver", "cublas"],
 )
 @pytest.mark.parametrize("task", [Passkey(samples=7), Recall(samples=7, pairs=4)])
-def test_halves_where_memory_ends(plain: Any, tokenizer: Any, task: Any, error: Exception) -> None:
+def test_batches_are_halved_if_memory_runs_out(plain: Any, tokenizer: Any, task: Any, error: Exception) -> None:
     expected = score_cell(plain, tokenizer, task, 160)
     hook = plain.model.register_forward_pre_hook(limited(2, error), with_kwargs=True)
     try:
@@ -267,7 +269,7 @@ def test_halves_where_memory_ends(plain: Any, tokenizer: Any, task: Any, error: 
         hook.remove()
 
 
-def test_other_errors_are_not_taken_for_it(plain: Any, tokenizer: Any) -> None:
+def test_other_errors_are_raised(plain: Any, tokenizer: Any) -> None:
     assert not ran_out_of_memory(ValueError("out of memory"))
     hook = plain.model.register_forward_pre_hook(limited(0, RuntimeError("a shape is wrong")), with_kwargs=True)
     try:
@@ -278,7 +280,7 @@ def test_other_errors_are_not_taken_for_it(plain: Any, tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("task", [Passkey(samples=1), Recall(samples=1, pairs=4), Stories(samples=1)])
-def test_numbers_that_are_not_finite(folders: dict[str, Path], tokenizer: Any, task: Any) -> None:
+def test_scores_that_are_not_finite_raise(folders: dict[str, Path], tokenizer: Any, task: Any) -> None:
     model: Any = composer.load(folders["softmax"])
     with torch.no_grad():
         model.lm_head.weight[3, 3] = float("nan")
@@ -286,7 +288,7 @@ def test_numbers_that_are_not_finite(folders: dict[str, Path], tokenizer: Any, t
         score_cell(model, tokenizer, task, 160)
 
 
-def test_only_what_is_missing_is_told(plain: Any, tokenizer: Any) -> None:
+def test_only_missing_samples_are_computed(plain: Any, tokenizer: Any) -> None:
     """Batches are those of an uninterrupted run, and known samples are not computed again."""
     task, calls, sizes = Stories(samples=7), [], []
     expected = score_cell(plain, tokenizer, task, 64, batch_tokens=2 * 64)
@@ -302,7 +304,7 @@ def test_only_what_is_missing_is_told(plain: Any, tokenizer: Any) -> None:
     ]
 
 
-def test_a_tokenizer_that_does_not_fit(plain: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizers_that_do_not_fit_are_refused(plain: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain.config, "vocab_size", 100)
     with pytest.raises(
         EvaluationError, match=r"recall: token \d+ is not among the model's 100: the tokenizer \(507 tokens\) does not fit"

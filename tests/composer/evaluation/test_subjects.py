@@ -44,7 +44,7 @@ def test_labels_are_distinct(paths: list[list[str]]) -> None:
     assert len(set(labels)) == len(labels)
 
 
-def test_facts_are_those_of_the_files(folders: dict[str, Path]) -> None:
+def test_facts_equal_those_of_the_files(folders: dict[str, Path]) -> None:
     (teacher, lawcat) = (subject.facts(None) for subject in open_subjects([TEACHER, folders["lawcat"]]))
     for facts, folder in ((teacher, TEACHER), (lawcat, folders["lawcat"])):
         assert facts.weights == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.safetensors")}
@@ -55,12 +55,12 @@ def test_facts_are_those_of_the_files(folders: dict[str, Path]) -> None:
     assert open_subjects([TEACHER])[0].facts("bfloat16").dtype == "bfloat16"
 
 
-def test_labels_of_ones_own() -> None:
+def test_models_may_have_custom_labels() -> None:
     (subject,) = open_subjects({"mine": TEACHER})
     assert (subject.label, subject.facts(None).label) == ("mine", "mine")
 
 
-def test_a_source_is_transformers_own(plain: Any) -> None:
+def test_sources_are_loaded_by_transformers(plain: Any) -> None:
     model = open_subjects([TEACHER])[0].load("float64", "cpu")
     assert type(model) is type(plain)
     assert not model.training
@@ -91,7 +91,7 @@ def test_adapters_are_applied(folders: dict[str, Path], tmp_path: Path) -> None:
     assert "adapter/adapter_model.safetensors" in subject.facts(None).weights
 
 
-def test_a_revision_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revisions_of_the_hub_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     revisions = []
 
     def fetch(repo_id: str, revision: str | None = None) -> tuple[Path, None]:
@@ -104,7 +104,7 @@ def test_a_revision_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert revisions == [("owner/model", "v2"), ("owner/model", None)]
 
 
-def test_what_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_invalid_models_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match="name at least one"):
         open_subjects([])
     with pytest.raises(SourceError):
@@ -126,7 +126,7 @@ def test_what_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
         open_subjects([tmp_path / "judge"])
 
 
-def test_a_model_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_without_memory_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 

@@ -51,7 +51,7 @@ def by_hand(spec: HeadSpec, head: Head, data: Inputs) -> torch.Tensor:
     return torch.stack([Document(spec, parameters, *tensors).outputs() for tensors in rows])
 
 
-def test_two_states_below_one_window() -> None:
+def test_two_states_below_one_window_match_their_formula() -> None:
     """o_t = (Σ_near e^(q·k/√D) v + Σ_{s ≤ t-3} (1 + γ^(t-3-s) / 4) φ(q_t)·φ(k_s) v_s) / the same without v."""
     data, length = inputs(SHAPE, 1, 12), 12
     output, _ = run(build_head(complete(FORK), SHAPE), data)
@@ -71,7 +71,7 @@ def test_two_states_below_one_window() -> None:
 
 @pytest.mark.parametrize("head", [FORK, TWO_CACHES], ids=["two states", "two caches"])
 @pytest.mark.parametrize("bounds", [(), (1, 4, 9), tuple(range(1, 16))], ids=["whole", "uneven", "one by one"])
-def test_they_answer_what_they_mean_however_calls_are_split(head: dict[str, Any], bounds: tuple[int, ...]) -> None:
+def test_heads_with_edges_match_their_definition_in_any_split(head: dict[str, Any], bounds: tuple[int, ...]) -> None:
     spec, data = complete(head), inputs(SHAPE, 2, 16)
     module, state, outputs = build_head(spec, SHAPE), None, []
     for piece in pieces(16, bounds):
@@ -80,7 +80,7 @@ def test_they_answer_what_they_mean_however_calls_are_split(head: dict[str, Any]
     torch.testing.assert_close(torch.cat(outputs, dim=1), by_hand(spec, module, data), rtol=1e-9, atol=1e-9)
 
 
-def test_a_window_hands_on_what_each_memory_below_asks_for_and_no_more() -> None:
+def test_windows_pass_only_the_inputs_that_memories_below_need() -> None:
     graph = graph_of(TWO_CACHES)
     travel = {name: graph.nodes[name].shape.numbers for name in ("window", "wrong", "over")}
     numbers = {name: {number.name: number.heads for number in own} for name, own in travel.items()}
@@ -94,7 +94,7 @@ def test_a_window_hands_on_what_each_memory_below_asks_for_and_no_more() -> None
     assert feed(graph, "all", "pairs") == [("pairs", "pairs")]
 
 
-def test_a_memory_may_be_called_by_another_ones_weight() -> None:
+def test_memory_names_may_equal_parameter_names() -> None:
     """Names of parts inside the program cannot collide with names in a spec."""
     memory = [{**WINDOW, "weight": "learned"}, {"kind": "state", "weight": "learned"}]
     data, plain = inputs(SHAPE, 1, 9), {"feature_map": "elu", "memory": memory}
@@ -103,7 +103,7 @@ def test_a_memory_may_be_called_by_another_ones_weight() -> None:
     assert torch.equal(actual, expected)
 
 
-def test_a_chain_by_edges_is_the_cascade() -> None:
+def test_a_chain_of_edges_equals_the_cascade() -> None:
     chain = {"feature_map": "elu", "memory": [{**WINDOW, "weight": "learned"}, {**SPARSE, "weight": "same"}, {"kind": "state"}]}
     edges = {**chain, "graph": ["sparse -> state", "window -> sparse", "pairs -> window"]}
     data = inputs(SHAPE, 2, 20)

@@ -81,7 +81,7 @@ def test_in_parallel_every_memory_sees_every_pair() -> None:
     assert feed(graph, "window", "pairs") == feed(graph, "state", "pairs") == [("pairs", "pairs")]
 
 
-def test_pairs_fall_through_all_memories_of_a_cascade() -> None:
+def test_evicted_pairs_pass_through_all_memories_of_a_cascade() -> None:
     near, far = {**WINDOW, "name": "near"}, {**WINDOW, "name": "far", "size": 9}
     graph = graph_of({"feature_map": "elu", "memory": [near, far, STATE]})
     assert [feed(graph, node, "pairs") for node in ("near", "far", "state")] == [
@@ -92,7 +92,7 @@ def test_pairs_fall_through_all_memories_of_a_cascade() -> None:
     assert [node.name for node, _ in graph.memories] == ["near", "far", "state"]
 
 
-def test_two_states_share_one_map_and_have_gates_of_their_own() -> None:
+def test_two_states_share_one_map_and_have_separate_gates() -> None:
     memory = [{"kind": "state", "name": name, "gate": "head"} for name in ("slow", "fast")]
     graph = graph_of({"feature_map": "hedgehog", "memory": memory, "flow": "parallel"})
     assert {graph.nodes[f"{name}_features"].module for name in ("slow", "fast")} == {"feature_map"}
@@ -121,7 +121,7 @@ def test_two_states_share_one_map_and_have_gates_of_their_own() -> None:
     ],
     ids=str,
 )
-def test_how_many_heads_a_state_has(head: dict, features: int, state_heads: int, convolved: int) -> None:
+def test_states_have_a_head_for_each_distinct_key_or_decay(head: dict, features: int, state_heads: int, convolved: int) -> None:
     """A state has as many heads as there are different keys or decays. A map, a convolution or a gate per query head makes this
     H.
     """
@@ -150,7 +150,7 @@ def test_a_window_keeps_convolved_keys_only_for_features_below() -> None:
     ],
     ids=str,
 )
-def test_a_memory_owes_a_mass_to_some_reads_and_sees_every_pair_from_the_call(head: dict, mass: bool, every_pair: bool) -> None:
+def test_reads_need_masses_and_memories_receive_every_pair_of_the_call(head: dict, mass: bool, every_pair: bool) -> None:
     graph = graph_of(head)
     assert [not taker.leaves_masses_out for taker in takers_of(graph, "full")] == [mass]
     assert pairs_of(graph, "full")["every_pair"] is every_pair
@@ -187,7 +187,7 @@ def test_the_order_of_a_graph_is_that_of_its_flow(name: str) -> None:
         assert graph.parts == tuple(node for node in graph.order if node.name not in {*INPUTS, "output"})
 
 
-def test_what_queries_and_keys_are_projected_from() -> None:
+def test_mixers_of_projections_come_before_them() -> None:
     """A mixer that feeds the projections comes before them. A mixer that feeds parts that read the inputs does not."""
     qk = {"feature_map": "elu", "memory": [STATE], "mix_input": {"kind": "conv", "feeds": "qk"}}
     inputs = {"memory": [{**WINDOW, "weight": "token"}, "full"], "mix_input": "conv", "flow": "parallel"}

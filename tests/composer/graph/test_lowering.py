@@ -62,7 +62,7 @@ def test_every_part_of_every_spec_has_a_form_and_a_reason(name: str) -> None:
     ],
     ids=str,
 )
-def test_full_attention_says_which_of_its_two_forms_runs(head: dict, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_attention_reports_its_form(head: dict, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(head)
     (full,) = [lowered_part for lowered_part in list_forms(graph, "torch", CPU) if lowered_part.part == "full"]
     assert full.form == form
@@ -81,13 +81,13 @@ def test_full_attention_says_which_of_its_two_forms_runs(head: dict, form: str, 
     assert bool(calls) is (form == "scaled_dot_product_attention")
 
 
-def test_no_gpu_is_promised_where_none_would_help() -> None:
+def test_no_gpu_form_is_suggested_if_none_fits() -> None:
     by_part = {lowered_part.part: lowered_part.why_this_form for lowered_part in list_forms(graph_of(LINEAR), "torch", CPU)}
     assert by_part["state"] == FIRST
 
 
 @pytest.mark.parametrize("memory", ["state", "full", {"kind": "latents", "size": 8}])
-def test_both_ways_nothing_is_decoded(memory: Any) -> None:
+def test_bidirectional_heads_have_no_decode_forms(memory: Any) -> None:
     head = {"memory": [memory], "mix_input": {"kind": "rglru", "feeds": "inputs" if isinstance(memory, dict) else "qk"}}
     head |= {"feature_map": "elu"} if memory == "state" else {}
     graph = build_graph(resolved(head).heads["head"], replace(SIZE.shape(4), both_ways=True))
@@ -96,7 +96,7 @@ def test_both_ways_nothing_is_decoded(memory: Any) -> None:
     assert forms["mix_input"].startswith("a scan over chunks")
 
 
-def test_on_a_gpu_kernels_come_first_and_what_has_none_says_so() -> None:
+def test_on_a_gpu_kernels_are_preferred_and_other_parts_have_a_reason() -> None:
     def explained(head: dict[str, Any], backend: str) -> dict[str, tuple[str, str]]:
         return {
             lowered_part.part: (lowered_part.backend, lowered_part.why_this_form)
@@ -119,7 +119,7 @@ def test_on_a_gpu_kernels_come_first_and_what_has_none_says_so() -> None:
     )
 
 
-def test_what_decodes_has_a_backend_and_a_reason_of_its_own() -> None:
+def test_decode_has_a_separate_backend_and_reason() -> None:
     (state,) = [lowered_part for lowered_part in list_forms(graph_of(LINEAR), AUTO, GPU) if lowered_part.part == "state"]
     assert (state.backend, state.decode, state.decode_backend) == ("fla", "one step of the recurrence", "torch")
     assert state.decode_why_this_form is not None
@@ -133,7 +133,7 @@ def test_what_decodes_has_a_backend_and_a_reason_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("head", "form"), [(LINEAR, SAYS), (LOLCATS, SAYS), (LOLA, f"one eviction after the other; {SAYS}")], ids=str
 )
-def test_a_form_of_ones_own_is_used_for_its_part_alone(head: dict, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_external_forms_are_used_only_for_their_part(head: dict, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other parts fall back with a reason, and the results are the same in prefill and in decode."""
     data = inputs(SIZE.shape(4), 2, 12)
     expected, _ = run(head_of(head), data)
@@ -171,7 +171,7 @@ def test_a_form_of_ones_own_is_used_for_its_part_alone(head: dict, form: str, mo
         assert not calls
 
 
-def test_a_form_that_does_not_fit_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forms_that_do_not_fit_are_skipped_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a form for single tokens only, prefill falls back with a reason, decode does not, and explain shows both."""
     data = inputs(SIZE.shape(4), 2, 6)
     with own_backend(monkeypatch, lambda setting: None if setting.one_token else "it takes one token") as calls:
@@ -199,7 +199,7 @@ FOUR, DOCUMENTS, REAL = torch.arange(4)[None], torch.tensor([[0, 0, 1, 1]]), tor
     ],
     ids=["gradients", "plain", "one token", "documents", "padded"],
 )
-def test_a_form_is_asked_about_the_call_that_is_made(
+def test_obstacles_are_checked_for_the_setting_of_the_call(
     tokens: Tokens, dtype: torch.dtype, gradients: bool, wanted: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: list[Setting] = []
@@ -211,7 +211,7 @@ def test_a_form_is_asked_about_the_call_that_is_made(
     assert set(settings) == {replace(wanted, every_pair=True, needs_mass=False, shape=shape)}
 
 
-def test_a_backend_that_nobody_has_is_refused_with_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_backends_are_refused_with_the_existing_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BuildError, match=r'there is no backend "own"; there are auto, fla, reference, torch, triton$'):
         explain_resolved(shipped("lolcats"), backend=NAME)
     with own_backend(monkeypatch):
@@ -224,7 +224,7 @@ def test_a_backend_that_nobody_has_is_refused_with_those_that_there_are(monkeypa
             check_backend(NAME, [graph_of({"memory": ["full"]})])
 
 
-def test_a_backend_that_nothing_of_a_head_runs_on_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends_without_a_fitting_form_give_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """The warning is for a call of several tokens. There is none if some part runs on the backend, or without a chosen backend."""
     data, alone = inputs(SIZE.shape(4), 1, 6), head_of({"memory": [{**WINDOW, "evict": "drop"}]})
     here = "with several tokens at once (cpu, float64, with gradients)"

@@ -67,7 +67,7 @@ def covered(program: Program) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("bounds", [(), (1, 7), tuple(range(1, 12))], ids=["whole", "uneven", "one by one"])
-def test_what_is_found_is_one_step_and_computes_the_same(bounds: tuple[int, ...], joined: Any) -> None:
+def test_matched_patterns_are_one_step_with_equal_outputs(bounds: tuple[int, ...], joined: Any) -> None:
     data = inputs(SHAPE, 2, 12)
     expected, _ = run(build_head(complete(LOLCATS), SHAPE), data)
     joined(pattern())
@@ -80,7 +80,7 @@ def test_what_is_found_is_one_step_and_computes_the_same(bounds: tuple[int, ...]
     assert state.keys() == module.empty_state(1, torch.float64, torch.device("cpu")).keys()
 
 
-def test_it_is_explained_and_listed_as_one(joined: Any) -> None:
+def test_matched_patterns_are_explained_and_listed_as_one_step(joined: Any) -> None:
     joined(pattern())
     graph = graph_of(LOLCATS)
     assert covered(lower(graph)) == [("window", "state")]
@@ -104,14 +104,14 @@ def test_hooks_see_every_part_of_a_step(joined: Any) -> None:
     assert "window" in seen
 
 
-def test_where_it_does_not_fit_each_part_is_by_itself(joined: Any) -> None:
+def test_parts_run_separately_if_their_pattern_does_not_fit(joined: Any) -> None:
     joined(pattern(obstacle=lambda setting: "it has no gradient" if setting.gradients else None))
     graph = graph_of(LOLCATS)
     assert covered(lower(graph, "torch", Setting(gradients=True))) == []
     assert covered(lower(graph, "torch", Setting())) == [("window", "state")]
 
 
-def test_a_part_is_in_one_step_only(joined: Any) -> None:
+def test_parts_are_in_exactly_one_step(joined: Any) -> None:
     """If a window feeds two states, it is joined with one of them."""
     joined(pattern())
     head = {"feature_map": "elu", "memory": [WINDOW, {"kind": "state", "name": "one"}, {"kind": "state", "name": "two"}]}
@@ -119,7 +119,7 @@ def test_a_part_is_in_one_step_only(joined: Any) -> None:
     assert step in {("window", "one"), ("window", "two")}
 
 
-def test_what_would_read_from_itself_is_left_apart(joined: Any) -> None:
+def test_patterns_that_would_create_a_cycle_do_not_match(joined: Any) -> None:
     """A window and the read with a state between them are not joined. Without the state they are."""
     nodes = {"memory": lambda part: isinstance(part, Window), "read": lambda part: isinstance(part, Read)}
     form = Form("torch", SAYS, in_turn)
@@ -145,13 +145,13 @@ def test_a_fallback_uses_no_pattern_that_reaches_beyond_its_step(joined: Any) ->
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_edges_of_another_kind_are_no_match(joined: Any) -> None:
+def test_edges_of_another_kind_do_not_match(joined: Any) -> None:
     """A window beside a state does not feed it, so there is no match."""
     joined(pattern())
     assert covered(lower(graph_of({**LOLCATS, "flow": "parallel"}))) == []
 
 
-def test_a_backend_may_have_forms_of_patterns_alone(joined: Any) -> None:
+def test_backends_may_have_only_forms_of_patterns(joined: Any) -> None:
     """The backend can be chosen for heads with the pattern, and is unknown for others."""
     joined(pattern("own"))
     graph = graph_of(LOLCATS)

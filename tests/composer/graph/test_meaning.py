@@ -83,7 +83,7 @@ class Rows:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_head_answers_what_it_means(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_heads_match_their_definition(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
     torch.manual_seed(seed)
     # So small that a few tokens cross every border.
@@ -109,7 +109,7 @@ def test_a_head_answers_what_it_means(seed: int, monkeypatch: pytest.MonkeyPatch
                     torch.testing.assert_close(output[row, : len(wanted)], wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_a_copy_computes_with_its_own_parameters() -> None:
+def test_copies_compute_with_their_parameters() -> None:
     head = resolved({"feature_map": "hedgehog", "memory": [{"kind": "window", "size": 2, "weight": "learned"}, "state"]}).heads[
         "head"
     ]

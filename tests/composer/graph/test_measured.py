@@ -41,12 +41,12 @@ def test_a_slow_form_is_skipped(table: list[MeasuredForm]) -> None:
     assert explain_state(setting=Setting())[0] == "torch"
 
 
-def test_a_measured_form_says_its_speed(table: list[MeasuredForm]) -> None:
+def test_measured_forms_report_their_speed(table: list[MeasuredForm]) -> None:
     table.append(ROW.model_copy(update={"speed": 1.75}))
     assert explain_state() == ("fla", "measured on GPU A at 8,192 tokens: 1.75 times the speed of the head without it")
 
 
-def test_parts_run_by_themselves_where_their_pattern_is_slow(table: list[MeasuredForm]) -> None:
+def test_parts_run_separately_if_their_pattern_is_slow(table: list[MeasuredForm]) -> None:
     forms = {part.part: part.form for part in list_forms(graph_of(LOLCATS), AUTO, GPU)}
     table.append(ROW.model_copy(update={"form": forms["state"]}))
     parts = {part.part: part for part in list_forms(graph_of(LOLCATS), AUTO, GPU)}
@@ -55,7 +55,7 @@ def test_parts_run_by_themselves_where_their_pattern_is_slow(table: list[Measure
     assert "0.50 times the speed" in parts["state"].why_this_form
 
 
-def test_the_nearest_size_of_this_machines_gpu_decides(table: list[MeasuredForm], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nearest_measured_size_of_this_gpu_is_used(table: list[MeasuredForm], monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(hidden_size=64, heads=4, key_heads=2, head_dim=96)
     form, setting = Form("fla", ROW.form, run=lambda: None), replace(GPU, shape=shape)
     table += [ROW.model_copy(update={"device": device, "head_dim": dim}) for device in ("A", "B") for dim in (64, 128, 256)]

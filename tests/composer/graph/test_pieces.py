@@ -21,7 +21,7 @@ def graph(memory: list[Any], shape: Shape = SHAPE, **head: Any) -> HeadGraph:
     return build_graph(complete({"memory": memory, **head}), shape)
 
 
-def test_heads_that_take_pieces() -> None:
+def test_supported_heads_run_in_pieces() -> None:
     bounded = graph(["state"], feature_map="elu")
     assert takes_pieces(bounded, "auto", "cpu")
     assert not takes_pieces(bounded, "auto", "cuda")
@@ -31,7 +31,7 @@ def test_heads_that_take_pieces() -> None:
     assert not takes_pieces(graph(["state"], both, feature_map="elu"), "auto", "cpu")
 
 
-def test_a_piece_is_as_long_as_its_numbers_allow_and_no_shorter_than_a_window() -> None:
+def test_pieces_are_bounded_by_memory_and_at_least_a_window() -> None:
     state = graph(["state"], feature_map="elu")
     assert piece_length(state, NUMBERS // SHORTEST) == SHORTEST
     assert piece_length(state, NUMBERS // SHORTEST // 4) == 4 * SHORTEST
@@ -40,7 +40,7 @@ def test_a_piece_is_as_long_as_its_numbers_allow_and_no_shorter_than_a_window() 
     assert piece_length(window, 100 * NUMBERS) == 2 * SHORTEST
 
 
-def test_the_reference_takes_no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_does_not_run_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     head, seen = build_head(complete({"memory": ["state"], "feature_map": "elu"}), SHAPE), []
     monkeypatch.setattr("composer.graph.pieces.NUMBERS", 0)
     next(iter(head.children())).register_forward_hook(lambda *_: seen.append(1))
@@ -49,7 +49,7 @@ def test_the_reference_takes_no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(seen) == 1
 
 
-def test_a_head_takes_pieces_where_no_gradient_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_run_in_pieces_only_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     head, length = build_head(complete({"memory": ["state"], "feature_map": "elu"}), SHAPE), 2 * SHORTEST + 3
     data, seen = inputs(SHAPE, 1, length), []
     monkeypatch.setattr("composer.graph.pieces.NUMBERS", 0)

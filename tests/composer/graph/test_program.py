@@ -75,7 +75,7 @@ def test_the_programs_of_random_heads_are_whole(drawn: tuple[HeadSpec, Shape]) -
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_in_every_setting_there_is_a_program_and_its_forms_fit(name: str) -> None:
+def test_every_setting_has_a_program_with_fitting_forms(name: str) -> None:
     assert_forms_fit(HEADS[name])
 
 
@@ -99,7 +99,7 @@ def assert_forms_fit(head: HeadSpec) -> None:
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_it_hands_on_every_tensor_of_the_state_and_reads_no_other(name: str) -> None:
+def test_operations_receive_only_their_state_and_return_all_of_it(name: str) -> None:
     """Each operation receives only its own tensors and does not change them."""
     head, data = build_head(HEADS[name], SHAPE), inputs(SHAPE, 2, 12)
     _, state = run(head, data.cut(slice(0, 9)))
@@ -112,7 +112,7 @@ def test_it_hands_on_every_tensor_of_the_state_and_reads_no_other(name: str) -> 
     assert torch.equal(with_others, run(head, data, start)[0])
 
 
-def test_what_queries_and_keys_are_projected_from_comes_first() -> None:
+def test_mixers_of_projections_are_the_first_steps() -> None:
     program = lower(graph_of(MIXED))
     assert [covered_part.node.name for step in program.before for covered_part in step.covers] == ["mix_input"]
     assert program.mixed == ("mix_input", "hidden")
@@ -121,7 +121,7 @@ def test_what_queries_and_keys_are_projected_from_comes_first() -> None:
     assert (plain.before, plain.mixed) == ((), ("hidden", "hidden"))
 
 
-def test_a_program_is_made_once_and_nothing_in_it_changes() -> None:
+def test_programs_are_cached_and_immutable() -> None:
     head = shipped("lolcats").heads["head"]
     lolcats, same = compile_head(head, SIZE.shape(4)), compile_head(shipped("lolcats").heads["head"], SIZE.shape(4))
     assert lolcats is same

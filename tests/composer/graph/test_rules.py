@@ -219,7 +219,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_rule(case: str) -> None:
+def test_rules_refuse_invalid_heads(case: str) -> None:
     assert_refused(CASES[case])
 
 
@@ -232,7 +232,7 @@ def test_rope_needs_pairs_of_coordinates() -> None:
     assert refused({"memory": [{**FULL, "position": "rope"}], "position": "none"}, odd).path == error.path
 
 
-def test_a_decay_that_the_recurrence_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decays_that_the_recurrence_does_not_support_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StateMemory, "decay_ranks", frozenset({"none", "head"}))
     error = refused({**ALONE, "memory": [{**STATE, "gate": "channel"}]})
     assert error.path == ("head", "memory", 0, "gate")
@@ -251,7 +251,7 @@ def test_a_decay_that_the_recurrence_does_not_take(monkeypatch: pytest.MonkeyPat
         ({"memory": [FULL], "position": {"kind": "rope", "theta": 1e-300}}, ("memory", 0, "position", "theta")),
     ],
 )
-def test_a_number_that_cannot_be_meant(head: dict[str, Any], path: tuple[str | int, ...]) -> None:
+def test_extreme_numbers_are_refused(head: dict[str, Any], path: tuple[str | int, ...]) -> None:
     """Such a number would overflow during the build, or give NaN."""
     error = refused(head)
     assert error.path == ("head", *path)
@@ -267,23 +267,23 @@ def test_a_number_that_cannot_be_meant(head: dict[str, Any], path: tuple[str | i
         ({**ALONE, "memory": [{**STATE, "gate": {"kind": "channel", "rank": 10**10}}]}, ("memory", 0, "gate", "rank")),
     ],
 )
-def test_a_size_that_cannot_be_meant(head: dict[str, Any], path: tuple[str | int, ...]) -> None:
+def test_extreme_sizes_are_refused(head: dict[str, Any], path: tuple[str | int, ...]) -> None:
     error = refused(head)
     assert error.path == ("head", *path)
     assert str(error) == f"no size is larger than 2,147,483,648; lower `{path[-1]}`"
 
 
-def test_a_seed_is_no_size() -> None:
+def test_large_seeds_are_accepted() -> None:
     sparse = {"kind": "sparse", "size": 3, "keep": {"kind": "random", "seed": 2**62}, "evict": "drop"}
     assert resolved({"memory": [WINDOW, sparse]})
 
 
-def test_the_first_mistake_comes_first() -> None:
+def test_the_first_mistake_is_reported_first() -> None:
     head = {"memory": [{**WINDOW, "name": "half"}, {**WINDOW, "name": "half"}]}
     assert refused(head).path == ("head", "memory", 0, "name")
 
 
-def test_a_path_starts_where_the_head_stands() -> None:
+def test_paths_start_at_the_place_of_the_head() -> None:
     with pytest.raises(GraphError) as caught:
         check_graph(
             resolved({"memory": [DROP]}).heads["head"].model_copy(update={"flow": "parallel"}), SIZE.shape(4), ("heads", "x")
@@ -291,7 +291,7 @@ def test_a_path_starts_where_the_head_stands() -> None:
     assert caught.value.path == ("heads", "x", "flow")
 
 
-def test_names_that_modules_own_are_reserved() -> None:
+def test_attributes_of_modules_are_reserved_names() -> None:
     """A parameter with the name of an attribute of PyTorch's or our modules would end in a traceback."""
     owned = {name for name in (*dir(nn.Module()), *dir(Head)) if name[0].islower()}
     assert owned <= RESERVED

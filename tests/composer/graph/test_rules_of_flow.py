@@ -263,11 +263,11 @@ CASES = EDGES | SPARSE_CASES | MASSES
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_rule(case: str) -> None:
+def test_rules_refuse_invalid_flows(case: str) -> None:
     assert_refused(CASES[case])
 
 
-def test_edges_beside_a_direction() -> None:
+def test_edges_in_bidirectional_specs_are_refused() -> None:
     head = {**TWO, "graph": ["pairs -> window", "pairs -> state"]}
     spec = load_spec({"compose": 1, "name": "x", "direction": "bidirectional", "head": head})
     with pytest.raises(GraphError, match="remove `graph`, and set `flow: parallel`") as caught:
@@ -275,7 +275,7 @@ def test_edges_beside_a_direction() -> None:
     assert caught.value.path == ("head", "graph")
 
 
-def test_values_turn_in_pairs_of_coordinates() -> None:
+def test_value_rotation_needs_an_even_dimension() -> None:
     odd = Dimensions(hidden_size=12, layers=1, heads=2, key_heads=2, head_dim=3, rope_theta=100.0)
     head = {"memory": ["full"], "position": "none", "value_position": "vapor"}
     error = refused(head, odd)

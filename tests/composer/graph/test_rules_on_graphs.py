@@ -35,7 +35,7 @@ def problems_of(graph: HeadGraph) -> list[Problem]:
 
 @given(fields=HEADS, both_ways=st.booleans())
 @settings(max_examples=200)
-def test_every_rule_comes_to_its_end_whatever_is_drawn(fields: dict[str, Any], both_ways: bool) -> None:
+def test_every_rule_terminates_on_random_heads(fields: dict[str, Any], both_ways: bool) -> None:
     """Every rule terminates, also on heads that another rule has rejected. A head is rejected if a rule reports a problem."""
     whole = head_of(fields)
     if whole is None:
@@ -55,7 +55,7 @@ def test_every_rule_comes_to_its_end_whatever_is_drawn(fields: dict[str, Any], b
     assert (str(caught.value), caught.value.path) == (wrong[0][0], ("head", *wrong[0][1]))
 
 
-def test_sizes_that_do_not_fit_in_a_graph() -> None:
+def test_edges_between_ports_of_different_sizes_are_refused() -> None:
     """No spec creates such an edge, but a new part may."""
     graph = build_graph(resolved(LOLCATS).heads["head"], SIZE.shape(4))
     place = next(index for index, edge in enumerate(graph.edges) if (edge.start, edge.end) == ("state_features", "state"))
@@ -94,7 +94,7 @@ def test_sizes_that_do_not_fit_in_a_graph() -> None:
         ),
     ],
 )
-def test_where_every_token_sees_all_others(head: dict[str, Any], path: tuple[str, ...] | None, advice: str) -> None:
+def test_bidirectional_heads_with_causal_parts_are_refused(head: dict[str, Any], path: tuple[str, ...] | None, advice: str) -> None:
     spec = load_spec({"compose": 1, "name": "x", "direction": "bidirectional", "head": head})
     if path is None:
         resolve(spec, SIZE)
@@ -105,5 +105,5 @@ def test_where_every_token_sees_all_others(head: dict[str, Any], path: tuple[str
     assert str(caught.value).endswith(advice)
 
 
-def test_latents_alone_have_no_edge() -> None:
+def test_edges_to_latents_alone_are_refused() -> None:
     assert str(refused({"memory": [LATENTS], "graph": ["pairs -> latents"]})).endswith("no pairs; remove `graph`")

@@ -86,7 +86,7 @@ def names_in(statement: ast.stmt, context: type[ast.expr_context]) -> set[str]:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_functions_of_shipped_specs_read_well(name: str) -> None:
+def test_functions_of_shipped_specs_are_readable(name: str) -> None:
     spec = shipped(name)
     for head in spec.heads.values():
         for backend in BACKENDS:
@@ -94,7 +94,7 @@ def test_the_functions_of_shipped_specs_read_well(name: str) -> None:
 
 
 @given(drawn=random_heads())
-def test_the_functions_of_random_heads_read_well(drawn: tuple[HeadSpec, Shape]) -> None:
+def test_functions_of_random_heads_are_readable(drawn: tuple[HeadSpec, Shape]) -> None:
     for setting in (Setting(), GPU):
         assert_reads_well(build_graph(*drawn), setting=setting)
 
@@ -130,14 +130,14 @@ def assert_printed_text_is_the_head(spec: HeadSpec, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_printed_text_of_shipped_specs_is_what_runs(name: str) -> None:
+def test_printed_functions_of_shipped_specs_are_those_that_run(name: str) -> None:
     spec = shipped(name, SMALL)
     for head in spec.heads.values():
         assert_printed_text_is_the_head(head, spec.shape(4))
 
 
 @given(drawn=random_heads())
-def test_the_printed_text_of_random_heads_is_what_runs(drawn: tuple[HeadSpec, Shape]) -> None:
+def test_printed_functions_of_random_heads_are_those_that_run(drawn: tuple[HeadSpec, Shape]) -> None:
     assert_printed_text_is_the_head(*drawn)
 
 
@@ -187,7 +187,7 @@ def test_lolcats() -> None:
     assert f"{comment}({place})\n" in source.text
 
 
-def test_what_is_mixed_for_queries_and_keys_is_a_function_of_its_own() -> None:
+def test_mixers_of_queries_and_keys_are_a_separate_function() -> None:
     program = lower(graph_of({"feature_map": "elu", "memory": ["state"], "mix_input": {"kind": "conv", "feeds": "qk"}}))
     text = write_source(program, mixing=True).text
     assert text.startswith("def head(parts, call, hidden):\n")
@@ -196,7 +196,7 @@ def test_what_is_mixed_for_queries_and_keys_is_a_function_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["class", "parts", "call", "hidden_state", "run_pairs", "watch", "dict", "str"])
-def test_names_that_python_or_the_function_has_already(name: str) -> None:
+def test_memory_names_may_be_keywords_or_local_names(name: str) -> None:
     spec = {"feature_map": "elu", "memory": [{"kind": "window", "size": 4, "name": name}, "state"]}
     assert_reads_well(graph_of(spec))
     head = build_head(resolved(spec).heads["head"], SIZE.shape(4))
@@ -204,7 +204,7 @@ def test_names_that_python_or_the_function_has_already(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lola", "latte-macchiato", "gated-delta", "gla"])
-def test_outputs_have_the_shapes_of_the_comments(name: str) -> None:
+def test_output_shapes_match_the_comments(name: str) -> None:
     """The first tensor of every operation is checked on 2 rows of 7 tokens."""
     shape, spec = SIZE.shape(4), shipped(name).heads["head"]
     head, data = build_head(spec, shape), inputs(shape, 2, 7)

@@ -111,16 +111,16 @@ def assert_flows(spec: HeadSpec, shape: Shape) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", HEADS)
-def test_what_flows_is_what_the_ports_say(name: str, shape: str) -> None:
+def test_values_on_edges_match_the_kinds_of_their_ports(name: str, shape: str) -> None:
     assert_flows(HEADS[name], SHAPES[shape])
 
 
 @given(drawn=random_heads())
-def test_what_flows_in_random_heads_is_what_the_ports_say(drawn: tuple[HeadSpec, Shape]) -> None:
+def test_values_on_edges_of_random_heads_match_the_kinds_of_their_ports(drawn: tuple[HeadSpec, Shape]) -> None:
     assert_flows(*drawn)
 
 
-def test_a_graph_is_drawn_once_for_a_head_and_a_shape() -> None:
+def test_graphs_are_cached_by_head_and_shape() -> None:
     """An equal head and shape in another layer has the same graph object."""
     for kept in (build_graph, compile_head):
         cast("Any", kept).cache_clear()  # what other tests have made may push out one of the two
@@ -134,7 +134,7 @@ def test_a_graph_is_drawn_once_for_a_head_and_a_shape() -> None:
     assert first._compiled.graph is graph
 
 
-def test_nothing_in_a_graph_can_be_changed() -> None:
+def test_graphs_are_immutable() -> None:
     graph: Any = build_graph(shipped("lolcats").heads["head"], SIZE.shape(4))
     node, edge = graph.nodes["state"], graph.edges[0]
     for thing, field in ((graph, "edges"), (node, "part"), (node.operation, "forms"), (edge, "kind"), (node.shape, "heads")):

@@ -55,7 +55,7 @@ def test_prefill_and_decode_are_one_graph(family: str, spec: str, layers: int) -
 
 
 @torch.no_grad()
-def test_a_copy_turns_by_its_own_rotation() -> None:
+def test_copies_have_a_separate_rotation() -> None:
     """All layers of the copy share one rotation, and the original's may be deleted."""
     model: Any = composer.build("lolcats", small("qwen3"), overrides=["recipe=null"])
     wanted = model(tokens()).logits
@@ -66,7 +66,7 @@ def test_a_copy_turns_by_its_own_rotation() -> None:
 
 
 @torch.no_grad()
-def test_what_routers_say_stands_in_the_order_of_the_call() -> None:
+def test_router_logits_are_in_the_order_of_the_call() -> None:
     source = small("mixtral")
     student: Any = composer.build("softmax", source)
     ids, mask = tokens(), torch.ones(2, 14, dtype=torch.int64)
@@ -103,7 +103,7 @@ def test_angles_that_depend_on_the_length_of_a_call_are_those_of_the_whole() -> 
 
 
 @torch.no_grad()
-def test_heads_whose_answers_depend_on_splits_are_warned_of(tmp_path: Path) -> None:
+def test_heads_whose_outputs_depend_on_splits_are_warned_about(tmp_path: Path) -> None:
     """The source's own outputs depend on splits, too, beyond the length of its short factors. `build`, `explain` and `check`
     warn.
     """
@@ -127,7 +127,7 @@ def test_heads_whose_answers_depend_on_splits_are_warned_of(tmp_path: Path) -> N
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_a_llama_turns_by_the_length_of_each_call_as_its_source(kind: str) -> None:
+def test_rotations_by_length_equal_those_of_the_source(kind: str) -> None:
     """This holds also after a long call of the source in memory, and for rows of different lengths."""
     factors = {"short_factor": [1.5] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 20}
     rotation = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0} | (factors if kind == "longrope" else {})

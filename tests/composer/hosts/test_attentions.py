@@ -13,7 +13,7 @@ from tests.composer.hosts.families import small
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3", "gemma2", "gpt_oss", "phi"])
 @torch.no_grad()
-def test_they_are_those_of_the_source(family: str) -> None:
+def test_attention_weights_equal_those_of_the_source(family: str) -> None:
     source = small(family)
     ids = torch.randint(3, 96, (2, 20), generator=torch.Generator().manual_seed(0))
     wanted = source(ids, output_attentions=True).attentions

@@ -73,7 +73,7 @@ STRETCHED = {
 
 @pytest.mark.parametrize("family", [*PASSED, *HYBRIDS, *STRETCHED])
 @torch.no_grad()
-def test_softmax_is_the_source(family: str, tmp_path: Path) -> None:
+def test_softmax_students_equal_their_source(family: str, tmp_path: Path) -> None:
     more = {"rope_parameters": STRETCHED[family]} if family in STRETCHED else {}
     family = family.partition(":")[0]
     source, ids = small(family, **more), tokens()
@@ -122,7 +122,7 @@ def test_students(family: str, spec: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", ["softmax", "lolcats"])
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
 @torch.no_grad()
-def test_autocast_stays_near_a_float32_model(family: str, spec: str) -> None:
+def test_autocast_is_close_to_a_float32_model(family: str, spec: str) -> None:
     """Norms of queries and keys stay in float32 under autocast, values and the cache are in bfloat16."""
     model, ids = composer.build(spec, small(family), overrides=["head.memory.0.size=4"] if spec == "lolcats" else []), tokens()
     expected = model.base(ids).last_hidden_state

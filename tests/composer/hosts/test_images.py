@@ -39,7 +39,7 @@ def written(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", WHOLE)
 @torch.no_grad()
-def test_softmax_is_the_source(family: str, tmp_path: Path) -> None:
+def test_softmax_students_equal_their_source(family: str, tmp_path: Path) -> None:
     source: Any = multimodal(family)
     source.save_pretrained(tmp_path / "source")
     composer.build_folder("softmax", tmp_path / "source", tmp_path / "built")
@@ -176,7 +176,7 @@ def test_other_models_are_refused_by_name(family: str, words: str, tmp_path: Pat
         composer.explain("lolcats", tmp_path)
 
 
-def test_what_needs_a_text_decoder_alone_says_so(tmp_path: Path) -> None:
+def test_commands_that_need_a_text_decoder_refuse_image_models(tmp_path: Path) -> None:
     multimodal("gemma3").save_pretrained(tmp_path / "source")
     composer.build_folder("softmax", tmp_path / "source", tmp_path / "built")
     with pytest.raises(ComposerError, match="gemma3 are not exported: they read images.*Build from the source with --text-only"):

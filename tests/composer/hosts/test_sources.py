@@ -86,7 +86,7 @@ def test_the_docs_list_what_the_law_has_passed() -> None:
         ("softmax", "jetmoe", "layer 0 of JetMoeModel could not be probed"),
     ],
 )
-def test_what_cannot_be_a_source_says_why(spec: str, family: str, words: str, tmp_path: Path) -> None:
+def test_unsupported_sources_are_refused_with_the_reason(spec: str, family: str, words: str, tmp_path: Path) -> None:
     with pytest.raises((BuildError, SourceError), match=words):
         composer.build_folder(spec, saved(family, tmp_path / "source"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -110,7 +110,7 @@ def test_a_gemma_4_is_a_source_if_its_layers_share_no_keys_and_have_one_size(tmp
 
 @pytest.mark.parametrize("family", ["qwen3", "mixtral"])
 @pytest.mark.parametrize("damage", ["missing", "unknown", "of another shape"])
-def test_weights_that_do_not_fit(family: str, damage: str, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_refused(family: str, damage: str, tmp_path: Path) -> None:
     """Transformers joins Mixtral's experts on loading. A missing expert would start at random."""
     source = saved(family, tmp_path / "source")
     tensors = load_file(source / "model.safetensors")
@@ -137,7 +137,7 @@ def test_quantised_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spec", [KEPT, BOUNDED], ids=lambda spec: spec["name"])
 @torch.no_grad()
-def test_layers_stay_as_they_are(spec: dict[str, Any]) -> None:
+def test_layers_with_the_sources_attention_are_unchanged(spec: dict[str, Any]) -> None:
     """This holds also if a window of the spec replaces the source's window."""
     source = small("gemma3_text")
     ids = torch.randint(3, 90, (2, 23))
@@ -177,7 +177,7 @@ def test_adapters_find_the_projections(family: str, names: list[str]) -> None:
     assert len(adapted) == 2 * len(names)
 
 
-def test_a_projection_that_is_not_there() -> None:
+def test_missing_projections_are_refused() -> None:
     with pytest.raises(TrainingError, match="no projection that would be `x`"):
         projections(composer.build("softmax", small("qwen3")), ("x",))  # pyright: ignore[reportArgumentType]
 

@@ -100,7 +100,7 @@ def test_heads_that_mix_inputs_need_projections_of_their_own() -> None:
         composer.build(mixed, small("deepseek_v3", q_lora_rank=None))
 
 
-def test_the_weights_of_a_layer_have_all_tokens() -> None:
+def test_attention_weights_have_all_tokens() -> None:
     """Distillation computes weights with unit vectors as values. A value here has fewer numbers than a key."""
     student, ids = composer.build("softmax", small("deepseek_v3")), tokens()
     with torch.no_grad():

@@ -19,7 +19,7 @@ def findings(lola: Path) -> Findings:
     return composer.inspect(lola, teacher=TEACHER, tasks="passkey", length=96, queries=8)
 
 
-def test_nothing_is_set_and_nothing_added(findings: Findings) -> None:
+def test_findings_are_frozen_and_closed(findings: Findings) -> None:
     for report in (
         findings,
         findings.heads[0],
@@ -40,7 +40,7 @@ def test_nothing_is_set_and_nothing_added(findings: Findings) -> None:
         Spectrum.model_validate({"shares": [[1.0]], "effective_rank": np.ones(1)})
 
 
-def test_all_of_it_is_dumped(findings: Findings) -> None:
+def test_findings_are_dumped_completely(findings: Findings) -> None:
     dumped = findings.model_dump()
     assert dumped["heads"][0]["weights"]["sparse"] is findings.heads[0].weights["sparse"]
     written = findings.model_dump(mode="json")

@@ -62,7 +62,7 @@ def test_on_a_narrow_page_pictures_stay_large_and_scroll(report: Path) -> None:
             assert watched.words == []
 
 
-def test_a_report_that_is_interrupted(lola: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_reports_leave_no_damaged_files(lola: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt while pictures are drawn leaves nothing. After one while they are written, --force may replace them."""
     out, whole, written = tmp_path / "out", folder.files.whole, list[str]()
 
@@ -88,7 +88,7 @@ def test_a_report_that_is_interrupted(lola: Path, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.drawn
-def test_a_report_is_replaced_only_where_it_is_asked_for(report: Path, lola: Path, tmp_path: Path) -> None:
+def test_reports_are_replaced_only_on_request(report: Path, lola: Path, tmp_path: Path) -> None:
     report = Path(shutil.copytree(report, tmp_path / "report"))  # the other tests read the fixture's
     with pytest.raises(InspectionError, match="has the results of an earlier inspection"):
         composer.inspect(lola, out=report, **QUICK)

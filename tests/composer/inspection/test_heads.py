@@ -35,7 +35,7 @@ def shifted(key: Tensor) -> Tensor:
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize(("feature_map", "features"), [(EXPONENTIAL, two_sided), ("elu", shifted)])
-def test_norms_are_those_of_the_sum_over_pairs(feature_map: Any, features: Any, normalise: bool, backend: str) -> None:
+def test_norms_equal_those_of_the_sum_over_pairs(feature_map: Any, features: Any, normalise: bool, backend: str) -> None:
     """Norms do not depend on the divisor of the state, and exclude the sums of masses."""
     data = inputs(SHAPE, 1, 40, scale=3.0)
     head = {"feature_map": feature_map, "memory": [{"kind": "state", "normalise": normalise}]}
@@ -47,7 +47,7 @@ def test_norms_are_those_of_the_sum_over_pairs(feature_map: Any, features: Any, 
         np.testing.assert_allclose(findings.norms["state"][row], wanted, rtol=1e-9)
 
 
-def test_norms_of_features_that_are_out_of_range_are_numbers() -> None:
+def test_norms_of_out_of_range_features_are_finite() -> None:
     """The square of exp(400) overflows in every float dtype."""
     data = inputs(SHAPE, 1, 12)
     data.key = data.key.clamp(-1, 1) * 400
@@ -57,7 +57,7 @@ def test_norms_of_features_that_are_out_of_range_are_numbers() -> None:
 
 
 @pytest.mark.parametrize("memory", [{"kind": "delta"}, {"kind": "latents", "size": 8}])
-def test_other_matrices_are_as_they_are_kept(memory: Any) -> None:
+def test_other_matrices_are_returned_unchanged(memory: Any) -> None:
     head = {"memory": [memory]} | ({"feature_map": "elu"} if memory["kind"] == "delta" else {})
     data = inputs(SHAPE, 1, 12)
     _, state = run(build_head(complete({"position": "none", **head}), SHAPE), data)
@@ -67,14 +67,14 @@ def test_other_matrices_are_as_they_are_kept(memory: Any) -> None:
     np.testing.assert_allclose(findings[memory["kind"]][-1], wanted, rtol=1e-9)
 
 
-def test_pairs_are_no_matrix() -> None:
+def test_memories_of_pairs_have_no_matrix() -> None:
     head = {"feature_map": "elu", "memory": [{"kind": "window", "size": 4}, "state"]}
     assert list(looked(head, inputs(SHAPE, 1, 12), range(12)).norms) == ["state"]
     assert looked({"memory": ["full"]}, inputs(SHAPE, 1, 12), range(12)).norms == {}
 
 
 @pytest.mark.parametrize("count", [1, 2, 11, 12, 13, 23, 24, 25])
-def test_states_are_looked_at_so_often_at_most(count: int) -> None:
+def test_the_number_of_inspected_states_is_bounded(count: int) -> None:
     findings = looked({"feature_map": "elu", "memory": [STATE], "read": "sum"}, inputs(SHAPE, 1, 30), range(count))
     assert 1 <= len(findings.norm_columns) <= MOMENTS
     assert findings.norm_columns[-1] == count

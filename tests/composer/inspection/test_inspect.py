@@ -31,7 +31,7 @@ def softmax(tokenizer: Any) -> Findings:
     return composer.inspect(student("softmax"), tokenizer=tokenizer, teacher=TEACHER, **PASSKEY)
 
 
-def test_a_softmax_student_is_its_teacher(softmax: Findings) -> None:
+def test_softmax_students_equal_their_teacher(softmax: Findings) -> None:
     assert softmax.answered == softmax.teacher_answered
     assert softmax.stream is not None
     np.testing.assert_allclose(softmax.stream.error, 0, atol=1e-6)
@@ -47,7 +47,7 @@ def test_a_softmax_student_is_its_teacher(softmax: Findings) -> None:
         np.testing.assert_allclose(head.likeness.divergence, 0, atol=1e-4)
 
 
-def test_the_teacher_finds_the_passkey_in_its_second_layer(softmax: Findings) -> None:
+def test_the_teacher_attends_to_the_passkey_in_its_second_layer(softmax: Findings) -> None:
     """The right answer is not chance: for each digit, some head attends to it when it is predicted."""
     assert softmax.answered is not None
     assert softmax.answered.right == (True,) * 5
@@ -60,7 +60,7 @@ def test_the_teacher_finds_the_passkey_in_its_second_layer(softmax: Findings) ->
     assert second.found.max(0).min() > 0.5
 
 
-def test_pairs_stand_where_memories_have_them(lola: Path) -> None:
+def test_pairs_are_assigned_to_their_memory(lola: Path) -> None:
     findings = composer.inspect(lola, alone=True, **PASSKEY)
     assert (findings.teacher, findings.stream) == (None, None)
     for head in findings.heads:
@@ -95,7 +95,7 @@ SHOWS = {
 
 
 @pytest.mark.parametrize("spec", SHOWS)
-def test_parts_show_what_they_have(spec: str, tokenizer: Any) -> None:
+def test_parts_show_their_figures(spec: str, tokenizer: Any) -> None:
     model = student(spec)
     findings = composer.inspect(model, tokenizer=tokenizer, teacher=TEACHER, text="the cat sat " * 30, length=60, queries=8)
     every_number(plain(findings))
@@ -118,7 +118,7 @@ def test_parts_show_what_they_have(spec: str, tokenizer: Any) -> None:
         assert all((lives > 0).all() for head in findings.heads for lives in head.half_lives.values())
 
 
-def test_only_the_layers_asked_for(tokenizer: Any) -> None:
+def test_only_requested_layers_are_inspected(tokenizer: Any) -> None:
     findings = composer.inspect(student("lolcats"), tokenizer=tokenizer, layers=[-1], **PASSKEY)
     assert [head.layer for head in findings.heads] == [1]
 
@@ -133,7 +133,7 @@ def test_inference_mode_changes_nothing(tokenizer: Any) -> None:
     assert plain(findings) == plain(wanted)
 
 
-def test_a_source_is_looked_at_as_it_is() -> None:
+def test_sources_are_inspected_unchanged() -> None:
     findings = composer.inspect(TEACHER, **PASSKEY)
     assert findings.spec == "softmax"
     assert findings.teacher is None
@@ -145,7 +145,7 @@ def test_a_source_is_looked_at_as_it_is() -> None:
     assert findings._repr_html_().count("<tr>") == 9
 
 
-def test_a_source_is_compared_with_the_teacher_that_is_named(tokenizer: Any, lola: Path) -> None:
+def test_sources_are_compared_with_the_named_teacher(tokenizer: Any, lola: Path) -> None:
     findings = composer.inspect(TEACHER, teacher=lola, length=80, queries=4)
     assert findings.teacher == "lola"
     assert findings.teacher_answered is not None
@@ -153,7 +153,7 @@ def test_a_source_is_compared_with_the_teacher_that_is_named(tokenizer: Any, lol
         composer.inspect(TEACHER, teacher="./nowhere", length=80, queries=4)
 
 
-def test_a_model_in_memory_is_left_as_it_is(tokenizer: Any) -> None:
+def test_models_in_memory_are_unchanged(tokenizer: Any) -> None:
     model = student("lolcats").train()
     composer.inspect(model, tokenizer=tokenizer, length=80, queries=4)
     assert all(module.training for module in model.modules())
@@ -162,7 +162,7 @@ def test_a_model_in_memory_is_left_as_it_is(tokenizer: Any) -> None:
             composer.inspect(model, tokenizer=tokenizer, length=80, queries=4, **options)
 
 
-def test_longer_texts_are_seen_in_bins(tokenizer: Any) -> None:
+def test_longer_texts_are_binned(tokenizer: Any) -> None:
     findings = composer.inspect(student("lawcat"), tokenizer=tokenizer, text="a b c d " * 600, length=1500, queries=2, layers=[0])
     assert findings.bin == 2
     (head,) = findings.heads
@@ -188,12 +188,12 @@ def test_longer_texts_are_seen_in_bins(tokenizer: Any) -> None:
         ({"length": 1}, "at least 2, got 1"),
     ],
 )
-def test_mistakes_are_told(lola: Path, options: dict[str, Any], words: str) -> None:
+def test_invalid_arguments_are_refused(lola: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ComposerError, match=words):
         composer.inspect(lola, **{"length": 64, "queries": 4, **options})
 
 
-def test_other_mistakes_are_told(tokenizer: Any, lola: Path, tmp_path: Path) -> None:
+def test_unsupported_models_and_tokenizers_are_refused(tokenizer: Any, lola: Path, tmp_path: Path) -> None:
     with pytest.raises(InspectionError, match="has no tokenizer"):
         composer.inspect(student("lolcats"))
     with pytest.raises(InspectionError, match="does not fit the model"):

@@ -10,7 +10,7 @@ import torch
 from composer.inspection.measures import Moment, half_lives, measure_recall, norm, spectrum, stretches, sum_bins
 
 
-def test_orthogonal_keys_give_every_value_back_and_a_shared_one_does_not() -> None:
+def test_orthogonal_keys_return_every_value_and_shared_keys_do_not() -> None:
     value = torch.eye(4)[:, None]
     exact = Moment(4, torch.tensor([3, 2, 1, 0]), torch.ones(4, 1, dtype=torch.bool), value, value)
     mixed = Moment(4, exact.age, exact.is_stored, value, value.mean(0, keepdim=True).expand_as(value))
@@ -21,7 +21,7 @@ def test_orthogonal_keys_give_every_value_back_and_a_shared_one_does_not() -> No
     np.testing.assert_allclose(measure_recall([mixed]).cosine_by_age, np.full((4, 1), 0.5))
 
 
-def test_what_a_head_does_not_have_is_left_out() -> None:
+def test_figures_that_a_head_lacks_are_omitted() -> None:
     value = torch.ones(2, 2, 3)
     present = torch.tensor([[True, True], [False, True]])
     back = torch.stack((value[0], torch.zeros(2, 3)))

@@ -24,7 +24,7 @@ def _map(findings: Findings) -> str:
     return next(picture.says for picture in draw_all(findings) if picture.name.startswith("weights"))
 
 
-def test_a_text_that_asks_nothing_has_no_answer() -> None:
+def test_texts_without_a_question_have_no_answer() -> None:
     whole, below = looked(text="the cat sat " * 20, length=40)
     assert '<p class="soft">The text:</p>' in whole
     assert "<mark>" not in whole
@@ -33,14 +33,14 @@ def test_a_text_that_asks_nothing_has_no_answer() -> None:
 
 
 @pytest.mark.parametrize("task", ["passkey,depth=0.2", "recall,pairs=2"])
-def test_an_answer_is_where_it_is_said_to_be(task: str) -> None:
+def test_answers_are_at_their_declared_place(task: str) -> None:
     whole, below = looked(tasks=task, length=128)
     assert "The text; its answer, and earlier places of the answer, underlined:" in whole
     assert "<mark>" in whole
     assert "Orange marks: the answer in the text. The query before each token of the answer predicts that token." in below
 
 
-def test_rows_are_of_the_model_and_then_of_its_teacher(lola: Any) -> None:
+def test_rows_of_the_model_precede_those_of_its_teacher(lola: Any) -> None:
     findings = composer.inspect(lola, teacher=TEACHER, tasks="passkey", length=96, queries=8)
     rows = re.findall("<th>(.*?)</th>", page(findings, ()))
     assert rows == ["heads", "beside", "text", "lola answers", "teacher answers", "weights times values", "written by"]

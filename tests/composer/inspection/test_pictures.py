@@ -66,7 +66,7 @@ def pictures(findings_of: Found) -> Iterator[Pictures]:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_all_are_legible(pictures: Pictures, spec: str) -> None:
+def test_all_pictures_are_legible(pictures: Pictures, spec: str) -> None:
     names = []
     for picture in pictures(spec):
         assert_legible(picture.figure)
@@ -121,7 +121,7 @@ def test_half_lives_of_heads_are_dots(pictures: Pictures) -> None:
                 assert {handle.get_linestyle() == "None" for handle in handles} == {dots}
 
 
-def test_what_is_drawn_has_room(pictures: Pictures) -> None:
+def test_panels_have_enough_room(pictures: Pictures) -> None:
     """Panels that share an axis have the height of the highest, and a spectrum ends at its stated length."""
     for picture in pictures("lawcat"):
         if picture.name not in ("recall", "conv-taps-key", "spectra"):

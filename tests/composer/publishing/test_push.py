@@ -98,7 +98,7 @@ def test_files_that_no_record_names_are_not_uploaded(hub: LocalHub, student: Pat
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "cut"])
-def test_a_folder_that_is_not_what_its_record_says_is_refused(hub: LocalHub, student: Path, tmp_path: Path, damage: str) -> None:
+def test_folders_that_contradict_their_record_are_refused(hub: LocalHub, student: Path, tmp_path: Path, damage: str) -> None:
     folder = shutil.copytree(student, tmp_path / "copy")
     name = "fresh.safetensors" if damage == "cut" else "tokenizer.json"
     if damage == "missing":
@@ -213,7 +213,7 @@ def test_results_of_an_evaluation_become_the_model_index(hub: LocalHub, student:
         composer.push(student, REPO, metrics=tmp_path)
 
 
-def test_failures_say_what_to_do(hub: LocalHub, student: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_explain_what_to_do(hub: LocalHub, student: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_of_another")
     with pytest.raises(PushError, match=r"does not let you write to owner/mine.*`hf auth login`"):
         composer.push(student, REPO)
@@ -235,7 +235,7 @@ def test_a_hub_that_does_not_answer_is_named(hub: LocalHub, student: Path, monke
             composer.push(student, REPO)
 
 
-def test_a_commit_that_came_between_is_named(hub: LocalHub, student: Path) -> None:
+def test_concurrent_commits_are_reported(hub: LocalHub, student: Path) -> None:
     hub.refuse_commits_with = 412
     with pytest.raises(PushError, match="was changed while this was pushed. Push again"):
         composer.push(student, REPO)

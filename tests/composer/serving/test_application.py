@@ -70,7 +70,7 @@ def check_error(answer: tuple[int, dict[str, Any], Any], status: int, **fields: 
     return body["error"]["message"]
 
 
-def test_texts_are_those_of_generate_for_several_callers(server: Server, client: OpenAI, served_folder: Path) -> None:
+def test_texts_for_several_callers_equal_those_of_generate(server: Server, client: OpenAI, served_folder: Path) -> None:
     def complete(prompt: str) -> str:
         return client.completions.create(model=server.model, prompt=prompt, temperature=0, max_tokens=12).choices[0].text
 
@@ -81,7 +81,7 @@ def test_texts_are_those_of_generate_for_several_callers(server: Server, client:
     assert len(set(texts)) == 3
 
 
-def test_an_answer_is_that_of_generate(server: Server, client: OpenAI, served_folder: Path) -> None:
+def test_answers_equal_those_of_generate(server: Server, client: OpenAI, served_folder: Path) -> None:
     answer = client.chat.completions.create(model=server.model, messages=MESSAGES, temperature=0, max_completion_tokens=6)
     expected = composer.generate(served_folder, PROMPTS[0], max_new_tokens=6, chat=True)
     (choice,) = answer.choices
@@ -92,7 +92,7 @@ def test_an_answer_is_that_of_generate(server: Server, client: OpenAI, served_fo
     assert (answer.usage.completion_tokens, answer.usage.total_tokens) == (6, 6 + expected.prompt_tokens)
 
 
-def test_a_stream_is_the_whole(server: Server, client: OpenAI) -> None:
+def test_streamed_pieces_add_up_to_the_answer(server: Server, client: OpenAI) -> None:
     options: dict[str, Any] = {"model": server.model, "seed": 3, "max_tokens": 20, "n": 2}
     whole = client.chat.completions.create(messages=MESSAGES, **options)
     texts, finished, usage = ["", ""], {}, None
@@ -113,7 +113,7 @@ def test_a_stream_is_the_whole(server: Server, client: OpenAI) -> None:
     assert [choice.index for choice in completion.choices] == list(range(6))
 
 
-def test_a_stream_ends_as_openais_do(server: Server) -> None:
+def test_streams_end_as_those_of_openai(server: Server) -> None:
     parts = urlsplit(server.address)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
     connection.request("POST", TEXT, document(server, TEXT, stream=True), JSON)
@@ -334,7 +334,7 @@ def test_generation_ends_when_the_client_leaves(server: Server, stream: bool, mo
     assert len(steps) < 120
 
 
-def test_a_fault_shows_nothing_of_this_machine(
+def test_internal_errors_reveal_nothing(
     server: Server, monkeypatch: pytest.MonkeyPatch, served_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:

@@ -145,7 +145,7 @@ def test_mistakes(kind: type[TextRequest], fields: dict[str, Any], param: str, m
     ],
     ids=lambda body: str(body[:20]),
 )
-def test_what_is_no_json_is_a_mistake(body: bytes) -> None:
+def test_invalid_json_is_refused(body: bytes) -> None:
     with pytest.raises(RequestError, match="The body is") as refused:
         read_request(CompletionRequest, body)
     assert refused.value.status == 400

@@ -70,7 +70,7 @@ def test_rounding_errors_do_not_change_a_text() -> None:
     assert drawn(1000, LOGITS) == drawn(1000, noisy)
 
 
-def test_penalties_are_openais() -> None:
+def test_penalties_equal_those_of_openai() -> None:
     """presence_penalty once, frequency_penalty for each time, of generated tokens alone."""
     flat = torch.tensor([0.0, 0.1, 0.2])
     drawing = drawer(prompt=(2, 2), temperature=0, presence_penalty=0.15)
@@ -91,7 +91,7 @@ def test_repetitions_are_penalised_as_in_transformers() -> None:
     assert drawing.draw(logits) == 1  # 1.5 / 1.7 is more than 1 / 1.7
 
 
-def test_logprobs_are_the_models() -> None:
+def test_logprobs_equal_those_of_the_model() -> None:
     entry = logprobs_of(LOGITS, 1, 2)
     expected = LOGITS.log_softmax(0)
     assert (entry.token, [token for token, _ in entry.likeliest]) == (1, [0, 1])

@@ -22,7 +22,7 @@ def explained(document: dict[str, Any], size: Dimensions = SIZE, **options: Any)
     return explain_resolved(resolve(load_spec({"compose": 1, "name": "case", **document}), size), **options)
 
 
-def test_lolcats_by_hand() -> None:
+def test_state_of_lolcats_matches_a_hand_computed_value() -> None:
     """4 layers of 4 query heads and 2 key heads of 8 numbers; a window of 64 above a state of 128 features."""
     costs = explain_resolved(shipped("lolcats"), sequence=1000, dtype="bfloat16")
     (group,) = costs.groups
@@ -48,7 +48,7 @@ def test_lolcats_by_hand() -> None:
     assert (costs.name, costs.hash) == ("lolcats", shipped("lolcats").hash)
 
 
-def test_lawcat_by_hand() -> None:
+def test_state_of_lawcat_matches_a_hand_computed_value() -> None:
     costs = explain_resolved(shipped("lawcat"), sequence=1000, dtype="float32")
     (group,) = costs.groups
     # Filters of 4 taps and 8 numbers for 4 query and 4 key heads; one matrix of 8 × 8 a head; W₁: 24 × 32, W₂: 32 × (4 · 16), b.
@@ -60,7 +60,7 @@ def test_lawcat_by_hand() -> None:
     assert group.decode_flops_per_token == convolution + gate + maps + state
 
 
-def test_groups_of_heads_are_counted_by_themselves() -> None:
+def test_groups_of_heads_are_counted_separately() -> None:
     """Layer 0 is split between two heads. The other layers are exact."""
     costs = explained(
         {
@@ -102,7 +102,7 @@ def test_groups_of_heads_are_counted_by_themselves() -> None:
         ("lola-pppp", 1.2, 2.4),
     ],
 )
-def test_lolas_table_1(row: str, at_2k: float, at_4k: float) -> None:
+def test_rates_match_lolas_table_1(row: str, at_2k: float, at_4k: float) -> None:
     """The rates for Llama-3.1-8B match to two digits. For 4K the paper doubles a rounded number."""
     costs = explain_resolved(shipped(f"ablations/lola-cache-sizes:{row}", LLAMA_8B), sequence=2048)
     assert costs.compression_lola is not None
@@ -112,7 +112,7 @@ def test_lolas_table_1(row: str, at_2k: float, at_4k: float) -> None:
     assert twice.compression_lola == pytest.approx(2 * costs.compression_lola)
 
 
-def test_lolas_table_1_in_bytes() -> None:
+def test_bytes_match_lolas_table_1() -> None:
     """The same rows have keys and values in bfloat16 with positions, and for each of 32 query heads a cache with positions and a
     state of 128 features in float32 with its normaliser.
     """
@@ -204,7 +204,7 @@ PAIR, OWN_PAIR, SUMS = 2 * 2 * 8 * 2 + 8, 2 * 8 * 2 + 8, 4 * 128 * 9 * 4
         ),
     ],
 )
-def test_state_by_hand(head: dict[str, Any], state: int, pairs: float) -> None:
+def test_state_bytes_match_a_hand_computed_value(head: dict[str, Any], state: int, pairs: float) -> None:
     """Compute a state of 2 key heads and 4 query heads of 8 numbers on 24 channels in bfloat16, and the bytes that LoLA counts
     separately.
     """
@@ -216,7 +216,7 @@ def test_state_by_hand(head: dict[str, Any], state: int, pairs: float) -> None:
     assert costs.compression_lola == group.compression_lola == pytest.approx(100 / pairs)
 
 
-def test_latents_by_hand() -> None:
+def test_latents_match_hand_computed_values() -> None:
     """Latents rotate nothing by position. The rotations of values are counted once, although they are rotated on input and
     output.
     """
@@ -237,7 +237,7 @@ def test_a_weight_of_the_token_is_counted() -> None:
     assert weighed - alone == 4 * 2 * 24 * 4
 
 
-def test_where_nothing_is_kept_there_is_no_rate() -> None:
+def test_heads_without_state_have_no_rate() -> None:
     """A cache of size 0 is empty, and a bidirectional model keeps no state, so neither has a rate."""
     empty = {"memory": [{"kind": "sparse", "size": 0, "keep": "recent", "evict": "drop"}]}
     none = explain_resolved(resolve(load_spec({"compose": 1, "name": "empty", "head": empty}), SIZE, idle=True), sequence=100)
@@ -264,7 +264,7 @@ def test_bytes_follow_the_dtype() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_bytes_are_those_of_the_tensors(name: str, dtype: str) -> None:
+def test_state_bytes_equal_those_of_the_tensors(name: str, dtype: str) -> None:
     spec = shipped(name)
     shape = spec.shape(4)
     for head in spec.heads.values():
@@ -275,14 +275,14 @@ def test_the_bytes_are_those_of_the_tensors(name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_parameters_are_those_of_the_module(name: str) -> None:
+def test_parameter_counts_equal_those_of_the_module(name: str) -> None:
     spec = shipped(name)
     for group in explain_resolved(spec).groups:
         module = Head(spec.heads[group.head], spec.shape(group.heads))
         assert group.fresh_parameters == sum(parameter.numel() for parameter in module.parameters())
 
 
-def test_only_full_attention_costs_more_as_the_past_grows() -> None:
+def test_only_full_attention_costs_more_with_a_longer_past() -> None:
     for name in ("lolcats", "lawcat", "gla", "softmax", "window"):
         short, long = (explain_resolved(shipped(name), sequence=sequence) for sequence in (1000, 9000))
         assert (short.state_bytes < long.state_bytes) is (name == "softmax")

@@ -24,7 +24,7 @@ def executed(head: Head, data: Inputs, state: dict[str, torch.Tensor] | None = N
 
 
 @pytest.mark.parametrize("tokens", [64, 512])
-def test_a_prefill_with_a_gate_executes_the_masked_pairs_too(tokens: int) -> None:
+def test_prefill_with_a_gate_also_computes_masked_pairs(tokens: int) -> None:
     """A token sees (T + 1) / 2 of T² / T pairs on average, which explain counts. It also counts the gate and the sums of its
     decays.
     """
@@ -38,7 +38,7 @@ def test_a_prefill_with_a_gate_executes_the_masked_pairs_too(tokens: int) -> Non
     assert 1.8 < total / tokens / counted < 2
 
 
-def test_decode_with_a_cache_is_a_mean_over_the_tokens_of_a_chunk() -> None:
+def test_decode_operations_with_a_cache_are_averaged_over_a_chunk() -> None:
     sizes = [f"head.memory.0.size={CHUNK}", f"head.memory.1.size={CHUNK}"]
     resolved = resolve(load_spec("lola", sizes), SIZE)
     shape = SIZE.shape(4)
@@ -55,6 +55,6 @@ def test_decode_with_a_cache_is_a_mean_over_the_tokens_of_a_chunk() -> None:
     assert max(steps[1:]) < 0.7 * counted
 
 
-def test_the_words_say_what_is_counted() -> None:
+def test_the_text_names_the_counted_operations() -> None:
     text = str(explain_resolved(resolve(load_spec("lola"), SIZE)))
     assert "means over tokens, without masked pairs and projections" in text

@@ -20,7 +20,7 @@ def decoded(head: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize(("window", "falling"), [("sliding", 1), ("terraced", 32)])
-def test_a_cache_is_scored_once_a_fall(window: str, falling: int) -> None:
+def test_a_cache_is_scored_once_per_eviction(window: str, falling: int) -> None:
     """4 query heads of 8 numbers and 128 features: each eviction scores the 16 pairs of the cache and the evicted pairs, with
     one product of features and state per pair. A terraced window evicts 32 pairs every 32 tokens.
     """
@@ -33,7 +33,7 @@ def test_a_cache_is_scored_once_a_fall(window: str, falling: int) -> None:
 
 
 @pytest.mark.parametrize("gate", ["head", "channel"])
-def test_what_a_delta_state_forgets_is_counted(gate: str) -> None:
+def test_the_decay_of_a_delta_state_is_counted(gate: str) -> None:
     """Each of 4 states of 128 × 8 numbers is multiplied by its decay once per token, in addition to the gate."""
 
     def cost(kind: str, gate: str) -> int:
@@ -68,7 +68,7 @@ def test_local_layers_of_the_source_keep_their_window() -> None:
     assert everywhere.kv_cache_bytes == 4 * whole.kv_cache_bytes
 
 
-def test_a_window_in_a_local_layer_holds_what_is_seen_and_no_more() -> None:
+def test_a_window_in_a_local_layer_is_bounded_by_the_layers_window() -> None:
     """The note on `full` suggests a window, except for decaying pairs and for logits that grow with the length."""
     window = {"head": {"memory": [{"kind": "window", "size": 64, "evict": "drop"}]}}
     (bounded,) = explained(window, sequence=1000, windows=(64,) * 4).groups

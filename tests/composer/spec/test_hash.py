@@ -73,7 +73,7 @@ def reversed_keys(value: Any) -> Any:
     ],
     ids=lambda document: json.dumps(document)[:300],
 )
-def test_the_same_meaning_has_the_same_hash(same: dict[str, Any]) -> None:
+def test_equal_meanings_have_equal_hashes(same: dict[str, Any]) -> None:
     assert resolved(same).hash == resolved(LOLCATS).hash
 
 
@@ -115,7 +115,7 @@ def test_the_same_meaning_has_the_same_hash(same: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_another_meaning_has_another_hash(path: str, value: Any) -> None:
+def test_different_meanings_have_different_hashes(path: str, value: Any) -> None:
     document = changed(path, value)
     if path == "heads":
         document["layers"] = [{"at": 3, "use": "exact"}]
@@ -125,18 +125,18 @@ def test_another_meaning_has_another_hash(path: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "layers", "heads", "head_dim", "key_heads", "rope_theta", "rope_scaling"])
-def test_another_source_has_another_hash(key: str) -> None:
+def test_different_sources_have_different_hashes(key: str) -> None:
     bigger = {"key_heads": 2, "rope_theta": 5e5, "rope_scaling": LLAMA3}
     other = Dimensions.model_validate(SIZE.model_dump() | {key: bigger.get(key, 2 * (getattr(SIZE, key) or 1))})
     assert resolved(LOLCATS, other).hash != resolved(LOLCATS).hash
 
 
-def test_without_positions_the_sources_rope_means_nothing() -> None:
+def test_without_positions_the_sources_rope_does_not_change_the_hash() -> None:
     document = changed("head.position", "none")
     assert resolved(document, STRETCHED).hash == resolved(document).hash
 
 
-def test_through_any_chain_of_extends_it_is_the_same(write: Callable[[str, str], Path]) -> None:
+def test_extending_does_not_change_the_hash(write: Callable[[str, str], Path]) -> None:
     write("base.yaml", "compose: 1\nname: base\nhead: {feature_map: elu, memory: [{kind: window, size: 9}, state], read: sum}\n")
     write("middle.yaml", "compose: 1\nname: middle\nextends: base.yaml\nhead: {position: none, memory: [window, state]}\n")
     leaf = write("leaf.yaml", "compose: 1\nname: leaf\nextends: middle.yaml\nhead: {feature_map: relu, read: null}\n")
@@ -180,7 +180,7 @@ def test_edges_are_compared_by_the_memories_at_their_ends() -> None:
 
 
 @pytest.mark.parametrize("flow", ["cascade", "parallel"])
-def test_edges_that_are_those_of_a_flow_are_that_flow(flow: str) -> None:
+def test_edges_equal_to_a_flow_have_the_hash_of_the_flow(flow: str) -> None:
     memory = [{"kind": "window", "evict": "drop"} if flow == "parallel" else {"kind": "window"}, {"kind": "state"}]
     edges = [f"{'pairs' if flow == 'parallel' else 'window'} -> state", "pairs -> window"]
     head = {"feature_map": "elu", "memory": memory}
@@ -189,7 +189,7 @@ def test_edges_that_are_those_of_a_flow_are_that_flow(flow: str) -> None:
     assert without_names(without_names(drawn.heads["head"])) == without_names(drawn.heads["head"])
 
 
-def test_a_model_is_known_by_the_hash_that_its_edges_had_with_names() -> None:
+def test_hashes_of_models_built_with_named_edges_are_still_valid() -> None:
     """The hash of an already built folder is pinned. The folder loads."""
     former = "eef0ac4a7333915d11bce9445d9b73b6f11a574660052a1d8c9edd20659615ac"
     spec = branched("a", "b", "c", "d", "pairs -> a", "pairs -> b", "a -> c", "b -> d")
@@ -201,13 +201,13 @@ def test_a_model_is_known_by_the_hash_that_its_edges_had_with_names() -> None:
         ComposedConfig(spec=document, spec_hash=former.replace("e", "f")).read_spec()
 
 
-def test_the_hash_of_version_1_stays() -> None:
+def test_hashes_of_version_1_are_pinned() -> None:
     """The hash is pinned: models store it, so new fields of a part must not change it."""
     pinned = "11a5aef9407d7ad4a052b0803f4aaea9c45ae5aaa4d5904367ac9e63e3648004"
     assert resolved({"compose": 1, "name": "x", "head": DROP | {"position": "none"}}).hash == pinned
 
 
-def test_the_defaults_of_version_1_stay() -> None:
+def test_defaults_of_version_1_are_pinned() -> None:
     """Defaults are not part of the hash, so a changed default would change a spec's meaning silently. New parts and fields are
     allowed.
     """
@@ -225,7 +225,7 @@ def test_the_defaults_of_version_1_stay() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_resolved_document_is_complete_and_comes_back_from_json(name: str) -> None:
+def test_resolved_documents_are_complete_and_survive_json(name: str) -> None:
     once = on(name, STRETCHED)
     again = Resolved.model_validate_json(once.model_dump_json())
     assert again == once

@@ -51,13 +51,13 @@ def heads(spec: Spec) -> list[Any]:
     return [spec.head, *spec.heads.values()]
 
 
-def test_it_is_the_same_as_written_out(spec: str, write: Write) -> None:
+def test_extended_heads_equal_heads_written_in_full(spec: str, write: Write) -> None:
     inherited, other = load_spec(spec), load_spec(str(write("written.yaml", WRITTEN)))
     assert heads(inherited) == heads(other)
     assert resolve(inherited, SIZE).hash == resolve(other, SIZE).hash
 
 
-def test_what_is_said_of_a_head_holds_for_those_that_extend_it(spec: str, write: Write) -> None:
+def test_changes_of_a_head_apply_to_heads_that_extend_it(spec: str, write: Write) -> None:
     """The parent may be changed by an override, by a file that extends the file, and by a sweep."""
     kernel = {"head.feature_map.share": "qk", "heads.far.read": "mixture", "heads.farther.memory.0.size": 12}
     child = "compose: 1\nname: child\nextends: spec.yaml\nhead: {feature_map: {share: qk}}\nheads: {far: {read: mixture}}\n"
@@ -70,13 +70,13 @@ def test_what_is_said_of_a_head_holds_for_those_that_extend_it(spec: str, write:
     assert (near.read, far.read.kind, farther.read.kind) == (None, "mixture", "mixture")
 
 
-def test_what_is_taken_away_stays_away(spec: str) -> None:
+def test_removed_fields_are_not_inherited(spec: str) -> None:
     near, far, farther = heads(load_spec(spec, ["heads.far.feature_map=null", "heads.farther.extends=head"]))
     assert (near.conv.kernel, far.conv, farther.conv.kernel) == (3, None, 3)
     assert (near.feature_map.dim, far.feature_map, farther.feature_map.dim) == (16, None, 32)
 
 
-def test_one_that_is_there_to_be_extended_needs_no_layer(write: Write) -> None:
+def test_heads_that_are_only_extended_need_no_layer(write: Write) -> None:
     """A head that is only extended needs no layer. It must be complete, and is not part of the spec's meaning."""
     spec = load_spec(str(write("spec.yaml", TEXT.replace("  - {at: 1, use: far}\n", ""))))
     assert list(spec.heads) == ["farther"]
@@ -99,11 +99,11 @@ def test_one_that_is_there_to_be_extended_needs_no_layer(write: Write) -> None:
         ("  conv: {kernel: 3}", "  extends: far", 'spec.yaml:4:3  head.extends: unknown key "extends"'),
     ],
 )
-def test_what_is_wrong_is_told(write: Write, before: str, after: str, message: str) -> None:
+def test_invalid_extends_are_refused(write: Write, before: str, after: str, message: str) -> None:
     assert message in message_of(write("spec.yaml", TEXT.replace(before, after)))
 
 
-def test_what_is_taken_over_is_told_once(write: Write) -> None:
+def test_inherited_mistakes_are_reported_once(write: Write) -> None:
     """A mistake that three heads inherit is reported once at its place."""
     (line,) = message_of(write("spec.yaml", TEXT.replace("kind: hedgehog", "kind: hedghog"))).splitlines()
     assert line.startswith('spec.yaml:5:23  head.feature_map.kind: unknown kind "hedghog"')

@@ -77,13 +77,15 @@ HEAD = "compose: 1\nname: x\nhead:\n"
         (HEAD + '  position: "rope\n    memory: [full]\n', "x.yaml:5:19  not YAML: a quote is not closed"),
     ],
 )
-def test_a_key_in_the_wrong_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
+def test_keys_in_the_wrong_column_are_reported_with_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("x.yaml").write_text(text)
     assert message_of("x.yaml").startswith(message)
 
 
-def test_mended_as_it_says_it_is_a_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suggested_indentation_is_a_valid_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("x.yaml").write_text(HEAD + "  position: rope\n  memory: [full]\n")
     assert message_of("x.yaml") == ""

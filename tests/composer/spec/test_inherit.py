@@ -57,11 +57,11 @@ def over(base: object, child: object) -> object:
         ("word", {"flow": "cascade"}, {"flow": "cascade"}),
     ],
 )
-def test_a_child_over_its_parent(base: object, child: object, result: object) -> None:
+def test_children_override_their_parent(base: object, child: object, result: object) -> None:
     assert over(base, child) == result
 
 
-def test_a_word_that_is_no_part_is_replaced() -> None:
+def test_a_mapping_replaces_a_word_that_is_no_part() -> None:
     merge = plain(merge_nodes(from_plain({"recipe": {"data": "a"}}), from_plain({"recipe": {"data": {"b": 1}}}), (Spec,)))
     assert merge == {"recipe": {"data": {"b": 1}}}
 
@@ -81,7 +81,7 @@ def test_a_chain_of_files_and_a_shipped_name(write: Callable) -> None:
         assert heir.model_copy(update={"name": "lawcat"}) == load_spec("lawcat")
 
 
-def test_a_file_goes_before_a_shipped_spec_of_its_name(write: Callable) -> None:
+def test_files_take_precedence_over_shipped_specs(write: Callable) -> None:
     write("lawcat.yaml", BASE)
     assert load_spec(write("child.yaml", "compose: 1\nname: child\nextends: lawcat.yaml\n")).paper == "a paper"
     assert load_spec(write("child.yaml", "compose: 1\nname: child\nextends: lawcat\n")).paper != "a paper"
@@ -96,7 +96,7 @@ def test_a_mapping_extends_too(write: Callable) -> None:
     assert spec.place(("name",)) is None
 
 
-def test_errors_point_at_the_file_that_said_it(write: Callable) -> None:
+def test_errors_have_the_place_in_the_file_with_the_mistake(write: Callable) -> None:
     write("base.yaml", BASE.replace("size: 8", "sise: 8").replace("dim: 16", "dim: -1"))
     child = write("child.yaml", "compose: 1\nname: child\nextends: base.yaml\nhead:\n  flow: cascad\n")
     places = [line.split(": ")[0] for line in message_of(child).splitlines()]
@@ -142,13 +142,13 @@ def test_errors_point_at_the_file_that_said_it(write: Callable) -> None:
         ),
     ],
 )
-def test_parents_that_are_not_there(write: Callable, files: dict[str, str], message: str) -> None:
+def test_missing_parents_are_refused(write: Callable, files: dict[str, str], message: str) -> None:
     for name, text in files.items():
         write(f"{name}.yaml", f"compose: 1\nname: {name}\n{text}\n")
     assert message_of("a.yaml").startswith(message)
 
 
-def test_of_many_names_it_shows_the_nearest_and_where_they_are_listed() -> None:
+def test_unknown_parents_suggest_the_nearest_names() -> None:
     message = message_of("latte-rgru")
     assert message.endswith('did you mean "latte-rglru" or "latte" or "latte-conv"? `compose show` lists the shipped ones')
     assert message_of("nothing-like-it").endswith("no shipped spec of that name. `compose show` lists the shipped ones")
@@ -159,7 +159,7 @@ def test_a_missing_parent_names_the_chain(write: Callable) -> None:
     assert message_of(write("a.yaml", "compose: 1\nname: a\nextends: b.yaml\n")).endswith("(through a.yaml → b.yaml)")
 
 
-def test_what_both_say_stands_where_the_child_says_it(write: Callable) -> None:
+def test_merged_keys_have_the_place_of_the_child(write: Callable) -> None:
     write("base.yaml", BASE.replace("conv: {kernel: 3}", "conv:\n    kernel: 3"))
     text = "compose: 1\nname: child\nextends: base.yaml\nhead:\n  conv:\n    share: qk\n"
     spec = load_spec(write("child.yaml", text))
@@ -168,7 +168,7 @@ def test_what_both_say_stands_where_the_child_says_it(write: Callable) -> None:
     assert str(spec.place(("head", "conv", "kernel"))) == "base.yaml:7:13"
 
 
-def test_every_file_says_its_own_name_and_version(write: Callable) -> None:
+def test_every_file_needs_a_name_and_a_version(write: Callable) -> None:
     write("base.yaml", BASE)
     for key, line in (("name", "compose: 1\n"), ("compose", "name: child\n")):
         assert message_of(write("child.yaml", line + "extends: base.yaml\n")).startswith(f"child.yaml:1:1  {key}: missing")
@@ -179,7 +179,7 @@ def test_every_file_says_its_own_name_and_version(write: Callable) -> None:
     assert message_of(child).startswith("child.yaml:3:10  extends: base.yaml:1:10 has compose: 2, and this file has compose: 1")
 
 
-def test_a_chain_has_an_end(tmp_path: Path) -> None:
+def test_chains_have_a_maximum_length(tmp_path: Path) -> None:
     def chain(count: int, text: str = "") -> Path:
         for number in range(count):
             more = f"extends: {number + 1}.yaml" if number + 1 < count else "head: {memory: [full]}"

@@ -48,7 +48,7 @@ MANY_MISTAKES = {
 
 
 @pytest.mark.parametrize("case", MANY_MISTAKES)
-def test_of_many_mistakes_the_first_are_shown(tmp_path: Path, case: str) -> None:
+def test_only_the_first_of_many_mistakes_are_shown(tmp_path: Path, case: str) -> None:
     text, layers = MANY_MISTAKES[case]
     spec = load(tmp_path, text)
     problem_list = problems.problems(spec, size(layers))
@@ -60,7 +60,7 @@ def test_of_many_mistakes_the_first_are_shown(tmp_path: Path, case: str) -> None
     assert len(str(caught.value)) < 1000
 
 
-def test_the_command_prints_the_first_and_so_does_json(compose: Any, tmp_path: Path) -> None:
+def test_the_command_prints_the_first_mistakes_also_as_json(compose: Any, tmp_path: Path) -> None:
     (tmp_path / "large.yaml").write_text(document(HEADS, use="h0"))
     result = compose("check", "large.yaml", "--json")
     assert result.exit_code == 2
@@ -70,7 +70,7 @@ def test_the_command_prints_the_first_and_so_does_json(compose: Any, tmp_path: P
     assert len(compose("check", "large.yaml").stderr) < 2 * LONGEST_MESSAGE
 
 
-def test_an_error_has_so_many_mistakes_of_such_a_length() -> None:
+def test_errors_are_bounded_in_number_and_length_of_mistakes() -> None:
     few = SpecError(*(Mistake(f"mistake {number}") for number in range(MOST_SHOWN + 1)))
     assert len(few.mistakes) == MOST_SHOWN + 1
     many = SpecError(*(Mistake(f"mistake {number}") for number in range(3000)))
@@ -106,7 +106,7 @@ def _counted(calls: Counter[str], name: str, function: Any) -> Any:
     return counted
 
 
-def test_the_rule_that_counts_is_the_last_one(tmp_path: Path) -> None:
+def test_the_last_matching_rule_applies(tmp_path: Path) -> None:
     """The result equals rules applied one after the other."""
     rules = ["all", "0:9:2", "3", "[1, -1]", "5:2:-1", "-4:", "[7, 2, 7]"]
     text = "compose: 1\nname: x\nheads:\n" + "".join(f"  h{number}: {{memory: [full]}}\n" for number in range(len(rules)))
@@ -122,7 +122,7 @@ def test_the_rule_that_counts_is_the_last_one(tmp_path: Path) -> None:
     assert set(expected) == {1, 3, 4, 5, 6}
 
 
-def test_many_variants_of_the_same_name_are_numbered_in_turn() -> None:
+def test_variants_with_equal_names_are_numbered() -> None:
     values = [f"x{''.join(ends)}" for ends in itertools.product(".!", repeat=9)]
     assert variant_names(Vary(grid={"paper": values})) == ["x", *(f"x-{number}" for number in range(2, len(values) + 1))]
 

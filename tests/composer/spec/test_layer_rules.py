@@ -68,14 +68,14 @@ def test_groups_by_number_in_any_order(uses: tuple, expected: str) -> None:
     ],
     ids=str,
 )
-def test_groups_that_miss_or_repeat_heads(uses: tuple, message: str) -> None:
+def test_groups_that_miss_or_repeat_heads_are_refused(uses: tuple, message: str) -> None:
     document = {"compose": 1, "name": "x", "head": EXACT, "heads": {"a": DROP}, "layers": [{"at": 0, "use": numbered(*uses)}]}
     path, text = refused(document)
     assert path == ("layers", 0, "use")
     assert message in text
 
 
-def test_a_difference_of_groups_by_number_has_their_numbers() -> None:
+def test_diff_of_groups_by_number_has_head_numbers() -> None:
     document = {"compose": 1, "name": "x", "head": EXACT, "heads": {"a": DROP}}
     first, same, other = (
         document | {"layers": [{"at": 0, "use": numbered(*uses)}]}

@@ -41,7 +41,7 @@ def test_every_shipped_spec_loads_by_name_and_by_path() -> None:
         assert load_spec(name).name == Path(name).name
 
 
-def test_a_wheel_brings_its_specs_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheels_contain_the_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipped, "PACKAGE", tmp_path / "composer")
     for file in ("specs/a.yaml", "specs/ablations/b.yaml", "specs/readme.md"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def test_a_wheel_brings_its_specs_along(tmp_path: Path, monkeypatch: pytest.Monk
     assert shipped_specs() == {"c": tmp_path / "composer/specs/c.yaml"}
 
 
-def test_a_name_is_a_file_and_never_a_folder(write: Callable[[str, str], Path]) -> None:
+def test_names_refer_to_files_and_never_to_folders(write: Callable[[str, str], Path]) -> None:
     Path("lawcat").mkdir()
     assert load_spec("lawcat").name == "lawcat"
     write("soft", TEXT)
@@ -80,7 +80,7 @@ def test_a_name_is_a_file_and_never_a_folder(write: Callable[[str, str], Path]) 
         ((), "x.yaml:1:1"),
     ],
 )
-def test_a_spec_says_where_a_path_stands(write: Callable[[str, str], Path], path: tuple, place: str) -> None:
+def test_place_returns_file_line_and_column(write: Callable[[str, str], Path], path: tuple, place: str) -> None:
     spec = load_spec(write("x.yaml", TEXT))
     assert str(spec.place(path)) == place
     assert str(locate(GraphError("is wrong", path), spec)).startswith(f"{place}  ")
@@ -95,7 +95,7 @@ def test_errors_of_the_graph_are_located(write: Callable[[str, str], Path]) -> N
     assert str(locate(GraphError("is empty"), Spec(compose=1, name="x"))) == "is empty"
 
 
-def test_places_are_no_part_of_a_spec(write: Callable[[str, str], Path]) -> None:
+def test_places_are_not_part_of_equality_or_dumps(write: Callable[[str, str], Path]) -> None:
     first, other = load_spec(write("x.yaml", TEXT)), load_spec(write("y.yaml", f"# moved\n{TEXT}"))
     plain = Spec.model_validate(json.loads(first.model_dump_json()))
     assert first == other == plain
@@ -106,7 +106,7 @@ def test_places_are_no_part_of_a_spec(write: Callable[[str, str], Path]) -> None
         assert copied.place(("name",)) == Place("x.yaml", 2, 7)
 
 
-def test_files_are_named_as_one_would_type_them(write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_shown_as_relative_paths(write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     path = write("sub/x.yaml", "compose: 2\nname: x\n")
     for source in (path, path.absolute(), "./sub/x.yaml"):
         assert message_of(source).startswith("sub/x.yaml:1:10  ")
@@ -156,7 +156,7 @@ NINES = "9" * 5000
         ),
     ],
 )
-def test_what_would_take_forever_is_refused_in_words(tmp_path: Path, more: str, message: str) -> None:
+def test_documents_that_expand_without_bound_are_refused(tmp_path: Path, more: str, message: str) -> None:
     (tmp_path / "x.yaml").write_text(f"compose: 1\nname: x\nhead: {{memory: [full]}}\n{more}\n")
     expected_message = message_of(tmp_path / "x.yaml")
     assert message in expected_message
@@ -172,7 +172,7 @@ def test_what_would_take_forever_is_refused_in_words(tmp_path: Path, more: str, 
     ],
     ids=str,
 )
-def test_what_is_no_spec_is_refused(spec: Any, overrides: Any, message: str) -> None:
+def test_arguments_that_are_not_specs_are_refused(spec: Any, overrides: Any, message: str) -> None:
     for read in (load_spec, variants_of):
         with pytest.raises(SpecError, match=message):
             read(spec, overrides)
@@ -187,7 +187,7 @@ def test_one_activation_has_two_names() -> None:
     assert "swish" not in swish.model_dump_json()
 
 
-def test_a_loaded_spec_names_the_way_to_change_it() -> None:
+def test_changing_a_loaded_spec_raises_with_the_way_to_change_it() -> None:
     spec = load_spec("lolcats")
     assert spec.head is not None
     with pytest.raises(AttributeError, match=r'Window\.size cannot be changed\..*overrides=\["head\.memory\.0\.size=16"\]'):

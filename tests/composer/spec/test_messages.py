@@ -187,7 +187,7 @@ def test_one_mistake_is_one_line(write: Callable, text: str, message: str) -> No
     assert "\n" not in text_of_error
 
 
-def test_all_mistakes_are_told_in_the_order_of_the_document(write: Callable) -> None:
+def test_all_mistakes_are_reported_in_document_order(write: Callable) -> None:
     text = (
         "compose: 1\nlayers:\n  - {at: 0}\n  - 3\nhead:\n  memory:\n    - {kind: windw}\n    - 3\n  read: share\npapr: x\nname: X\n"
     )
@@ -202,7 +202,7 @@ def test_all_mistakes_are_told_in_the_order_of_the_document(write: Callable) -> 
     ]
 
 
-def test_all_mistakes_of_one_part_are_told_with_its_own_keys(write: Callable) -> None:
+def test_all_mistakes_of_a_part_are_reported_with_their_keys(write: Callable) -> None:
     text = HEAD + "memory: [{kind: state, gat: none, gate: {kind: channel, rnk: 3, temperature: 0}, size: 3}]"
     lines = message_of(write("x.yaml", text)).splitlines()
     assert [line.split(": ")[0] for line in lines] == [
@@ -215,7 +215,7 @@ def test_all_mistakes_of_one_part_are_told_with_its_own_keys(write: Callable) ->
     assert sorted(keys) == sorted(CATALOGUE["gate"]["channel"].model_fields)
 
 
-def test_a_document_from_python_is_told_by_its_path() -> None:
+def test_mistakes_in_python_documents_have_their_path() -> None:
     document = {"compose": 1, "name": "x", "head": {"memory": [{"kind": "state", "sise": 3}]}}
     assert message_of(document).startswith('head.memory[0].sise: unknown key "sise"')
     assert message_of({"a": {1: 2}}) == "a: a key must be text, got 1"
@@ -242,7 +242,7 @@ def leaves(annotation: Any) -> Iterator[Any]:
             yield from leaves(argument)
 
 
-def test_paths_can_be_told_apart_from_tags() -> None:
+def test_keys_equal_to_kinds_are_kept_in_paths() -> None:
     """A key with the name of its part's kind would look like pydantic's tag of the union."""
     models = list(every_model(Spec, set()))
     assert len(models) > 20
@@ -257,7 +257,7 @@ def taken(annotation: Any, value: object) -> bool:
     return True
 
 
-def test_no_number_can_be_said_as_true() -> None:
+def test_booleans_and_floats_are_refused_where_numbers_are_expected() -> None:
     """A number must not be true, nor a choice of whole numbers 1.0, although Python calls them equal."""
     numbers = 0
     for model in every_model(Spec, set()):
@@ -273,7 +273,7 @@ def test_no_number_can_be_said_as_true() -> None:
     assert numbers > 30
 
 
-def test_every_pattern_has_words() -> None:
+def test_every_pattern_of_the_schema_has_a_message() -> None:
     def patterns(node: Any) -> Iterator[str]:
         for key, value in node.items() if isinstance(node, dict) else enumerate(node if isinstance(node, list) else ()):
             if key == "pattern":
@@ -286,7 +286,7 @@ def test_every_pattern_has_words() -> None:
 
 
 @pytest.mark.parametrize("mistakes", ["k{0}: 1", "layers: [{{use: head, at: [{1}]}}]"])
-def test_thousands_of_mistakes_are_told_of_in_time_that_grows_with_them(mistakes: str) -> None:
+def test_thousands_of_mistakes_are_reported_in_linear_time(mistakes: str) -> None:
     """Only the first mistakes are listed."""
     names = ", ".join(["a"] * 10_000)
     lines = "\n".join(mistakes.format(number, names) for number in range(10_000 if "{0}" in mistakes else 1))

@@ -21,7 +21,7 @@ def notes(spec: Any, rotations: dict[int, LengthRotation], *overrides: str) -> t
     return notes_on_rotations(resolve(load_spec(spec, list(overrides)), SIZE), rotations)
 
 
-def test_it_names_layers_rotation_memories_and_effect() -> None:
+def test_notes_name_layers_rotation_memories_and_effect() -> None:
     (note,) = notes("lolcats", dict.fromkeys(range(4), LONG))
     for words in ("layers 0 to 3", "`longrope`", "4,096 tokens", "`window` and `state`", "The logits then depend", "theta"):
         assert words in note
@@ -31,7 +31,7 @@ def test_it_names_layers_rotation_memories_and_effect() -> None:
     assert "None" not in note
 
 
-def test_each_rotation_has_a_warning_of_its_own() -> None:
+def test_each_rotation_has_a_separate_warning() -> None:
     first, second = notes("lolcats", {0: LONG, 1: DYNAMIC, 2: LONG})
     assert "layers 0, 2 " in first
     assert "layer 1 " in second
@@ -45,11 +45,11 @@ def test_each_rotation_has_a_warning_of_its_own() -> None:
         ("lolcats", ("head.position={kind: rope, theta: 10000.0}",)),
     ],
 )
-def test_heads_that_do_not_depend_on_it_are_not_warned_of(spec: str, overrides: tuple[str, ...]) -> None:
+def test_heads_independent_of_the_rotation_have_no_warning(spec: str, overrides: tuple[str, ...]) -> None:
     assert notes(spec, dict.fromkeys(range(4), LONG), *overrides) == ()
 
 
-def test_layers_that_keep_the_sources_attention_are_left_out() -> None:
+def test_layers_with_the_sources_attention_have_no_warning() -> None:
     (note,) = notes(
         {"compose": 1, "name": "mixed", "extends": "lolcats", "layers": [{"at": [0, 1], "use": "source"}]},
         dict.fromkeys(range(4), LONG),
@@ -57,7 +57,7 @@ def test_layers_that_keep_the_sources_attention_are_left_out() -> None:
     assert "layers 2 to 3 " in note
 
 
-def test_a_window_alone_keeps_turned_keys_as_well() -> None:
+def test_a_window_alone_stores_rotated_keys() -> None:
     head = {"memory": [{"kind": "window", "size": 8, "evict": "drop"}]}
     (note,) = notes({"compose": 1, "name": "near", "head": head}, {0: LONG})
     assert "`window` keep" in note
@@ -78,7 +78,7 @@ def test_layers_with_softmax_are_named(spec: str, layers: int, expected: list[st
     assert [note[: len(start)] for note, start in zip(notes, expected, strict=True)] == expected
 
 
-def test_explain_shows_it() -> None:
+def test_explain_shows_the_notes() -> None:
     resolved = resolve(load_spec("lolcats"), SIZE)
     assert explain_resolved(resolved).notes == ()
     answer = explain_resolved(resolved, rotations={0: LONG})

@@ -49,7 +49,7 @@ def changed(*overrides: str) -> dict:
         ("name=other", ("name",), "other"),
     ],
 )
-def test_a_value_is_set(override: str, path: tuple, value: object) -> None:
+def test_overrides_set_values(override: str, path: tuple, value: object) -> None:
     value_at_path = changed(override)
     for step in path:
         value_at_path = value_at_path[step]
@@ -70,18 +70,18 @@ def test_a_value_is_set(override: str, path: tuple, value: object) -> None:
     ],
     ids=["rate", "by index", "position", "trunk"],
 )
-def test_what_stands_at_its_default_may_be_changed_in_part(spec: str | dict, override: str, read_value: Callable) -> None:
+def test_parts_at_their_default_may_be_changed_in_one_field(spec: str | dict, override: str, read_value: Callable) -> None:
     assert read_value(load_spec(spec, [override]))
 
 
-def test_a_default_of_another_kind_is_not_guessed_at() -> None:
+def test_fields_of_another_kind_than_the_default_are_refused() -> None:
     """Fixed rates have a value and the default rates have none. The gate `none` has no temperature."""
     for override in ("head.memory.0.rate.value=1", "head.memory.0.gate.temperature=3", "head.memory.0.rate.bogus=1"):
         with pytest.raises(SpecError, match="kind: missing. (Those with [a-z]+: [a-z_, ]+. )?Known kinds"):
             load_spec("delta", [override])
 
 
-def test_overrides_follow_one_another() -> None:
+def test_overrides_apply_in_order() -> None:
     both = changed("head.conv.kernel=3", "head.conv.share=qk", "head.memory.0=null", "head.memory.0=full")
     assert both["head"] == {"position": "rope", "memory": ("full",), "conv": {"kernel": 3, "share": "qk"}}
 
@@ -109,7 +109,7 @@ def test_overrides_follow_one_another() -> None:
         ("extends=a", "extends is read before overrides"),
     ],
 )
-def test_what_cannot_be_set(override: str, message: str) -> None:
+def test_invalid_overrides_are_refused(override: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         changed(override)
     start, rest_of_message = str(caught.value)[: len(override) + 6], str(caught.value)[len(override) + 6 :]
@@ -124,7 +124,7 @@ def test_a_missing_size_is_described() -> None:
         load_spec("lolcats", ["dimensions.layers=3"])
 
 
-def test_errors_point_at_the_override_and_no_further(write: Callable) -> None:
+def test_errors_have_the_override_as_place(write: Callable) -> None:
     path = write("x.yaml", "compose: 1\nname: x\nhead:\n  memory: [state]\n  flow: both\n")
     with pytest.raises(SpecError) as caught:
         load_spec(path, ["head.memory.0.gat=none", "recipe.finetune.lr=1"])
@@ -135,7 +135,7 @@ def test_errors_point_at_the_override_and_no_further(write: Callable) -> None:
     ]
 
 
-def test_a_name_stays_and_places_are_kept(write: Callable) -> None:
+def test_overrides_keep_the_name_and_the_places_of_other_values(write: Callable) -> None:
     spec = load_spec(write("x.yaml", "compose: 1\nname: x\nhead:\n  memory: [state]\n"), ["head.memory.0.gate=head"])
     assert spec.name == "x"
     assert str(spec.place(("head", "memory", 0, "gate"))) == "--set head.memory.0.gate=head"
@@ -143,20 +143,20 @@ def test_a_name_stays_and_places_are_kept(write: Callable) -> None:
     assert str(spec.place(("head",))) == "x.yaml:3:1"
 
 
-def test_a_path_is_so_deep_and_no_deeper() -> None:
+def test_paths_above_the_depth_limit_are_refused() -> None:
     message = message_of("lolcats", [f"head.{'a.' * 5000}b=1"])
     assert "nested deeper than 64 levels" in message
     assert len(message) < 500
 
 
 @pytest.mark.parametrize("value", [32, 1e-05, True, None, "null", "1e-5", "Größe 🐈", ["full"], {"kind": "state", "gate": "none"}])
-def test_a_value_by_its_path_is_read_as_it_is(value: object) -> None:
+def test_values_survive_the_conversion_to_overrides(value: object) -> None:
     (value_read,) = each({"head.of": value})
     path, _, text = value_read.partition("=")
     assert (path, plain(read_value(text, "it"))) == ("head.of", plain(from_plain(value)))
 
 
-def test_values_by_their_paths() -> None:
+def test_mappings_of_paths_equal_texts() -> None:
     spec = load_spec(BASE | {"heads": {"a": {"memory": ["full"]}}}, {"head.memory.0.size": 16, "head.position": "none"})
     assert spec == load_spec(BASE | {"heads": {"a": {"memory": ["full"]}}}, ["head.memory.0.size=16", "head.position=none"])
     with pytest.raises(SpecError, match=r"head\.memory\.0\.size is .*object.*; expected a value that YAML can hold"):

@@ -13,7 +13,7 @@ from tests.composer.model.models import llama, student, tokens
 from tests.shipped import SHIPPED
 
 
-def test_the_model_has_the_parameters_that_were_announced() -> None:
+def test_models_have_the_declared_parameters() -> None:
     source = llama()
     for name in SHIPPED:
         model = student(name, "trunk=null", source=source)
@@ -21,18 +21,18 @@ def test_the_model_has_the_parameters_that_were_announced() -> None:
         assert announced == {name: tuple(p.shape) for name, p in model.named_parameters() if ".composed." in name}
 
 
-def test_a_name_says_layer_head_part_and_tensor() -> None:
+def test_parameter_names_contain_layer_head_part_and_tensor() -> None:
     names = fresh_parameters(student("lolcats").config.read_spec())
     assert "model.layers.2.self_attn.composed.head.feature_map.query_weight" in names
     assert "model.layers.0.self_attn.composed.head.window.weight" in names
 
 
-def test_reserved_names_are_pytorchs() -> None:
+def test_attributes_of_pytorch_modules_are_reserved_names() -> None:
     own = {name for name in dir(nn.Module()) if name[0].islower()}
     assert own | {"smart_apply", "empty_state", "join", "mix", "split"} == RESERVED, "one is transformers', the others the head's"
 
 
-def test_nothing_else_of_a_heads_modules_stands_in_the_way_of_a_name() -> None:
+def test_every_other_attribute_of_head_modules_is_reserved_or_a_part() -> None:
     """Every attribute of a layer's heads that could be the name of a memory or a head is reserved, or is a part."""
     model: Any = student("lolcats")
     composed = model.model.layers[0].self_attn.composed
@@ -41,7 +41,7 @@ def test_nothing_else_of_a_heads_modules_stands_in_the_way_of_a_name() -> None:
         assert own <= RESERVED | set(module._modules)
 
 
-def test_names_that_dictionaries_have_are_free() -> None:
+def test_names_of_dictionary_methods_are_allowed() -> None:
     """Memories and heads may have the names of dictionary methods: such a model runs and can be saved."""
     memory = [{"kind": "window", "size": 4, "name": "keys", "weight": "learned"}, {"kind": "state", "name": "values"}]
     spec = {

@@ -33,7 +33,7 @@ def builds(spec: Spec, size: Dimensions) -> bool:
 
 @given(document=HEADS, direction=st.sampled_from(["causal", "bidirectional"]))
 @settings(max_examples=200)
-def test_problems_are_those_of_a_build(document: dict[str, Any], direction: Literal["causal", "bidirectional"]) -> None:
+def test_problems_equal_those_of_a_build(document: dict[str, Any], direction: Literal["causal", "bidirectional"]) -> None:
     """This holds on each source. Problems without a source are wrong on every source."""
     head = head_of(document)
     if head is None:
@@ -44,7 +44,7 @@ def test_problems_are_those_of_a_build(document: dict[str, Any], direction: Lite
     assert not any(on) or not problems(spec, None)
 
 
-def test_all_that_one_rule_finds_in_a_head() -> None:
+def test_all_problems_of_one_rule_are_reported() -> None:
     """Each place is reported once. Later rules report nothing before these are fixed."""
     named = [{"kind": "window", "size": 4, "name": "half"}, {"kind": "state", "name": "apply"}]
     spec = load_spec({"compose": 1, "name": "x", "head": {"feature_map": "elu", "memory": named}})
@@ -68,7 +68,7 @@ def test_all_that_one_rule_finds_in_a_head() -> None:
         ),
     ],
 )
-def test_sizes_are_those_of_the_model(head: dict[str, Any], trunk: dict[str, int]) -> None:
+def test_sizes_equal_those_of_the_model(head: dict[str, Any], trunk: dict[str, int]) -> None:
     spec = load_spec({"compose": 1, "name": "x", "trunk": {**trunk, "layers": 1, "vocabulary": 32}, "head": head})
     assert not problems(spec, None)
     assert resolve(spec)

@@ -59,13 +59,13 @@ def refused(read: Callable[[], object]) -> str:
         ("{b: 1}", {"b": 1}),
     ],
 )
-def test_scalars_are_those_of_yaml_1_2(text: str, meant: object) -> None:
+def test_scalars_are_read_as_in_yaml_1_2(text: str, meant: object) -> None:
     read = plain(read_text(f"a: {text}\n", "x.yaml"))["a"]
     assert read == meant
     assert type(read) is type(meant)
 
 
-def test_keys_and_values_keep_their_places() -> None:
+def test_keys_and_values_have_their_places() -> None:
     root = read_text("# first\r\nhead:\r\n  memory:\r\n    - {kind: state}\r\n", "x.yaml")
     memory = root.value["head"].value["memory"]
     assert str(memory.key) == "x.yaml:3:3"
@@ -107,13 +107,13 @@ def test_keys_and_values_keep_their_places() -> None:
         ("%YAML 3.0\n--- {a: 1}", "x.yaml:1:1  not YAML: found incompatible YAML document"),
     ],
 )
-def test_what_is_no_document_is_refused_at_its_place(text: str, message: str) -> None:
+def test_invalid_yaml_is_refused_with_its_place(text: str, message: str) -> None:
     text_of_error = refused(lambda: read_text(text, "x.yaml"))
     assert text_of_error.startswith(message)
     assert "\n" not in text_of_error
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     latin = tmp_path / "latin.yaml"
     latin.write_bytes(b"a: 1\r\nb: \xe9\n")
     assert refused(lambda: read_file(latin, "latin")).startswith("latin:2:4  not UTF-8")
@@ -121,7 +121,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert refused(lambda: read_file(tmp_path / "gone", "gone")).startswith("gone: there is no such file")
 
 
-def test_only_regular_files_of_some_size_are_read(tmp_path: Path) -> None:
+def test_irregular_and_large_files_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero")):
         assert refused(lambda path=path: read_file(path, "x")) == "x: cannot be read: no regular file"
@@ -143,7 +143,7 @@ def test_only_regular_files_of_some_size_are_read(tmp_path: Path) -> None:
         '"hush',
     ],
 )
-def test_nothing_is_told_of_a_file_that_is_no_spec(tmp_path: Path, text: str) -> None:
+def test_messages_do_not_quote_files_that_are_not_specs(tmp_path: Path, text: str) -> None:
     (tmp_path / "secret").write_text(text)
     (tmp_path / "x.yaml").write_text("compose: 1\nname: x\nextends: secret\n")
     for path in (tmp_path / "secret", tmp_path / "x.yaml"):
@@ -152,12 +152,12 @@ def test_nothing_is_told_of_a_file_that_is_no_spec(tmp_path: Path, text: str) ->
         assert not re.search("hush|root|daemon|password", message.replace(str(tmp_path), ""))
 
 
-def test_aliases_are_refused_before_they_multiply() -> None:
+def test_exponential_aliases_are_refused() -> None:
     bomb = "a: &a [x, x]\n" + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [*{chr(97 + i)}, *{chr(97 + i)}]\n" for i in range(20))
     assert refused(lambda: read_text(bomb, "x")).startswith("x:1:4  anchors and aliases")
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+def test_byte_order_marks_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "marked.yaml"
     path.write_bytes(b"\xef\xbb\xbfcompose: 1\n")
     root = read_file(path, "marked")
@@ -165,7 +165,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
     assert str(root.place) == "marked:1:1"
 
 
-def test_values_of_overrides_are_read_alike() -> None:
+def test_values_of_overrides_are_read_as_in_files() -> None:
     assert plain(read_value("{a: [1e-3, on]}", "--set a")) == {"a": (0.001, "on")}
     assert str(read_value("{a: 1}", "--set a").value["a"].where) == "--set a"
     assert refused(lambda: read_value(" ", "--set a")).startswith("--set a: no value after `=`")
@@ -217,7 +217,7 @@ def read_or_refused(text: str) -> object:
 @pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML without libyaml")
 @settings(max_examples=150)
 @given(PIECES, DAMAGES)
-def test_libyaml_reads_as_pyyaml_does(text: str, damages: list[tuple[int, int, str]]) -> None:
+def test_libyaml_and_pyyaml_read_equally(text: str, damages: list[tuple[int, int, str]]) -> None:
     for place, length, sign in damages:
         start = place % (len(text) + 1)
         text = text[:start] + sign + text[start + length :]
@@ -228,7 +228,7 @@ def test_libyaml_reads_as_pyyaml_does(text: str, damages: list[tuple[int, int, s
 
 
 @pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML without libyaml")
-def test_what_is_good_is_read_by_libyaml_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_text_is_read_only_by_libyaml(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyYAML's own reader takes five times as long, so it reads only invalid text."""
     text = shipped_specs()["lolcats"].read_text(encoding="utf-8")
     monkeypatch.setattr(_Document, "by_pyyaml", lambda document: pytest.fail(document.text))

@@ -21,7 +21,7 @@ def recipe(name: str) -> dict[str, Any]:
     return loaded.model_dump()
 
 
-def test_the_papers_recipes() -> None:
+def test_shipped_recipes_equal_those_of_the_papers() -> None:
     """The recipes are those of LoLCATs (by LoLA, by its code, and by the workshop paper), LAWCAT, Macchiato, and Latte from
     nothing.
     """
@@ -55,23 +55,23 @@ def test_the_papers_recipes() -> None:
         (Finetune, {"lr": 1, "epochs": 1, "lora": {"targets": []}}, "at least 1 item"),
     ],
 )
-def test_what_contradicts_itself(stage: type[Stage], fields: dict[str, Any], complaint: str) -> None:
+def test_contradictory_fields_are_refused(stage: type[Stage], fields: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
         stage.model_validate(fields)
 
 
-def test_it_is_refused_where_it_stands() -> None:
+def test_invalid_recipes_are_refused_with_their_place() -> None:
     with pytest.raises(SpecError) as caught:
         load_spec("lolcats", ["recipe.finetune.epochs=null"])
     assert "recipe.finetune" in str(caught.value)
     assert "set epochs, steps or tokens" in str(caught.value)
 
 
-def test_nothing_is_said_of_what_is_not_trained() -> None:
+def test_an_empty_recipe_has_no_stages() -> None:
     assert Recipe() == Recipe(data=None, sequence=None, rows="packed", transfer=None, finetune=None, train=None)
 
 
-def test_what_the_pro_block_of_the_forgetting_transformer_has() -> None:
+def test_the_pro_block_of_the_forgetting_transformer_can_be_configured() -> None:
     """The options in the spec's comment give a sigmoid gate after an RMSNorm, as in its code."""
     (override,) = re.findall(r"--set 'head.output=(.*?)'", shipped_specs()["forgetting"].read_text(encoding="utf-8"))
     head = load_spec("forgetting", ["head.qk_norm=rms", f"head.output={override}"]).head

@@ -30,7 +30,7 @@ from tests.composer.spec.sources import (
 NAMES = ["a", "b", "exact"]
 
 
-def test_every_memory_has_a_position_of_its_own() -> None:
+def test_every_memory_has_a_separate_position() -> None:
     head = resolved(changed("head.memory.1.position", "none"), STRETCHED).heads["head"]
     assert [memory.position for memory in head.memory] == [Rope(theta=5e5, scaling=LLAMA3), NoPosition()]
     assert head.position == NoPosition()
@@ -46,11 +46,11 @@ def test_every_memory_has_a_position_of_its_own() -> None:
     ],
     ids=str,
 )
-def test_what_a_position_leaves_open_comes_from_the_source(position: Any, complete: Rope | NoPosition) -> None:
+def test_open_fields_of_positions_come_from_the_source(position: Any, complete: Rope | NoPosition) -> None:
     assert resolved(changed("head.position", position), STRETCHED).heads["head"].memory[0].position == complete
 
 
-def test_names_dimensions_and_the_read() -> None:
+def test_resolving_sets_names_dimensions_and_the_read() -> None:
     head = resolved(LOLCATS).heads["head"]
     assert [memory.name for memory in head.memory] == ["window", "state"]
     assert head.feature_map is not None
@@ -60,7 +60,7 @@ def test_names_dimensions_and_the_read() -> None:
     assert resolved({"compose": 1, "name": "x", "head": EXACT}).heads["head"].read is None
 
 
-def test_a_sum_of_masses_is_shared() -> None:
+def test_a_sum_of_normalised_memories_resolves_to_shared() -> None:
     document = changed("head.read", "sum")
     assert resolved(document).hash == resolved(LOLCATS).hash
     document["head"]["memory"][0].pop("weight")
@@ -70,14 +70,14 @@ def test_a_sum_of_masses_is_shared() -> None:
     assert read.kind == "sum"
 
 
-def test_in_parallel_a_window_drops_what_another_memory_keeps() -> None:
+def test_parallel_windows_drop_evicted_pairs() -> None:
     head = resolved(changed("head.flow", "parallel")).heads["head"]
     assert isinstance(head.memory[0], Window)
     assert head.memory[0].evict == "drop"
     assert refused({"compose": 1, "name": "x", "head": {"memory": ["window", {"kind": "window", "name": "w"}], "flow": "parallel"}})
 
 
-def test_recipe_and_paper_stay_with_it() -> None:
+def test_resolving_keeps_recipe_and_paper() -> None:
     document = LOLCATS | {"paper": "p", "recipe": {"data": "d"}}
     assert resolved(document).paper == "p"
     assert resolved(document).recipe is not None
@@ -111,7 +111,7 @@ def layout(*rules: tuple[Any, Any], head: bool = True) -> list[str]:
     ],
     ids=str,
 )
-def test_rules_in_their_order(rules: list, expected: str) -> None:
+def test_layer_rules_apply_in_order(rules: list, expected: str) -> None:
     assert layout(*rules) == expected.split(" ")
 
 
@@ -167,24 +167,24 @@ def test_groups_of_heads_inside_one_layer() -> None:
     ],
     ids=str,
 )
-def test_what_layers_cannot_say(more: dict[str, Any], path: tuple, message: str) -> None:
+def test_invalid_layer_rules_are_refused(more: dict[str, Any], path: tuple, message: str) -> None:
     error_path, error_text = refused(LOLCATS | more)
     assert error_path == path
     assert message in error_text
 
 
-def test_a_head_called_head_among_the_named_ones_is_found_there() -> None:
+def test_a_named_head_called_head_is_found() -> None:
     document = {"compose": 1, "name": "x", "heads": {"head": EXACT, "a": EXACT}, "layers": [{"at": "all", "use": "a"}]}
     assert refused(document)[0] == ("heads", "head")
 
 
-def test_a_group_is_checked_at_its_own_size() -> None:
+def test_groups_are_checked_at_their_size() -> None:
     """Groups of 2 and 8 heads of one kind have different graphs."""
     spec = resolved(LOLCATS | {"heads": {"a": EXACT}, "layers": [{"at": 0, "use": groups(head=2, a=6)}]})
     assert {(name, shape.heads) for (name, _), (_, shape, _) in spec.kinds().items()} == {("head", 8), ("head", 2), ("a", 6)}
 
 
-def test_dimensions_that_no_source_has() -> None:
+def test_impossible_dimensions_are_refused() -> None:
     for wrong in ({"heads": 6}, {"heads": 2}, {"layers": 0}, {"head_dim": -8}, {"rope_theta": float("nan")}):
         with pytest.raises(ValidationError):
             Dimensions.model_validate(SIZE.model_dump() | wrong)
@@ -205,14 +205,14 @@ def test_resolving_needs_neither_torch_nor_transformers() -> None:
     assert printed(code) == ""
 
 
-def test_a_default_that_no_layer_needs_is_left_out() -> None:
+def test_a_default_head_without_layers_is_omitted() -> None:
     """On a source of two layers, the exact first and last layer of the hybrid are all layers."""
     named = {"compose": 1, "name": "x", "head": DROP, "heads": {"a": EXACT}, "layers": [{"at": "all", "use": "a"}]}
     assert set(resolved(named).heads) == {"a"}
     assert resolved(named).hash == resolved({key: value for key, value in named.items() if key != "head"}).hash
 
 
-def test_shares_of_a_layers_heads() -> None:
+def test_shares_select_groups_of_a_layers_heads() -> None:
     """8 query heads share 4 key heads."""
     document = {"compose": 1, "name": "x", "head": EXACT, "heads": {"a": DROP}}
 
@@ -245,6 +245,6 @@ def test_mixed_heads_fit_sources_of_any_size() -> None:
         resolve(load_spec("mixed-heads"), SIZE.model_copy(update={"key_heads": 1}))
 
 
-def test_layers_beyond_the_most_that_are_accepted_are_refused_before_they_are_listed() -> None:
+def test_too_many_layers_are_refused_before_they_are_listed() -> None:
     with pytest.raises(ValidationError, match="less than or equal to 10000"):
         Dimensions(**SIZE.model_dump() | {"layers": 2**31 - 1})

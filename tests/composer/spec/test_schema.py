@@ -29,13 +29,13 @@ def read(text: str) -> Any:
     return as_json(plain(read_text(text, "x.yaml")))
 
 
-def test_it_is_a_schema_of_draft_7_and_of_json() -> None:
+def test_the_schema_is_valid_for_draft_7() -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
     assert as_json(SCHEMA) == SCHEMA
     assert json_schema() == SCHEMA
 
 
-def test_every_reference_stands_in_it() -> None:
+def test_every_reference_of_the_schema_resolves() -> None:
     text = json.dumps(SCHEMA)
     references = {part.split('"')[0] for part in text.split('"#/$defs/')[1:]}
     assert references == SCHEMA["$defs"].keys()
@@ -104,7 +104,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("text", RIGHT)
-def test_right_documents(text: str) -> None:
+def test_valid_documents_pass_the_schema(text: str) -> None:
     VALIDATOR.validate(read(text))
     load_spec(read(text))
 
@@ -116,13 +116,13 @@ def test_null_removes_an_inherited_head() -> None:
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_wrong_documents(text: str) -> None:
+def test_invalid_documents_fail_the_schema(text: str) -> None:
     assert not VALIDATOR.is_valid(read(text))
     with pytest.raises(SpecError):
         load_spec(read(text))
 
 
-def test_words_stand_for_parts_that_need_nothing_else() -> None:
+def test_kinds_without_required_fields_may_be_words() -> None:
     homes = {"position": "position", "convolution": "conv", "feature map": "feature_map", "read": "read"}
     for role, key in homes.items():
         for kind, part in CATALOGUE[role].items():
@@ -143,7 +143,7 @@ def test_parts_are_described_by_their_docstrings_and_equations() -> None:
     assert "Number of taps" in SCHEMA["$defs"]["Convolution"]["properties"]["kernel"]["description"]
 
 
-def test_making_it_leaves_nothing_behind() -> None:
+def test_the_schema_is_equal_at_every_call() -> None:
     before = copy.deepcopy(json_schema())
     assert json_schema() == before
     assert yaml.safe_load(yaml.safe_dump(before)) == before

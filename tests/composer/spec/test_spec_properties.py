@@ -151,7 +151,7 @@ def own(child: dict, document: dict) -> dict:
 
 @QUICK
 @given(DOCUMENTS, DOCUMENTS, DOCUMENTS)
-def test_a_chain_is_the_flat_document(first: dict, second: dict, third: dict) -> None:
+def test_chains_of_extends_equal_the_flat_document(first: dict, second: dict, third: dict) -> None:
     middle = {**own(difference(first, second), second), "extends": "first.yaml"}
     last = {**own(difference(second, third), third), "extends": "middle.yaml"}
     with folder(first=json.dumps(first), middle=dump(middle), last=dump(last)) as path:
@@ -160,7 +160,7 @@ def test_a_chain_is_the_flat_document(first: dict, second: dict, third: dict) ->
 
 @QUICK
 @given(DOCUMENTS, DOCUMENTS)
-def test_overrides_say_what_a_child_says(base: dict, whole: dict) -> None:
+def test_overrides_equal_a_child_with_the_same_values(base: dict, whole: dict) -> None:
     changes = own(difference(base, whole), whole)
     with folder(base=dump(base)) as path:
         assert load_spec(path / "base.yaml", list(settings_of(changes))) == load(whole)
@@ -168,7 +168,7 @@ def test_overrides_say_what_a_child_says(base: dict, whole: dict) -> None:
 
 @QUICK
 @given(DOCUMENTS)
-def test_what_is_loaded_is_read_again_from_its_own_dump(document: dict) -> None:
+def test_loaded_specs_survive_dump_and_load(document: dict) -> None:
     spec = load(document)
     assert load_spec(spec.model_dump(mode="json", exclude_none=True)) == spec
 
@@ -212,7 +212,7 @@ def test_any_bytes_are_a_spec_or_a_spec_error(content: bytes) -> None:
 
 @settings(QUICK, max_examples=300)
 @given(st.sampled_from(SHIPPED), st.integers(0, 2000), st.integers(0, 8), ANY_TEXT)
-def test_errors_of_a_damaged_file_stand_in_it(text: str, start: int, length: int, put: str) -> None:
+def test_errors_of_damaged_files_have_places_in_the_file(text: str, start: int, length: int, put: str) -> None:
     start %= len(text)
     complaints(text[:start] + put + text[start + length :])
 
@@ -247,7 +247,7 @@ def broken(draw: st.DrawFn) -> dict:
 
 @settings(QUICK, max_examples=300)
 @given(broken(), st.booleans())
-def test_errors_of_a_wrong_document_stand_in_it(document: dict, flow: bool) -> None:
+def test_errors_of_invalid_documents_have_paths_in_the_document(document: dict, flow: bool) -> None:
     text = dump(document, default_flow_style=flow)
     for line in complaints(text):
         assert "Input should" not in line
@@ -259,11 +259,11 @@ OVERRIDES = joined(*"=.[]-019{} ", ".memory", ".0", ".size", ".position", "=rope
 
 @settings(QUICK, max_examples=300)
 @given(st.sampled_from(sorted(shipped_specs())), OVERRIDES, st.booleans())
-def test_any_override_is_taken_or_refused(name: str, override: str, sensible: bool) -> None:
+def test_any_override_is_applied_or_raises_a_spec_error(name: str, override: str, sensible: bool) -> None:
     for line in message_of(name, [f"head.{override}=1" if sensible else override]).splitlines():
         assert line.startswith("--set ") or ".yaml:" in line
 
 
-def test_shipped_specs_are_more_than_a_few() -> None:
+def test_the_tests_cover_many_shipped_specs() -> None:
     assert len(SHIPPED) >= 3
     assert all(plain(read_file(path, "x"))["compose"] == 1 for path in shipped_specs().values())

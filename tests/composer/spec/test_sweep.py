@@ -40,7 +40,7 @@ def refused(document: dict[str, Any] | Path) -> str:
     return str(caught.value)
 
 
-def test_a_grid_is_every_combination_the_last_path_fastest() -> None:
+def test_grid_expands_all_combinations_with_the_last_path_fastest() -> None:
     made = expand(sweep(grid={f"{GATE}.rank": [4, "full"], KERNEL: [2, 3]}))
     assert list(made) == ["rank-4-kernel-2", "rank-4-kernel-3", "full-kernel-2", "full-kernel-3"]
     for name, (rank, kernel) in zip(made, [("4", 2), ("4", 3), ("full", 2), ("full", 3)], strict=True):
@@ -49,19 +49,19 @@ def test_a_grid_is_every_combination_the_last_path_fastest() -> None:
         assert made[name].vary is None
 
 
-def test_a_zip_is_side_by_side() -> None:
+def test_zip_expands_values_side_by_side() -> None:
     made = expand(sweep(zip={"head.conv.share": ["qk", "none"], "head.feature_map.share": ["none", "qk"]}, names=["one", "two"]))
     assert list(made) == ["one", "two"]
     assert made["two"] == load_spec(START, ["head.conv.share=none", "head.feature_map.share=qk", "name=x-two"])
 
 
-def test_of_both_each_combination_meets_each_side() -> None:
+def test_grid_and_zip_expand_to_their_product() -> None:
     made = expand(sweep(grid={KERNEL: [2, 3]}, zip={"head.conv.share": ["qk", "none"], "head.position": ["rope", "none"]}))
     combinations = [(s.head.conv.kernel, s.head.conv.share, s.head.position.kind) for s in made.values() if s.head and s.head.conv]
     assert combinations == [(2, "qk", "rope"), (2, "none", "none"), (3, "qk", "rope"), (3, "none", "none")]
 
 
-def test_values_are_any_yaml_and_say_what_a_child_would() -> None:
+def test_values_are_any_yaml_and_equal_those_of_a_child() -> None:
     made = expand(
         sweep(grid={"head.conv": [{"kernel": 2}, None], "head.memory": [[{"kind": "state"}], [{"kind": "window"}, "state"]]})
     )
@@ -85,7 +85,7 @@ def test_values_are_any_yaml_and_say_what_a_child_would() -> None:
         ("head.memory.0", ["state", {"kind": "state", "normalise": False}], ["state", "state-2"]),
     ],
 )
-def test_names_are_made_of_the_values(path: str, values: list[Any], expected: list[str]) -> None:
+def test_variant_names_contain_the_values(path: str, values: list[Any], expected: list[str]) -> None:
     assert names(grid={path: values}) == expected
     assert [spec.name for spec in expand(sweep(grid={path: values})).values()] == [f"x-{name}" for name in expected]
 
@@ -105,7 +105,7 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) 
         st.sampled_from(["a.b", "a.0", "c"]), st.lists(VALUES, min_size=1, max_size=4, unique_by=comparable), min_size=1
     )
 )
-def test_any_names_differ_and_are_legal(grid: dict[str, list[Any]]) -> None:
+def test_variant_names_are_unique_and_valid(grid: dict[str, list[Any]]) -> None:
     spec = Spec.model_validate({"compose": 1, "name": "x", "vary": {"grid": grid}})
     assert spec.vary is not None
     made = variant_names(spec.vary)
@@ -114,7 +114,7 @@ def test_any_names_differ_and_are_legal(grid: dict[str, list[Any]]) -> None:
         Spec(compose=1, name=f"x-{name}")
 
 
-def test_what_overrides_complete_is_checked_after_them(write: Write) -> None:
+def test_documents_are_checked_after_overrides(write: Write) -> None:
     """A document with a missing field is an error without overrides and valid with them, for a sweep as for one spec."""
     lacking = START | {"trunk": {"width": 16, "layers": 1, "heads": 2, "mlp": {"kind": "gated", "width": 24}}}
     overrides = ["trunk.vocabulary=64"]
@@ -134,7 +134,7 @@ def test_what_overrides_complete_is_checked_after_them(write: Write) -> None:
         load_specs(wrong.name, overrides)
 
 
-def test_one_variant_is_named_behind_a_colon(write: Write) -> None:
+def test_a_variant_is_selected_by_a_colon_and_its_name(write: Write) -> None:
     write("x.yaml", f"{json.dumps(sweep(grid={KERNEL: [2, 3]}))}\n")
     assert load_spec("x.yaml:3") == expand("x.yaml")["3"]
     assert load_spec("x.yaml:3", [f"{KERNEL}=5"]) == expand("x.yaml", [f"{KERNEL}=5"])["3"]
@@ -157,7 +157,7 @@ def test_a_sweep_is_refused_where_one_spec_is_needed(write: Write) -> None:
     assert refused({"compose": 1, "name": "y"}).endswith("this is one spec, no sweep: it has no `vary`")
 
 
-def test_a_child_adds_replaces_and_removes(write: Write) -> None:
+def test_children_add_replace_and_remove_sweep_values(write: Write) -> None:
     write("base.yaml", json.dumps(sweep(grid={KERNEL: [2, 3]})))
     child = {"compose": 1, "name": "child", "extends": "base.yaml"}
     assert [spec.name for spec in expand(child).values()] == ["child-2", "child-3"]
@@ -198,11 +198,11 @@ def test_a_child_adds_replaces_and_removes(write: Write) -> None:
         ),
     ],
 )
-def test_mistakes(vary: dict[str, Any], message: str) -> None:
+def test_invalid_sweeps_are_refused(vary: dict[str, Any], message: str) -> None:
     assert message in refused(sweep(**vary))
 
 
-def test_values_that_are_not_alike_may_look_so() -> None:
+def test_different_values_of_equal_text_are_distinct() -> None:
     assert (
         len(expand(sweep(grid={"head.feature_map.bias": [True, False]}, zip={KERNEL: [2, 2], "head.position": ["none", "rope"]})))
         == 4
@@ -211,7 +211,7 @@ def test_values_that_are_not_alike_may_look_so() -> None:
     assert Spec.model_validate({"compose": 1, "name": "x", "vary": {"grid": lists | {"a": [1, True, 0, False, None]}}}).vary
 
 
-def test_mistakes_of_variants_have_a_place_and_a_variant(write: Write) -> None:
+def test_mistakes_of_variants_name_place_and_variant(write: Write) -> None:
     path = write(
         "x.yaml",
         "compose: 1\nname: x\nextends: lawcat\nvary:\n  grid:\n    head.memory.0.gate.rank:\n      - 4\n      - ful\n      - -1\n",
@@ -230,18 +230,18 @@ def test_mistakes_of_variants_have_a_place_and_a_variant(write: Write) -> None:
     assert f'(in the variant "2": {KERNEL}=2)' in message
 
 
-def test_the_document_around_has_to_be_right() -> None:
+def test_the_document_of_a_sweep_must_be_valid() -> None:
     assert "head.colour" in refused(sweep(grid={KERNEL: [2]}) | {"head": {"colour": "red"}})
 
 
-def test_what_is_no_number_is_the_same_as_itself() -> None:
+def test_nan_values_are_refused_and_count_as_duplicates() -> None:
     rate = "recipe.finetune.lr"
     assert "finite number" in refused(sweep(grid={rate: [math.nan, 1e-3]}))
     assert "the same value as [0], NaN" in refused(sweep(grid={rate: [math.nan, math.nan]}))
     assert "the same values as [0]" in refused(sweep(zip={rate: [math.nan, math.nan], KERNEL: [2, 2]}))
 
 
-def test_a_sweep_is_bounded_in_paths_and_in_all_that_it_makes() -> None:
+def test_sweeps_are_bounded_in_paths_and_variants() -> None:
     paths = {f"recipe.a{number}": [1, 2] for number in range(20_000)}
     assert "varies 20,000 paths; a sweep has at most 64" in refused(sweep(grid=paths))
     heads = {f"h{number}": {"memory": ["full"]} for number in range(2000)}
@@ -250,7 +250,7 @@ def test_a_sweep_is_bounded_in_paths_and_in_all_that_it_makes() -> None:
     assert "at most 1,000,000 in all" in message
 
 
-def test_as_many_variants_as_there_may_be_of_one_name() -> None:
+def test_the_maximum_number_of_variants_may_share_a_name() -> None:
     began = time.process_time()
     made = names(grid={"paper": [f"{'x' * 60}{number}" for number in range(MOST_VARIANTS)]})
     assert len(set(made)) == MOST_VARIANTS

@@ -28,7 +28,7 @@ def alone(document: dict[str, Any]) -> Resolved:
     return resolve(load_spec(document))
 
 
-def test_it_brings_the_dimensions() -> None:
+def test_a_trunk_sets_the_dimensions() -> None:
     assert alone(spec()).dimensions == SIZE
     assert alone(spec(theta=500)).heads["head"].memory[0].position.theta == 500
     few = {"width": 96, "layers": 2, "heads": 4, "vocabulary": 50}
@@ -49,13 +49,13 @@ def test_it_brings_the_dimensions() -> None:
     ],
     ids=str,
 )
-def test_what_an_mlp_leaves_open(mlp: Any, width: int, complete: GatedMLP | PlainMLP) -> None:
+def test_open_fields_of_an_mlp_get_defaults(mlp: Any, width: int, complete: GatedMLP | PlainMLP) -> None:
     trunk = alone(spec(mlp=mlp, width=width)).trunk
     assert trunk is not None
     assert trunk.mlp == complete
 
 
-def test_the_defaults_stay() -> None:
+def test_defaults_are_pinned() -> None:
     """The defaults are pinned, since they are not part of the hash."""
     trunk = load_spec(spec()).trunk
     assert trunk is not None
@@ -100,16 +100,16 @@ def test_the_defaults_stay() -> None:
     ],
     ids=str,
 )
-def test_what_it_cannot_say(trunk: dict[str, Any], message: str) -> None:
+def test_invalid_values_are_refused(trunk: dict[str, Any], message: str) -> None:
     assert message_of(spec(**trunk)).startswith(message)
 
 
-def test_what_it_has_to_say() -> None:
+def test_missing_fields_are_refused() -> None:
     lines = message_of(LOLCATS | {"trunk": {}}).splitlines()
     assert [line.partition(":")[0] for line in lines] == [f"trunk.{key}" for key in ("width", "layers", "heads", "vocabulary")]
 
 
-def test_a_source_and_a_trunk_contradict_each_other() -> None:
+def test_a_source_beside_a_trunk_is_refused() -> None:
     path, message = refused(spec())
     assert path == ("trunk",)
     assert "would contradict" in message
@@ -119,17 +119,17 @@ def test_a_source_and_a_trunk_contradict_each_other() -> None:
         alone(LOLCATS)
 
 
-def test_without_a_trunk_a_resolved_document_says_nothing_of_it() -> None:
+def test_resolved_documents_without_trunk_have_no_trunk_key() -> None:
     assert "trunk" not in resolve(load_spec(LOLCATS), SIZE).model_dump(mode="json")
     assert "trunk" not in json.loads(resolve(load_spec(LOLCATS), SIZE).model_dump_json())
 
 
-def test_a_resolved_trunk_comes_back_from_json() -> None:
+def test_resolved_trunks_survive_json() -> None:
     once = alone(spec(mlp="plain", embedding="learned", length=30))
     assert Resolved.model_validate_json(once.model_dump_json()) == once
 
 
-def test_the_trunk_is_a_part_of_the_meaning() -> None:
+def test_the_trunk_is_part_of_the_hash() -> None:
     pinned = "af88148065fe78f73b8f32dd2d16e11f60eed1b318555a535070bb7d24ba4334"
     document = {"compose": 1, "name": "x", "trunk": TRUNK, "head": EXACT | {"position": "none"}}
     assert alone(document).hash == pinned
@@ -146,7 +146,7 @@ def test_the_trunk_is_a_part_of_the_meaning() -> None:
     ],
     ids=str,
 )
-def test_what_is_left_open_means_its_default(same: dict[str, Any]) -> None:
+def test_missing_fields_equal_their_default(same: dict[str, Any]) -> None:
     assert alone(spec(**same)).hash == alone(spec()).hash
 
 
@@ -168,16 +168,16 @@ def test_what_is_left_open_means_its_default(same: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_another_trunk_has_another_hash(other: dict[str, Any]) -> None:
+def test_different_trunks_have_different_hashes(other: dict[str, Any]) -> None:
     assert alone(spec(**other)).hash != alone(spec()).hash
 
 
-def test_a_theta_that_nothing_turns_by_means_nothing() -> None:
+def test_an_unused_theta_does_not_change_the_hash() -> None:
     document = {"compose": 1, "name": "x", "trunk": TRUNK, "head": EXACT | {"position": "none"}}
     assert alone(document).hash == alone(document | {"trunk": TRUNK | {"theta": 7}}).hash
 
 
-def test_it_is_inherited_and_varied(write: Callable[[str, str], Path]) -> None:
+def test_trunks_are_inherited_and_varied(write: Callable[[str, str], Path]) -> None:
     text = "{width: 24, layers: 6, heads: 4, vocabulary: 50, mlp: {kind: gated, width: 9}}"
     write("base.yaml", f"compose: 1\nname: base\nhead: {{memory: [full]}}\ntrunk: {text}\n")
     child = write("child.yaml", "compose: 1\nname: child\nextends: base.yaml\ntrunk: {layers: 2, mlp: plain}\n")
@@ -193,7 +193,7 @@ def test_it_is_inherited_and_varied(write: Callable[[str, str], Path]) -> None:
     assert len(set(hashes.values())) == 4
 
 
-def test_mistakes_have_a_place(write: Callable[[str, str], Path]) -> None:
+def test_mistakes_of_a_trunk_have_a_place(write: Callable[[str, str], Path]) -> None:
     path = write(
         "wrong.yaml", "compose: 1\nname: x\nhead: {memory: [full]}\ntrunk:\n  {width: 25, layers: 1, heads: 8, vocabulary: 9}\n"
     )
@@ -207,7 +207,7 @@ def test_mistakes_have_a_place(write: Callable[[str, str], Path]) -> None:
         ("{layers: 1, width: 12, heads: 4, head_dim: 5, vocabulary: 9}", "4:51  trunk.head_dim"),
     ],
 )
-def test_an_odd_head_dimension_is_the_trunks_mistake(write: Callable[[str, str], Path], trunk: str, place: str) -> None:
+def test_odd_head_dimensions_are_reported_at_the_trunk(write: Callable[[str, str], Path], trunk: str, place: str) -> None:
     """This holds for positions from any file of the chain."""
     spec = load_spec(write("odd.yaml", f"compose: 1\nname: x\nextends: lolcats\ntrunk: {trunk}\n"))
     with pytest.raises(GraphError) as caught:

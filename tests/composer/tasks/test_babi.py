@@ -128,7 +128,7 @@ def test_answers_follow_from_the_facts(number: int, split: Split) -> None:
 
 
 @pytest.mark.parametrize("number", TASKS)
-def test_the_facts_that_answer(number: int) -> None:
+def test_each_task_has_its_number_of_supporting_facts(number: int) -> None:
     """Their number is the task's. Facts after the last of them do not change the answer if it is a place."""
     for question in questions(number):
         assert len(question.supports) == len({*question.supports}) == {1: 1, 2: 2, 3: 3, 4: 1, 5: 1}[number]
@@ -150,14 +150,14 @@ def test_the_facts_that_answer(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", TASKS)
-def test_splits_tell_no_story_twice(number: int) -> None:
+def test_splits_share_no_story(number: int) -> None:
     """The facts alone decide the split of a story, for any question about them."""
     train, evaluation = ({question.facts for question in questions(number, split)} for split in ("train", "evaluation"))
     assert not train & evaluation
     assert min(len(train), len(evaluation)) > MANY / 2
 
 
-def test_as_many_facts_as_are_said() -> None:
+def test_stories_have_the_requested_number_of_facts() -> None:
     for number in TASKS:
         counts = {len(question.facts) for question in questions(number)}
         least, most = FACTS.get(number, (2, 2))
@@ -165,6 +165,6 @@ def test_as_many_facts_as_are_said() -> None:
         assert most - 1 <= max(counts) <= most
 
 
-def test_a_seed_says_everything() -> None:
+def test_samples_depend_only_on_the_seed() -> None:
     for number in TASKS:
         assert [ask(number, random.Random(seed), "train") for seed in range(20)] == questions(number)[:20]

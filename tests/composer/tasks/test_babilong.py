@@ -40,7 +40,7 @@ def test_a_file_is_read_by_the_question(babi: Path) -> None:
     ]
 
 
-def test_facts_are_told_in_order(letters: Writer, babi: Path) -> None:
+def test_facts_are_in_order(letters: Writer, babi: Path) -> None:
     places = []
     for sample in BabilongQa2(babi=babi, samples=30).draw(letters, 1200, "evaluation"):
         facts = ["Mary went to the kitchen.", "Mary got the milk there.", "Mary went to the garden."]
@@ -56,7 +56,7 @@ def test_facts_are_told_in_order(letters: Writer, babi: Path) -> None:
     assert max(places) > 0.9
 
 
-def test_what_is_said_to_models_that_have_not_learned_it(letters: Writer, babi: Path) -> None:
+def test_instructions_for_untrained_models_are_added(letters: Writer, babi: Path) -> None:
     (sample,) = BabilongQa1(babi=babi, samples=1, instruction="Answer in one word.").draw(letters, 700, "train")
     assert re.fullmatch(
         r"Answer in one word\.\n<context>\n[^\n]*John went to the hallway\.[^\n]*\n</context>\n"
@@ -82,7 +82,7 @@ def test_score(written: str, right: int, babi: Path) -> None:
     assert BabilongQa2(babi=babi).score(sample, written) == right
 
 
-def test_labels_of_the_question_do_not_count(babi: Path) -> None:
+def test_labels_in_the_question_are_not_scored(babi: Path) -> None:
     sample = Sample((), (), "", "Mary was there. Where was the apple before the kitchen?", ("garden",))
     assert BabilongQa3(babi=babi).score(sample, "Before the kitchen the apple was in the garden.") == 1
     assert BabilongQa3(babi=babi).score(sample, "Before the kitchen the apple was in the office.") == 0
@@ -127,7 +127,7 @@ def test_each_split_has_its_file(letters: Writer, babi: Path) -> None:
     assert all("Sandra" in sample.text for sample in made.draw(letters, 700, "evaluation"))
 
 
-def test_a_file_that_is_written_anew_is_read_anew(letters: Writer, babi: Path) -> None:
+def test_changed_files_are_read_again(letters: Writer, babi: Path) -> None:
     made = BabilongQa1(babi=babi, samples=1)
     for name in ("Sandra", "Daniel Brown"):
         (babi / "qa1_some-words_test.txt").write_text(f"1 {name} went to the garden.\n2 Where is {name}? \tgarden\t1\n")
@@ -149,7 +149,7 @@ def test_a_single_file_is_divided(part: str, letters: Writer, babi: Path) -> Non
     assert digits == {"train": set("01234567"), "evaluation": set("89")}
 
 
-def test_what_cannot_be_read(letters: Writer, babi: Path) -> None:
+def test_invalid_files_are_refused(letters: Writer, babi: Path) -> None:
     with pytest.raises(TaskError, match="has no file of bAbI's task 3, such as qa3_"):
         list(BabilongQa3(babi=babi).draw(letters, 700, "train"))
     for wrong in ("Mary went.", "1 Where is Mary?\tgarden", "2 Mary went.", "1 Where is Mary?\tgarden\t7"):
@@ -174,7 +174,7 @@ def test_too_short(letters: Writer, babi: Path) -> None:
     assert "Where is Mary?" in sample.text
 
 
-def test_words_that_the_tokenizer_does_not_have(words: Writer, babi: Path) -> None:
+def test_words_unknown_to_the_tokenizer_are_refused(words: Writer, babi: Path) -> None:
     with pytest.raises(TaskError, match=r'cannot write "Mary moved to the bathroom\."'):
         list(BabilongQa1(babi=babi).draw(words, 300, "train"))
 
@@ -190,7 +190,7 @@ def test_the_real_files(name: str, letters: Writer) -> None:
         assert made.score(sample, sample.answers[0]) == 1
 
 
-def test_a_file_that_asks_nothing(babi: Path) -> None:
+def test_files_without_questions_are_refused(babi: Path) -> None:
     for path in babi.glob("qa1_*"):
         path.unlink()
     (babi / "qa1_facts_test.txt").write_text("".join("1 Mary went to the garden.\n" for _ in range(10)))

@@ -81,7 +81,7 @@ def test_expressions(letters: Writer) -> None:
     depth=st.integers(5, 10),
     most=st.integers(3, 10),
 )
-def test_trees_are_as_asked(seed: int, above: int, room: int, depth: int, most: int) -> None:
+def test_trees_have_the_requested_sizes(seed: int, above: int, room: int, depth: int, most: int) -> None:
     made = ListOps(above=above, below=above + room, depth=depth, arguments=most, probability=0.5)
     tree = made.tree(random.Random(seed), above + room)
     assert above < len(tree.symbols) < above + room
@@ -91,7 +91,7 @@ def test_trees_are_as_asked(seed: int, above: int, room: int, depth: int, most: 
     assert widest <= most
 
 
-def test_as_the_original_draws_them() -> None:
+def test_trees_equal_those_of_the_original() -> None:
     """The same random numbers give the same tree in the original's order of draws."""
 
     def original(rng: random.Random, depth: int) -> tuple[list[str], int]:
@@ -128,7 +128,7 @@ def test_parentheses(letters: Writer) -> None:
     )
 
 
-def test_those_that_do_not_fit_are_left_out(letters: Writer) -> None:
+def test_trees_that_exceed_the_length_are_omitted(letters: Writer) -> None:
     for length in (1300, 1500):
         for sample in samples(letters, length, samples=2):
             assert sample.prompt
@@ -144,7 +144,7 @@ def test_too_short(letters: Writer) -> None:
         samples(letters, least, above=20, below=200, depth=10, arguments=2)
 
 
-def test_symbols_that_the_tokenizer_cannot_write(words: Writer) -> None:
+def test_symbols_unknown_to_the_tokenizer_are_refused(words: Writer) -> None:
     with pytest.raises(TaskError, match=r'cannot write "\[MIN"'):
         samples(words, 2000)
 
@@ -154,7 +154,7 @@ def test_score(written: str, right: float) -> None:
     assert ListOps().score(Sample((), (), "", "", ("7",)), written) == right
 
 
-def test_training_and_evaluation_are_apart(letters: Writer) -> None:
+def test_training_and_evaluation_share_no_sample(letters: Writer) -> None:
     made = ListOps(above=3, below=6, samples=300)
     train, evaluation = ({sample.text for sample in made.draw(letters, 100, split)} for split in SPLITS)
     assert not train & evaluation

@@ -42,7 +42,7 @@ def zoology(vocabulary: int, examples: int, length: int, seed: int, power: float
     [(8192, 5, 64, 4, 0.01), (8192, 3, 256, 16, 0.01), (8192, 2, 512, 64, 0.01), (40, 9, 32, 8, 1.0), (33, 7, 20, 5, 0.3)],
 )
 @pytest.mark.parametrize("seed", [0, 7, 123456])
-def test_to_the_number(vocabulary: int, examples: int, length: int, pairs: int, power: float, seed: int) -> None:
+def test_samples_equal_those_of_zoology(vocabulary: int, examples: int, length: int, pairs: int, power: float, seed: int) -> None:
     inputs, labels = multiquery_ar(vocabulary, examples, length, seed, power, pairs, random_non_queries=False)
     wanted = zoology(vocabulary, examples, length, seed, power, pairs)
     assert inputs.tolist() == wanted[0]
@@ -50,7 +50,7 @@ def test_to_the_number(vocabulary: int, examples: int, length: int, pairs: int, 
 
 
 @given(pairs=st.integers(1, 12), spare=st.integers(0, 30), more=st.integers(2, 60), seed=st.integers(0, 2**32 - 1))
-def test_what_it_has_to_be(pairs: int, spare: int, more: int, seed: int) -> None:
+def test_samples_have_the_required_structure(pairs: int, spare: int, more: int, seed: int) -> None:
     vocabulary, length = 2 * pairs + more, 4 * pairs + 2 * spare
     filled, labels = multiquery_ar(vocabulary, 2, length, seed, pairs=pairs)
     bare, same = multiquery_ar(vocabulary, 2, length, seed, pairs=pairs, random_non_queries=False)
@@ -75,7 +75,7 @@ def test_gaps_follow_the_power_law() -> None:
     assert np.abs(seen - likely / likely.sum()).max() < 0.02
 
 
-def test_a_text_says_the_values(letters: Writer) -> None:
+def test_labels_are_the_values_of_the_keys(letters: Writer) -> None:
     made = Mqar(samples=5, pairs=6, vocabulary=100)
     ordinary = letters.ordinary[:100]
     for sample in made.draw(letters, 66, "train"):
@@ -88,7 +88,7 @@ def test_a_text_says_the_values(letters: Writer) -> None:
         assert sample.ids[0] == letters.begin[0]
 
 
-def test_what_cannot_be_asked(letters: Writer) -> None:
+def test_impossible_sizes_are_refused(letters: Writer) -> None:
     for options, length, message in [
         ({"pairs": 8}, 30, "mqar needs at least 32 symbols for 8 pairs and their queries, not 28"),
         ({"pairs": 50, "vocabulary": 100}, 500, "mqar needs a vocabulary of at least 102 for 50 different keys, not 100"),

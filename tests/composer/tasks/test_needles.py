@@ -81,7 +81,7 @@ def test_two_needles(words: Writer) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_needles_stand_anywhere(name: str, words: Writer) -> None:
+def test_needles_are_uniformly_placed(name: str, words: Writer) -> None:
     quarters = Counter[int]()
     for sample in made(name, samples=150).draw(words, 250, "evaluation"):
         sentences = re.findall(r"[A-Z][^.]*\.", parted(sample)[1])
@@ -94,7 +94,7 @@ def test_needles_stand_anywhere(name: str, words: Writer) -> None:
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
-def test_the_depth_of_the_one_that_is_asked_for(depth: float, words: Writer) -> None:
+def test_depth_is_that_of_the_requested_needle(depth: float, words: Writer) -> None:
     for sample in made("multikey", depth=depth, samples=10).draw(words, 400, "evaluation"):
         assert sample.depth == pytest.approx(depth, abs=0.02)
         before = len(
@@ -127,7 +127,7 @@ def test_scores_are_exact(task: Needles, answers: tuple[str, ...], written: str,
 
 
 @pytest.mark.parametrize(("name", "options"), [("multikey", {}), ("multikey", {"keys": 2}), ("two-needles", {})])
-def test_chance_is_what_any_key_of_the_text_is_worth(name: str, options: dict[str, Any], words: Writer) -> None:
+def test_chance_is_the_score_of_a_random_key_of_the_text(name: str, options: dict[str, Any], words: Writer) -> None:
     """Chance is the score of answering 600 texts with their keys in random order."""
     task, rng, scores = made(name, samples=600, **options), random.Random(0), list[float]()
     for sample in task.draw(words, 100, "evaluation"):
@@ -136,7 +136,7 @@ def test_chance_is_what_any_key_of_the_text_is_worth(name: str, options: dict[st
     assert sum(scores) / 600 == pytest.approx(task.chance, abs=4 * (task.chance * (1 - task.chance) / 600) ** 0.5)
 
 
-def test_chance_where_all_keys_of_the_text_are_asked_for() -> None:
+def test_chance_if_all_keys_of_the_text_are_requested() -> None:
     assert Multivalue(values=2).chance == pytest.approx(1e-10)
 
 

@@ -52,7 +52,7 @@ def test_noise(letters: Writer) -> None:
         assert sample.depth == pytest.approx(before.count("\n") / len(lines))
 
 
-def test_every_place_in_noise_is_as_likely_but_the_last(letters: Writer) -> None:
+def test_needles_in_noise_are_uniformly_placed_before_the_end(letters: Writer) -> None:
     places: dict[tuple[int, int], int] = {}
     for sample in samples("niah-single-1", letters, 560, samples=200):
         before, after = parts("niah-single-1", sample)
@@ -119,7 +119,7 @@ def test_a_file_is_read_once(letters: Writer, tmp_path: Path) -> None:
             samples("niah-single-2", letters, 1000, split, haystack=book)
 
 
-def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
+def test_changed_files_are_read_again(tmp_path: Path) -> None:
     path, texts = tmp_path / "text.txt", []
     for word in ("one", "other"):
         path.write_text(f"This is {word} sentence. " * 50)
@@ -127,7 +127,7 @@ def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
     assert texts == [["This is one sentence."], ["This is other sentence."]]
 
 
-def test_haystacks_are_taken_by_the_word(book: Path) -> None:
+def test_haystacks_are_cut_at_words(book: Path) -> None:
     haystack = Haystack(book, random.Random(0), "evaluation")
     assert haystack.take(0) == []
     assert haystack.take(3) == ["This is the"]
@@ -138,7 +138,7 @@ def test_haystacks_are_taken_by_the_word(book: Path) -> None:
     assert haystack.take(7 * 100)[-1] == "This is the sentence of number 499."
 
 
-def test_haystacks_that_cannot_be_read(tmp_path: Path, letters: Writer) -> None:
+def test_unreadable_haystacks_are_refused(tmp_path: Path, letters: Writer) -> None:
     (tmp_path / "one.txt").write_text("Only one sentence")
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
     for name, message in [("none.txt", "cannot be read"), ("one.txt", "has 1 sentences: too few"), ("bytes.txt", "cannot be read")]:
@@ -146,7 +146,7 @@ def test_haystacks_that_cannot_be_read(tmp_path: Path, letters: Writer) -> None:
             samples("niah-single-2", letters, 1000, haystack=tmp_path / name)
 
 
-def test_needles_that_the_tokenizer_cannot_write(words: Writer) -> None:
+def test_needles_unknown_to_the_tokenizer_are_refused(words: Writer) -> None:
     with pytest.raises(TaskError, match=r'cannot write "One of the special magic uuids for [a-z-]+ is: [0-9a-f-]{36}\."'):
         samples("niah-single-3", words, 1000)
 
@@ -211,7 +211,7 @@ def test_several_questions(letters: Writer) -> None:
 
 
 @pytest.mark.parametrize("name", ["niah-multikey-2", "niah-multikey-3"])
-def test_needles_among_needles(name: str, letters: Writer) -> None:
+def test_haystacks_may_consist_of_needles(name: str, letters: Writer) -> None:
     pattern = NEEDLE if name == "niah-multikey-2" else NEEDLE.replace("(.+?)", "([0-9a-f-]{36})")
     places = set()
     for sample in samples(name, letters, 1500):
@@ -231,7 +231,7 @@ def test_needles_among_needles(name: str, letters: Writer) -> None:
     assert len(places) > 3
 
 
-def test_a_needle_s_key_is_nowhere_else(monkeypatch: pytest.MonkeyPatch, letters: Writer) -> None:
+def test_keys_of_needles_occur_once(monkeypatch: pytest.MonkeyPatch, letters: Writer) -> None:
     monkeypatch.setattr("composer.tasks.niah.word_pair", lambda rng: f"small-{rng.choice(['fox', 'dog', 'cat'])}")
     for sample in samples("niah-multikey-2", letters, 900, split="train"):
         asked_keys = re.search(r"What is the special magic number for (\S+)", sample.text)

@@ -96,7 +96,7 @@ def test_too_short(words: Writer) -> None:
         samples(words, 67, 1)
 
 
-def test_long_texts_take_few_counts(letters: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_texts_need_few_token_counts(letters: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
     count = letters.count
     monkeypatch.setattr(letters, "count", lambda text: counted.append(1) or count(text))

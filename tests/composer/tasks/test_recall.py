@@ -33,7 +33,7 @@ def test_recall(pairs: int, words: Writer) -> None:
         assert list(sample.answer) == [False] * (1 + 2 * pairs) + [False, True] * (len(keys) - pairs)
 
 
-def test_all_64_pairs(words: Writer) -> None:
+def test_all_64_pairs_are_queried(words: Writer) -> None:
     """256 tokens have room for all questions but one. At 512 tokens each pair is asked for more than once."""
     for length, queries in ((256, 63), (512, 191)):
         for sample in Recall(pairs=64, samples=5).draw(words, length, "evaluation"):
@@ -54,7 +54,7 @@ def test_recall_in_any_tokens(any_text: Writer) -> None:
         assert any_text.decode(answers).split() == sample.text.split()[9::2]
 
 
-def test_recall_that_does_not_fit(words: Writer) -> None:
+def test_sizes_that_do_not_fit_are_refused(words: Writer) -> None:
     with pytest.raises(TaskError, match="recall of 32 pairs needs at least 67 tokens, not 66"):
         list(Recall().draw(words, 66, "train"))
     (sample,) = Recall(samples=1).draw(words, 67, "train")
@@ -82,7 +82,7 @@ def as_published(vocabulary: int, examples: int, length: int, seed: int, power: 
 
 
 @pytest.mark.parametrize(("vocabulary", "length", "pairs", "power"), [(8192, 64, 4, 0.01), (301, 128, 32, 0.1), (40, 16, 4, 1.0)])
-def test_mqar_is_the_original(vocabulary: int, length: int, pairs: int, power: float) -> None:
+def test_mqar_equals_the_original(vocabulary: int, length: int, pairs: int, power: float) -> None:
     inputs, labels = as_published(vocabulary, 20, length, 5, power, pairs)
     original = multiquery_ar(vocabulary, 20, length, 5, power, pairs, random_non_queries=False)
     np.testing.assert_array_equal(original[0], inputs)
@@ -134,7 +134,7 @@ def test_mqar_as_a_text(random_non_queries: bool, words: Writer) -> None:
         assert random_non_queries or (np.delete(symbols[8:], [*(places - 8), *(places - 9)]) == 0).all()
 
 
-def test_mqar_that_cannot_be(words: Writer) -> None:
+def test_impossible_mqar_sizes_are_refused(words: Writer) -> None:
     for options, length, message in [
         ({"vocabulary": 600}, 64, "has 503 tokens that are not special, not 600"),
         ({"pairs": 16}, 64, "at least 64 symbols for 16 pairs and their queries, not 62"),

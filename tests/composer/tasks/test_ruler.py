@@ -15,7 +15,7 @@ from composer.tasks.ruler import distinct, number, random_uuid, word_pair, words
 RULER = sorted(name for name in TASKS if name.startswith(("niah-", "variable", "common", "frequent")))
 
 
-def test_all_of_ruler_s_tasks_but_its_questions_on_documents() -> None:
+def test_all_tasks_of_ruler_except_document_questions_exist() -> None:
     assert len(RULER) == 11
 
 
@@ -36,7 +36,7 @@ def test_score(name: str, answers: tuple[str, ...], written: str, right: float) 
     assert TASKS[name].model_validate({}).score(Sample((), (), "", "", answers), written) == pytest.approx(right)
 
 
-def test_words_are_those_of_the_package() -> None:
+def test_words_equal_those_of_the_package() -> None:
     import wonderwords.random_word
 
     for part in ("adjective", "noun", "verb"):
@@ -44,7 +44,7 @@ def test_words_are_those_of_the_package() -> None:
         assert len(words(part)) > 900
 
 
-def test_what_is_drawn() -> None:
+def test_drawn_numbers_uuids_and_words_have_their_form() -> None:
     rng = random.Random(0)
     for _ in range(300):
         assert re.fullmatch(r"[1-9]\d{6}", number(rng))
@@ -59,6 +59,6 @@ def splits(pair: str) -> list[tuple[str, str]]:
     return [(first, last) for first, last in cuts if first in words("adjective") and last in words("noun")]
 
 
-def test_different_ones_come_in_the_order_of_the_draws() -> None:
+def test_distinct_values_keep_the_order_of_the_draws() -> None:
     draws = iter("abacabd")
     assert distinct(4, lambda: next(draws)) == ["a", "b", "c", "d"]

@@ -78,7 +78,7 @@ def test_the_page_of_tasks() -> None:
     assert list_tasks(page.replace(row, "| `gone` | | | |")) == page
 
 
-def test_what_the_shipped_teacher_can_write(words: Writer, babi: Path) -> None:
+def test_the_page_lists_the_tasks_that_the_shipped_teacher_can_write(words: Writer, babi: Path) -> None:
     for name in sorted({*TASKS} - {"babilong-qa3", "babilong-qa4"}):
         drawn = task(name, babi, samples=1).draw(words, 800, "train")
         if name in IN_WORDS:
@@ -116,7 +116,7 @@ def test_lengths_in_words(name: str, length: int, words: Writer, babi: Path) -> 
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN))
-def test_what_is_written_after_the_prompt(name: str, any_text: Writer, babi: Path) -> None:
+def test_samples_continue_the_prompt_with_the_answer(name: str, any_text: Writer, babi: Path) -> None:
     made = task(name, babi, samples=2)
     for sample in made.draw(any_text, 900, "evaluation"):
         assert sample.prompt is not None
@@ -140,7 +140,7 @@ def test_what_is_written_after_the_prompt(name: str, any_text: Writer, babi: Pat
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN | OTHERS))
-def test_a_seed_says_everything(name: str, letters: Writer, babi: Path) -> None:
+def test_samples_depend_only_on_the_seed(name: str, letters: Writer, babi: Path) -> None:
     made = task(name, babi, samples=2)
     first = list(made.draw(letters, 800, "evaluation"))
     assert list(made.draw(letters, 800, "evaluation")) == first
@@ -151,7 +151,7 @@ def test_a_seed_says_everything(name: str, letters: Writer, babi: Path) -> None:
 
 
 @pytest.mark.parametrize("name", IN_WORDS)
-def test_training_and_evaluation_are_apart(name: str, words: Writer, babi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_and_evaluation_share_no_sample(name: str, words: Writer, babi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # So few texts that both would draw the same ones.
     monkeypatch.setattr("composer.tasks.passkey.five_digits", lambda rng: f"0000{rng.randrange(10)}{rng.randrange(10)}"[-5:])
     monkeypatch.setattr("composer.tasks.needles.five_digits", lambda rng: f"0000{rng.randrange(5)}")
@@ -168,7 +168,7 @@ def test_training_and_evaluation_are_apart(name: str, words: Writer, babi: Path,
     assert min(map(len, texts.values())) > 3
 
 
-def test_every_value_is_of_one_split() -> None:
+def test_every_value_belongs_to_one_split() -> None:
     train = {apart(random.Random(seed), "train", lambda rng: rng.randrange(100)) for seed in range(3000)}
     evaluation = {apart(random.Random(seed), "evaluation", lambda rng: rng.randrange(100)) for seed in range(3000)}
     assert not train & evaluation
@@ -176,7 +176,7 @@ def test_every_value_is_of_one_split() -> None:
     assert 5 < len(evaluation) < 25
 
 
-def test_too_few_to_be_kept_apart() -> None:
+def test_values_too_few_for_two_splits_are_refused() -> None:
     with pytest.raises(TaskError, match="too few different samples to keep some of them for"):
         [apart(random.Random(0), split, lambda rng: "the only one") for split in SPLITS]
 
@@ -187,14 +187,14 @@ def test_streams_differ() -> None:
     assert rng_of(1, "train", 23).random() == rng_of(1, "train", 23).random() != rng_of(12, "train", 3).random()
 
 
-def test_the_length_is_the_task_s_or_the_caller_s(words: Writer, babi: Path) -> None:
+def test_the_length_is_that_of_the_caller_or_the_task(words: Writer, babi: Path) -> None:
     assert {len(sample.ids) for sample in task("stories", babi, length=50).draw(words, 200, "train")} == {50}
     assert {len(sample.ids) for sample in task("stories", babi).draw(words, 200, "train")} == {200}
     with pytest.raises(TaskError, match="stories: set the length of its samples"):
         list(task("stories", babi).draw(words, None, "train"))
 
 
-def test_only_what_is_written_has_a_score(words: Writer, babi: Path) -> None:
+def test_only_tasks_with_generated_answers_have_a_score(words: Writer, babi: Path) -> None:
     for name in ("recall", "mqar", "stories"):
         made = task(name, babi)
         (sample, *_) = made.draw(words, 100, "train")
@@ -236,7 +236,7 @@ def test_the_catalogue_is_light() -> None:
     assert run.stdout.strip() == "[]"
 
 
-def test_what_is_not_made_here_is_recorded(babi: Path, book: Path) -> None:
+def test_origins_of_external_samples_are_recorded(babi: Path, book: Path) -> None:
     for name in (
         "passkey",
         "multikey",

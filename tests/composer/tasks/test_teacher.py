@@ -35,7 +35,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", sorted(TEXTS))
-def test_texts_stay_as_the_teacher_saw_them(name: str, words: Writer) -> None:
+def test_texts_are_those_that_the_teacher_was_trained_on(name: str, words: Writer) -> None:
     make, wanted = TEXTS[name]
     text = "\n".join(make(random.Random(seed), words) for seed in range(200))
     assert hashlib.sha256(text.encode()).hexdigest() == wanted

@@ -15,7 +15,7 @@ __all__ = ["student", "teacher"]
 SAID = "are the tokenizer's token for unknown text, so most of their content is lost. Use texts that"
 
 
-def test_a_share_that_matters_is_told() -> None:
+def test_a_large_share_of_unknown_tokens_is_reported() -> None:
     ids = np.arange(100)
     ids[:25] = 499
     assert (hardly_written("the data", ids, 499) or "").startswith(f"25% of the tokens of the data {SAID}")
@@ -26,7 +26,9 @@ def test_a_share_that_matters_is_told() -> None:
     assert hardly_written("the data", [], 0) is None
 
 
-def test_all_that_read_a_text_say_so(student: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_command_that_reads_texts_reports_unknown_tokens(
+    student: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The tokenizer has eleven words, and every second word of this text is unknown."""
     strange = " ".join(["once", "whale"] * 40)
     text = tmp_path / "strange.txt"
@@ -50,7 +52,7 @@ def test_all_that_read_a_text_say_so(student: Path, tmp_path: Path, caplog: pyte
     assert [message.partition(" are the tokenizer")[0] for message in read_messages()] == ["50% of the tokens of the data"]
 
 
-def test_what_can_be_written_is_not_doubted(student: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_known_texts_give_no_warning(student: Path, caplog: pytest.LogCaptureFixture) -> None:
     composer.generate(student, "once upon a time there was", max_new_tokens=1)
     composer.evaluate(student, "mqar,pairs=2", 16, samples=2)
     assert not [record for record in caplog.records if record.name == "composer"]

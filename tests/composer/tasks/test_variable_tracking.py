@@ -93,7 +93,7 @@ def test_options(letters: Writer) -> None:
         assert match[3] == "3"
 
 
-def test_noise_is_never_less_than_the_assignments(letters: Writer) -> None:
+def test_the_shortest_text_has_one_noise_sentence_per_assignment(letters: Writer) -> None:
     (least,) = re.findall(r"at least (\d+) tokens", str(failure(letters, 100)))
     (sample,) = samples(letters, int(least), example=False, samples=1)
     lines = sample.text.split("\n")[2:12]
@@ -107,6 +107,6 @@ def failure(writer: Writer, length: int) -> TaskError:
     return raised.value
 
 
-def test_variables_that_the_tokenizer_cannot_write(words: Writer) -> None:
+def test_variables_unknown_to_the_tokenizer_are_refused(words: Writer) -> None:
     with pytest.raises(TaskError, match=r'cannot write "VAR [A-Z]{5} = \d{5}"'):
         samples(words, 1000)

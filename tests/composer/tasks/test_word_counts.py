@@ -86,7 +86,7 @@ def test_common_words(length: int, example: tuple[int, int, int], often: int, se
     assert len(orders) == 4  # no place tells a common word
 
 
-def test_how_often_may_be_said(spaced: Writer) -> None:
+def test_word_frequencies_may_be_set(spaced: Writer) -> None:
     (sample,) = common(spaced, 600, samples=1, common=4, uncommon=2, example=False)
     match = re.fullmatch(COMMON, sample.text, flags=re.DOTALL)
     assert match
@@ -159,7 +159,7 @@ def test_zeta(exponent: float, value: float) -> None:
     assert zeta(exponent) == pytest.approx(value, rel=1e-10)
 
 
-def test_words_that_the_tokenizer_cannot_write(words: Writer) -> None:
+def test_words_unknown_to_the_tokenizer_are_refused(words: Writer) -> None:
     with pytest.raises(TaskError, match=r'cannot write "[^ ]+( [^ ]+)?": it decodes to'):
         common(words, 1000, example=False)
     with pytest.raises(TaskError, match=r'cannot write "(\.\.\.|[a-z]{6})": it decodes to'):

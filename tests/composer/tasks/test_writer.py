@@ -13,7 +13,7 @@ from composer.tasks.writer import Writer, fit
 from tests.composer.tasks.conftest import byte_level
 
 
-def test_a_text_begins_as_the_tokenizer_begins_it(any_text: Writer, words: Writer) -> None:
+def test_texts_begin_with_the_tokenizers_start_tokens(any_text: Writer, words: Writer) -> None:
     for writer in (any_text, words):
         text = "One day Tom went to the park."
         assert writer.encode(text) == writer.tokenizer(text).input_ids
@@ -24,7 +24,7 @@ def test_a_text_begins_as_the_tokenizer_begins_it(any_text: Writer, words: Write
     assert Writer(words.tokenizer).end == [words.tokenizer.eos_token_id]
 
 
-def test_bos_is_only_what_the_tokenizer_puts_there(letters: Writer) -> None:
+def test_bos_is_added_only_if_the_tokenizer_adds_it(letters: Writer) -> None:
     assert letters.begin == [0]
     silent = byte_level(bos=False)
     assert (Writer(silent).begin, Writer(silent).end) == ([], [])
@@ -50,7 +50,7 @@ def test_ordinary_tokens_are_all_but_the_special_ones(letters: Writer, words: Wr
     assert words.ordinary == list(range(4, 507))
 
 
-def test_what_a_tokenizer_cannot_write_is_refused(words: Writer) -> None:
+def test_texts_unknown_to_the_tokenizer_are_refused(words: Writer) -> None:
     words.check("The pass key is 12345.")
     assert not words.round_trips("One of the special magic numbers")
     with pytest.raises(TaskError, match=r'cannot write "9e1f-44": it decodes to'):
@@ -64,7 +64,7 @@ def test_slow_tokenizers_are_refused() -> None:
 
 @pytest.mark.parametrize("rate", [0.1, 0.7, 1.0, 3.0, 250.0])
 @pytest.mark.parametrize("limit", [10, 11, 100, 5000, 131072])
-def test_fit_is_the_most_that_fits(rate: float, limit: int) -> None:
+def test_fit_returns_the_largest_number_that_fits(rate: float, limit: int) -> None:
     calls: list[int] = []
 
     def count(units: int) -> int:
@@ -77,7 +77,7 @@ def test_fit_is_the_most_that_fits(rate: float, limit: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_fit_where_tokens_come_in_steps(seed: int) -> None:
+def test_fit_is_right_if_token_counts_grow_in_steps(seed: int) -> None:
     rng = random.Random(seed)
     sizes = [rng.choice([0, 0, 1, 2, 300]) for _ in range(5000)]
     totals = list(accumulate(sizes[1:4999], initial=7 + sizes[0]))
@@ -93,13 +93,13 @@ def test_fit_where_tokens_come_in_steps(seed: int) -> None:
     assert len(calls) < 60
 
 
-def test_what_does_not_fit_says_how_much_it_takes() -> None:
+def test_errors_name_the_needed_length() -> None:
     with pytest.raises(TaskError, match="it needs at least 10 tokens, not 9"):
         fit(lambda units: 10 + units, 9, "it")
 
 
 @pytest.mark.parametrize("limit", [20, 99, 100, 101])
-def test_units_may_come_to_an_end(limit: int) -> None:
+def test_fit_is_bounded_by_the_number_of_units(limit: int) -> None:
     def count(units: int) -> int:
         assert units <= 90
         return 10 + units

@@ -52,7 +52,7 @@ def test_a_calibrated_start_is_nearer_to_the_teacher_and_is_recorded(student: Pa
     assert any("head.window, head.feature_map" in message and "Not calibrated" not in message for message in learned.view().notes)
 
 
-def test_a_recipe_that_does_not_ask_is_written_as_before(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_recipes_without_calibration_are_written_as_before(student: Path, texts: Path, tmp_path: Path) -> None:
     """Existing folders and runs compare their recipe with the written one."""
     assert "init" not in Transfer(lr=1, steps=1).model_dump(mode="json")
     run(student, tmp_path / "out", texts, which="transfer")
@@ -61,7 +61,7 @@ def test_a_recipe_that_does_not_ask_is_written_as_before(student: Path, texts: P
     assert "start" not in record.model_dump(mode="json")["training"][0]
 
 
-def test_streamed_and_in_memory(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_streamed_calibration_equals_calibration_in_memory(student: Path, texts: Path, tmp_path: Path) -> None:
     """The run is stopped in its second layer and continued."""
     whole = run(student, tmp_path / "whole", texts, CALIBRATED, which="transfer")
     stopped_here(student, tmp_path / "out", texts)
@@ -83,7 +83,7 @@ def stopped_here(student: Path, out: Path, texts: Path) -> None:
         run(student, out, texts, CALIBRATED, watch=watch, **STREAM)
 
 
-def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_resumed_runs_equal_uninterrupted_runs(student: Path, texts: Path, tmp_path: Path) -> None:
     def watch(step: StepProgress) -> None:
         if step.step == 3:
             raise StoppedError
@@ -95,7 +95,7 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(student: Path, text
     assert same(weights(tmp_path / "whole"), tmp_path / "out")
 
 
-def test_parts_that_cannot_keep_their_start() -> None:
+def test_parts_that_cannot_be_calibrated_keep_their_start() -> None:
     """The convolution and the gate's matrices keep their start, and the gate's bias does not."""
     source = small_llama().float()
     student, teacher = student_of(source, LAWCAT), teacher_of(source)
@@ -109,7 +109,7 @@ def test_parts_that_cannot_keep_their_start() -> None:
 
 
 @pytest.mark.parametrize("memory", [["window", "state"], [{"kind": "window", "size": 4, "weight": "learned"}, "state"]])
-def test_calibration_is_the_same_each_time(memory: list[Any]) -> None:
+def test_calibration_is_deterministic(memory: list[Any]) -> None:
     source = small_llama().float()
     spec = {"compose": 1, "name": "x", "head": {"feature_map": {"kind": "hedgehog", "dim": 4}, "memory": memory}}
     started = []
@@ -120,7 +120,7 @@ def test_calibration_is_the_same_each_time(memory: list[Any]) -> None:
     assert all(torch.equal(value, started[1][name]) for name, value in started[0].items())
 
 
-def test_padding_does_not_count() -> None:
+def test_padding_does_not_change_calibration() -> None:
     """Rows with padding of other tokens give the same result as rows without padding."""
     source = small_llama()
     rows = rows_of(16, how="padded", lengths=(9, 12, 7, 16))
@@ -135,7 +135,7 @@ def test_padding_does_not_count() -> None:
         torch.testing.assert_close(value, started[1][name], rtol=1e-6, atol=1e-8)
 
 
-def test_rows_are_bounded_and_among_those_that_the_stage_takes() -> None:
+def test_calibration_uses_a_bounded_number_of_the_stages_rows() -> None:
     rows = rows_of(16, lengths=(16,) * 100)
     few = rows_to_calibrate(STAGE, rows, 0)
     assert len(few) == 4 * 6 < ROWS
@@ -144,7 +144,7 @@ def test_rows_are_bounded_and_among_those_that_the_stage_takes() -> None:
     assert many[: len(few)] == few
 
 
-def test_from_end_to_end_it_starts_so_too(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_model_transfer_starts_calibrated(student: Path, texts: Path, tmp_path: Path) -> None:
     plain = run(student, tmp_path / "plain", texts, "recipe.transfer.at=model", which="transfer")
     learned = run(student, tmp_path / "out", texts, "recipe.transfer.at=model", CALIBRATED, which="transfer")
     assert learned.stages[0].start is not None

@@ -67,7 +67,7 @@ def test_a_hostile_file_beside_a_checkpoint_is_not_opened(stopped: Path, tmp_pat
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_pickle_in_the_place_of_the_tensors(stopped: Path, tmp_path: Path) -> None:
+def test_pickles_in_place_of_tensors_are_refused(stopped: Path, tmp_path: Path) -> None:
     (stopped / TENSORS.format(0)).write_bytes(pickle.dumps(Hostile(f"touch {tmp_path / 'ran'}")))
     change(stopped, lambda facts: facts["processes"][0].update(sha256=sha256(stopped / TENSORS.format(0))))
     with pytest.raises(TrainingError, match=DAMAGED):
@@ -75,7 +75,7 @@ def test_a_pickle_in_the_place_of_the_tensors(stopped: Path, tmp_path: Path) -> 
     assert not (tmp_path / "ran").exists()
 
 
-def test_every_bit_counts(tmp_path: Path) -> None:
+def test_every_changed_bit_is_detected(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 1, [unit_of(1e-5)], {"told": 1e-5})
     newest_step = checkpoint.newest(tmp_path)
     assert newest_step is not None
@@ -94,7 +94,7 @@ def test_every_bit_counts(tmp_path: Path) -> None:
     assert torch.equal(unit.parameters["weight"], torch.full((2, 3), 1e-5))
 
 
-def test_an_exponent_in_capitals_is_another_file(tmp_path: Path) -> None:
+def test_equal_numbers_in_other_bytes_are_detected(tmp_path: Path) -> None:
     """The number is the same, but one bit of the file differs."""
     checkpoint.save(tmp_path, 1, [unit_of()], {"told": 1e-05})
     path = tmp_path / "step-00000001" / FACTS
@@ -136,21 +136,21 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_facts_that_somebody_made_up(stopped: Path, what: str) -> None:
+def test_invented_facts_are_refused(stopped: Path, what: str) -> None:
     change(stopped, CHANGES[what])
     with pytest.raises(TrainingError, match=DAMAGED):
         run(stopped.parent.parent, STAGES["transfer"])
 
 
 @pytest.mark.parametrize("text", ["[" * 500_000, "[]", "{}", '{"facts": 1}', "", "\udc80"], ids=range(6))
-def test_facts_that_are_none(stopped: Path, text: str) -> None:
+def test_malformed_facts_are_refused(stopped: Path, text: str) -> None:
     (stopped / FACTS).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(TrainingError, match=DAMAGED):
         run(stopped.parent.parent, STAGES["transfer"])
 
 
 @pytest.mark.parametrize("shape", [(), (2,), (2, 2), (1, 3), (3, 3), (6,)])
-def test_a_tensor_of_another_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_tensors_of_another_shape_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
     checkpoint.save(tmp_path, 1, [unit_of()], {})
     step = tmp_path / "step-00000001"
     (name,) = load_file(step / TENSORS.format(0))
@@ -160,7 +160,7 @@ def test_a_tensor_of_another_shape(tmp_path: Path, shape: tuple[int, ...]) -> No
         checkpoint.restore(step, [unit_of()])
 
 
-def test_what_is_told_comes_back(tmp_path: Path) -> None:
+def test_saved_facts_are_restored(tmp_path: Path) -> None:
     reached = StageState(
         identity={"seed": 3}, step=1, tokens=2, seconds=0.1, learning=0.2, done=False, before={"b": 1.0, "a": 2.0}, after={}
     )

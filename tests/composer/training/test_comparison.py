@@ -40,7 +40,7 @@ def by_hand(student: Any, source: Any, rows: Any) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("how", ["packed", "padded"])
 @torch.no_grad()
-def test_by_hand(how: Packing) -> None:
+def test_figures_match_hand_computed_values(how: Packing) -> None:
     source, rows = small_llama(), rows_of(how=how)
     student = student_of(source)
     likeness = attention_likeness(student, teacher_of(source), rows)
@@ -52,7 +52,7 @@ def test_by_hand(how: Packing) -> None:
 
 
 @torch.no_grad()
-def test_softmax_is_its_teacher() -> None:
+def test_a_softmax_student_has_no_error() -> None:
     source, rows = small_llama(), rows_of()
     for layer in attention_likeness(student_of(source, "softmax"), teacher_of(source), rows):
         assert layer.mse == pytest.approx(0, abs=1e-12)
@@ -80,13 +80,13 @@ def test_heads_without_weights_have_no_divergence(spec: str, overrides: list[str
     assert all(layer.mse > 0 for layer in layers)
 
 
-def test_a_teacher_without_weights_has_none_either() -> None:
+def test_teachers_without_weights_have_no_divergence() -> None:
     source = small_llama()
     (layer, _) = attention_likeness(student_of(source, "softmax"), student_of(source, "delta"), rows_of(lengths=(7,)))
     assert layer.divergence is None
 
 
-def test_no_mass_at_all_is_a_number() -> None:
+def test_divergence_without_mass_is_finite() -> None:
     """If all features of ReLU are 0, the output is 0, and the divergence is as large as float32 allows."""
     source = small_llama()
     spec = {"compose": 1, "name": "relu", "head": {"position": "rope", "feature_map": "relu", "memory": ["state"]}}
@@ -95,7 +95,7 @@ def test_no_mass_at_all_is_a_number() -> None:
         assert 1 < layer.divergence < 88
 
 
-def test_no_more_rows_than_it_says() -> None:
+def test_the_number_of_rows_is_bounded() -> None:
     source = small_llama()
     student, teacher = student_of(source), teacher_of(source)
     many = rows_of(4, lengths=(4,) * (ROWS + 3), how="padded")
@@ -113,7 +113,7 @@ def softmax(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 RECIPE = Recipe(sequence=16)
 
 
-def test_losses_of_a_folder(softmax: Path, student: Path, texts: Path) -> None:
+def test_losses_of_a_folder_are_reported(softmax: Path, student: Path, texts: Path) -> None:
     options = TrainingOptions([str(texts)], share=0.2)
     same = likeness_of(softmax, options, recipe=RECIPE)
     assert same.loss == pytest.approx(same.teacher_loss, rel=1e-6)
@@ -130,7 +130,7 @@ def test_losses_of_a_folder(softmax: Path, student: Path, texts: Path) -> None:
 AVERAGED = {"lr": 1e-2, "steps": 1, "average": "rows"}
 
 
-def test_what_training_goes_on_from(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_reports_have_the_loss_before_and_after_the_second_stage(student: Path, texts: Path, tmp_path: Path) -> None:
     """The first report has the loss with which the second stage begins. The second report has the final model's."""
     compared = likeness_of(student, TrainingOptions([str(texts)], share=0.2))
     report = run(student, tmp_path / "out", texts, which="finetune")
@@ -139,13 +139,13 @@ def test_what_training_goes_on_from(student: Path, texts: Path, tmp_path: Path) 
     assert report.teacher_loss == pytest.approx(compared.teacher_loss, rel=1e-6)
 
 
-def test_who_sees_the_next_token_has_no_loss_of_it(teacher: Path, texts: Path, tmp_path: Path) -> None:
+def test_bidirectional_models_have_no_next_token_loss(teacher: Path, texts: Path, tmp_path: Path) -> None:
     spec = {"compose": 1, "name": "both", "direction": "bidirectional", "head": {"position": "rope", "memory": ["full"]}}
     likeness = likeness_of(make_student(tmp_path / "both", teacher, spec), TrainingOptions([str(texts)], share=0.2), recipe=RECIPE)
     assert likeness.loss is None
     assert likeness.mse > 0
 
 
-def test_nothing_held_out(softmax: Path, texts: Path) -> None:
+def test_comparison_without_held_out_rows_is_refused(softmax: Path, texts: Path) -> None:
     with pytest.raises(TrainingError, match="Nothing is held out, so there is nothing to compare on"):
         likeness_of(softmax, TrainingOptions([str(texts)], share=0.0), recipe=RECIPE)

@@ -65,7 +65,7 @@ def distilled(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFacto
     return out, report, seen[0]
 
 
-def test_what_is_loaded_is_what_was_trained(
+def test_the_loaded_model_equals_the_trained_model(
     distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, texts: Path
 ) -> None:
     out, report, trained = distilled
@@ -83,7 +83,7 @@ def test_what_is_loaded_is_what_was_trained(
     assert last_loss < report.stages[-1].before["model"]
 
 
-def test_adapters_come_from_where_the_model_does_and_can_be_left(
+def test_adapters_are_loaded_with_the_model_and_can_be_omitted(
     distilled: tuple[Path, TrainingReport, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, _, trained = distilled
@@ -106,7 +106,7 @@ def test_adapters_come_from_where_the_model_does_and_can_be_left(
     assert loads == [where | {"subfolder": "model/adapter"}] * 2, "its config, and its weights"
 
 
-def test_only_what_learned_has_changed(distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path) -> None:
+def test_only_trained_parameters_have_changed(distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path) -> None:
     out = distilled[0]
     before, after = weights(student), weights(out)
     assert before.keys() == after.keys()
@@ -144,7 +144,7 @@ def test_the_record(distilled: tuple[Path, TrainingReport, torch.Tensor], studen
     ]
 
 
-def test_nothing_is_left_beside_it_and_the_rest_is_as_it_was(teacher: Path, student: Path, texts: Path, tmp_path: Path) -> None:
+def test_the_run_leaves_no_other_files_and_keeps_its_inputs(teacher: Path, student: Path, texts: Path, tmp_path: Path) -> None:
     before = fingerprint(teacher), fingerprint(student)
     run(student, tmp_path / "out", texts, *WHOLE)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -159,7 +159,9 @@ def test_nothing_is_left_beside_it_and_the_rest_is_as_it_was(teacher: Path, stud
     assert verify(tmp_path / "again").ok
 
 
-def test_merging(distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path) -> None:
+def test_merged_weights_are_the_same_in_the_run_and_later(
+    distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path
+) -> None:
     """Merging in the run or later gives the same weights without adapters, and a model that can be trained and be a source."""
     out, _, trained = distilled
     run(student, tmp_path / "merged", texts, merge=True)
@@ -178,7 +180,7 @@ def test_merging(distilled: tuple[Path, TrainingReport, torch.Tensor], student: 
         merge_adapters(tmp_path / "merged", tmp_path / "more")
 
 
-def test_adapters_in_the_way(
+def test_commands_without_adapter_support_refuse_adapters_in_the_same_words(
     distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path
 ) -> None:
     """Every command that cannot use adapters reports them in the same words."""
@@ -198,7 +200,7 @@ def test_adapters_in_the_way(
 
 
 @pytest.mark.parametrize("copy", [False, True])
-def test_tied_embeddings_stay_tied(texts: Path, tmp_path: Path, copy: bool) -> None:
+def test_tied_embeddings_are_still_tied_after_training(texts: Path, tmp_path: Path, copy: bool) -> None:
     """The source stores a copy of the embeddings, which transformers would load as a separate matrix once they differ."""
     teacher = make_teacher(tmp_path / "teacher", tie_word_embeddings=True)
     if copy:
@@ -218,7 +220,7 @@ def test_tied_embeddings_stay_tied(texts: Path, tmp_path: Path, copy: bool) -> N
     assert verify(tmp_path / "out").ok
 
 
-def test_killed_in_either_stage(
+def test_runs_killed_in_either_stage_resume_to_the_same_output(
     distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path
 ) -> None:
     """No output appears before the end, --resume continues, and the output equals that of an uninterrupted run."""
@@ -254,7 +256,7 @@ def test_killed_in_either_stage(
         assert (tmp_path / "out" / file).read_bytes() == (out / file).read_bytes()
 
 
-def test_force_begins_anew_and_replaces(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_force_starts_a_new_run_and_replaces_the_output(student: Path, texts: Path, tmp_path: Path) -> None:
     def stop(step: StepProgress) -> None:
         raise StoppedError
 

@@ -64,7 +64,7 @@ def test_adapters_are_loaded_and_merged(family: str, teacher: Path, texts: Path,
     torch.testing.assert_close(logits(tmp_path / "merged"), adapted, rtol=0, atol=1e-4)
 
 
-def test_adapters_of_a_model_that_was_saved_without_its_head(teacher: Path, texts: Path, tmp_path: Path) -> None:
+def test_adapters_are_loaded_for_models_saved_without_their_head(teacher: Path, texts: Path, tmp_path: Path) -> None:
     """Its tensors lack the model's prefix, as in the published first GPT-2."""
     student_of("gpt2", teacher, tmp_path)
     path = tmp_path / "source" / "model.safetensors"
@@ -76,7 +76,7 @@ def test_adapters_of_a_model_that_was_saved_without_its_head(teacher: Path, text
     torch.testing.assert_close(logits(tmp_path / "merged"), logits(tmp_path / "out"), rtol=0, atol=1e-4)
 
 
-def test_dropout_draws_from_the_seed_of_the_run(teacher: Path, texts: Path, tmp_path: Path) -> None:
+def test_dropout_depends_only_on_the_seed_of_the_run(teacher: Path, texts: Path, tmp_path: Path) -> None:
     """Dropout depends on the run's seed alone, and the program's random state is unchanged."""
     student = student_of("gpt2", teacher, tmp_path)  # which drops a tenth
     learned = {}
@@ -92,7 +92,7 @@ def test_dropout_draws_from_the_seed_of_the_run(teacher: Path, texts: Path, tmp_
 
 
 @pytest.mark.parametrize("family", STREAMED)
-def test_streamed_and_in_memory(family: str, teacher: Path, texts: Path, tmp_path: Path) -> None:
+def test_streamed_training_equals_training_in_memory(family: str, teacher: Path, texts: Path, tmp_path: Path) -> None:
     student, few = student_of(family, teacher, tmp_path), "recipe.transfer.steps=2"
     run(student, tmp_path / "whole", texts, few, which="transfer")
     run(student, tmp_path / "streamed", texts, few, **STREAM)

@@ -69,7 +69,7 @@ def logits_of_documents(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]
 
 
 @pytest.mark.parametrize("how", ["packed", "padded"])
-def test_the_next_tokens_loss_is_that_of_transformers(how: Any) -> None:
+def test_the_next_token_loss_equals_that_of_transformers(how: Any) -> None:
     student, batch = student_of(small_llama()), whole(rows_of(how=how))
     course = course_of(student)
     logits, targets = logits_of_documents(student, batch)
@@ -84,7 +84,7 @@ def test_the_next_tokens_loss_is_that_of_transformers(how: Any) -> None:
     assert float(course.learn(batch, total)["model"]) == pytest.approx(own, rel=1e-6)
 
 
-def test_rows_may_count_as_much_as_one_another() -> None:
+def test_rows_may_have_equal_weight() -> None:
     """Padded rows have different numbers of targets. The loss is the mean of the rows' means, in one batch or in parts,
     distilled or not.
     """
@@ -105,7 +105,7 @@ def test_rows_may_count_as_much_as_one_another() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
-def test_divergence_from_the_teacher(temperature: float) -> None:
+def test_divergence_from_the_teacher_matches_its_formula(temperature: float) -> None:
     """The divergence is T² Σ p (log p - log q) at temperature T, and the total weighs both losses."""
     source = small_llama()
     student, batch = student_of(source), whole(rows_of())
@@ -120,7 +120,7 @@ def test_divergence_from_the_teacher(temperature: float) -> None:
     assert loss(course, batch) == pytest.approx(0.5 * entropy + 3 * by_hand.mean().item(), rel=1e-5)
 
 
-def test_a_students_own_distribution_is_at_no_distance() -> None:
+def test_divergence_from_an_equal_distribution_is_0() -> None:
     student = student_of(small_llama())
     course = course_of(student, student, next_token=0.0, distill=1.0)
     assert abs(loss(course, whole(rows_of()))) < 1e-6
@@ -141,7 +141,7 @@ def kind_of(name: str) -> str:
 
 
 @pytest.mark.parametrize(("changes", "kinds"), CASES)
-def test_which_parameters_learn(changes: dict[str, Any], kinds: set[str]) -> None:
+def test_the_recipe_selects_the_trained_parameters(changes: dict[str, Any], kinds: set[str]) -> None:
     student, batch = student_of(small_llama()), whole(rows_of())
     course = course_of(student, **changes)
     if "adapter" in kinds:
@@ -155,7 +155,7 @@ def test_which_parameters_learn(changes: dict[str, Any], kinds: set[str]) -> Non
     assert {name for name, old in before.items() if not torch.equal(old, after[name])} == expected
 
 
-def test_adapters_stand_where_the_recipe_says() -> None:
+def test_adapters_are_on_the_projections_of_the_recipe() -> None:
     student = student_of(small_llama())
     course_of(student, lora={**LORA, "targets": ["v", "o"]})
     places = {name.split(".lora_")[0].rsplit(".", 1)[1] for name, _ in student.named_parameters() if ".lora_" in name}
@@ -175,7 +175,7 @@ def test_rates() -> None:
     assert moved == pytest.approx({"fresh": 0.25, "trunk": 0.01}, rel=1e-3)
 
 
-def test_adapters_begin_as_the_identity_and_the_seed_decides_them() -> None:
+def test_adapters_start_as_the_identity_and_depend_on_the_seed() -> None:
     source, batch, starts = small_llama(), whole(rows_of()), []
     plain = loss(course_of(student_of(source)), batch)
     state = torch.get_rng_state()
@@ -224,7 +224,7 @@ def drawn(tokens: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("tokens", "vocabulary"), [(1, 3), (7, 97), (5, 5000)], ids=["one", "odd", "several blocks"])
-def test_the_kernel_is_the_definition(tokens: int, vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_matches_the_definition(tokens: int, vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
     exact, targets = drawn(tokens, vocabulary)
     exact.requires_grad_()
     weight = torch.rand(tokens, dtype=torch.float64)
@@ -246,14 +246,14 @@ def _not_called(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch", "reference", "triton"])
-def test_on_a_cpu_it_is_as_defined(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cpu_the_definition_runs(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, targets = drawn(5, 11)
     monkeypatch.setattr(Kernel, "__call__", _not_called)
     losses = next_token_losses(logits.float(), targets, backend)
     torch.testing.assert_close(losses.double(), functional.cross_entropy(logits, targets, reduction="none"), rtol=1e-5, atol=1e-5)
 
 
-def test_what_it_does_not_serve_is_as_defined() -> None:
+def test_unsupported_inputs_use_the_definition() -> None:
     logits, targets = drawn(5, 11)
     assert why_not_fused(logits, "fla") == "it does not serve float64"
     assert why_not_fused(logits.half(), "fla") == "it does not serve float16"
@@ -262,7 +262,7 @@ def test_what_it_does_not_serve_is_as_defined() -> None:
     assert next_token_losses(logits, targets, "fla").dtype is torch.float32
 
 
-def test_narrow_logits_cost_what_they_say() -> None:
+def test_gradients_of_narrow_logits_are_rounded_once() -> None:
     """Gradients are rounded to the narrow dtype once."""
     logits, targets = drawn(6, 50)
     narrow = logits.bfloat16().requires_grad_()
@@ -274,7 +274,7 @@ def test_narrow_logits_cost_what_they_say() -> None:
     assert narrow.grad.dtype is torch.bfloat16
 
 
-def test_what_it_refuses_is_as_defined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_inputs_use_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(kernel: Kernel, *_: Any, **__: Any) -> Any:
         assert kernel is ENTROPY
         raise Refused("a loss refused in a test")
@@ -288,7 +288,7 @@ def test_what_it_refuses_is_as_defined(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
-def test_on_a_gpu_auto_takes_it(kind: torch.dtype) -> None:
+def test_on_a_gpu_auto_selects_the_kernel(kind: torch.dtype) -> None:
     """The vocabulary is Llama 3's."""
     exact, targets = drawn(130, 128_256)
     logits, targets = exact.to(kind).cuda().requires_grad_(), targets.cuda()

@@ -41,7 +41,7 @@ def take(folder: Path, run: int = 0, *, resume: bool = False, force: bool = Fals
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_of_many_that_begin_at_once_one_does(tmp_path: Path, force: bool) -> None:
+def test_only_one_of_many_simultaneous_runs_starts(tmp_path: Path, force: bool) -> None:
     """All of them have seen no folder, or use --force."""
     folder, go = tmp_path / "new" / "out.run", tmp_path / "go"
 
@@ -62,7 +62,7 @@ def test_of_many_that_begin_at_once_one_does(tmp_path: Path, force: bool) -> Non
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_a_run_that_began_and_stopped_meanwhile_stays(tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_meanwhile_is_kept(tmp_path: Path) -> None:
     """It stays unless it is replaced by --force or continued by --resume."""
     folder = tmp_path / "out.run"
     take(folder, 1)
@@ -80,7 +80,7 @@ def test_a_run_that_began_and_stopped_meanwhile_stays(tmp_path: Path) -> None:
     STORE.check_same(folder, settings_of(2))
 
 
-def test_a_folder_that_is_half_removed_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_removed_folders_do_not_block_later_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C arrives while the folder of a finished run is removed."""
 
     def interrupted(path: Path, **_: bool) -> None:
@@ -98,13 +98,13 @@ def test_a_folder_that_is_half_removed_is_in_nobodys_way(tmp_path: Path, monkeyp
     take(folder, 2)
 
 
-def test_a_run_that_ended_meanwhile_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_run_that_finished_meanwhile_is_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="There is no run to continue at .*Leave --resume out to begin one"):
         take(tmp_path / "out.run", resume=True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_kill_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_files_of_killed_runs_do_not_block_later_runs(tmp_path: Path) -> None:
     """The kill happened while a run was started again."""
     folder = tmp_path / "out.run"
     for name in (".out.run.replaced", ".out.run.partial"):
@@ -136,13 +136,13 @@ def stored(**changes: Any) -> str:
         (stored(references=None), "references: input should be an object, got None"),
     ],
 )
-def test_settings_that_are_none(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / RUN).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(TrainingError, match=rf"{RUN} is damaged: {problem}.*\. Start again: --force, or remove {tmp_path}"):
         STORE.check_same(tmp_path, settings_of(1))
 
 
-def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_settings_survive_a_round_trip(tmp_path: Path) -> None:
     (tmp_path / RUN).write_text(stored())
     STORE.check_same(tmp_path, settings_of(1))
     with pytest.raises(TrainingError, match="seed: was 1, now 2"):
@@ -204,6 +204,6 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_differs_and_nothing_else(case: str) -> None:
+def test_only_different_settings_are_listed(case: str) -> None:
     settings, expected = CASES[case]
     assert run_differences(THEN, changed(**settings)) == expected

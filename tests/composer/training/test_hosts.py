@@ -34,7 +34,9 @@ def wanted(hosted: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) 
     return weights(out)
 
 
-def test_streamed_and_in_memory(hosted: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streamed_training_equals_training_in_memory(
+    hosted: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run is killed while the first layer is written, and continued."""
     run(hosted, tmp_path / "whole", texts, which="transfer")
 
@@ -53,7 +55,7 @@ def test_streamed_and_in_memory(hosted: Path, texts: Path, tmp_path: Path, monke
         torch.testing.assert_close(trained[name], tensor, rtol=0, atol=close)
 
 
-def test_the_trunk_learns(hosted: Path, texts: Path, tmp_path: Path) -> None:
+def test_the_trunk_is_trained(hosted: Path, texts: Path, tmp_path: Path) -> None:
     """The matrices of each expert stay separate in the files, and have changed."""
     trunk = ("recipe.finetune.lora=null", "recipe.finetune.trunk=true", "recipe.finetune.steps=1")
     run(hosted, tmp_path / "out", texts, *trunk, which="finetune")

@@ -33,7 +33,7 @@ def journal(tmp_path: Path) -> Journal:
     return journal
 
 
-def test_steps_that_will_be_taken_again_are_forgotten(journal: Journal, tmp_path: Path) -> None:
+def test_steps_after_the_checkpoint_are_dropped(journal: Journal, tmp_path: Path) -> None:
     journal.rewind("one", 1)
     assert [(line["stage"], line["step"]) for line in log(tmp_path)] == [
         *[("one", 0), ("one", 1)],
@@ -44,7 +44,7 @@ def test_steps_that_will_be_taken_again_are_forgotten(journal: Journal, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == [LOG, BOARD]
 
 
-def test_half_a_line_is_no_line(journal: Journal, tmp_path: Path) -> None:
+def test_incomplete_last_lines_are_dropped(journal: Journal, tmp_path: Path) -> None:
     before = log(tmp_path)
     with (tmp_path / LOG).open("a") as stream:
         stream.write('{"stage": "two", "step": 4, "lo')
@@ -61,7 +61,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("line", DAMAGED, ids=range(len(DAMAGED)))
-def test_a_damaged_line_is_told(journal: Journal, tmp_path: Path, line: str) -> None:
+def test_damaged_lines_are_an_error(journal: Journal, tmp_path: Path, line: str) -> None:
     """A damaged line that is not the last is an error, since later lines would be lost."""
     lines = (tmp_path / LOG).read_bytes().splitlines()
     (tmp_path / LOG).write_bytes(b"\n".join([*lines[:2], line.encode(errors="surrogateescape"), *lines[2:], b""]))
@@ -73,7 +73,7 @@ def test_a_damaged_line_is_told(journal: Journal, tmp_path: Path, line: str) -> 
     assert (tmp_path / LOG).read_bytes().count(b"\n") == len(lines) + 1
 
 
-def test_a_loss_that_is_not_finite_is_read_back(journal: Journal, tmp_path: Path) -> None:
+def test_losses_that_are_not_finite_are_read_back(journal: Journal, tmp_path: Path) -> None:
     """A diverged evaluation is logged before the run ends with an error."""
     journal.write("one", 4, held_out={"model": float("nan")})
     journal.rewind("one", 4)
@@ -81,7 +81,7 @@ def test_a_loss_that_is_not_finite_is_read_back(journal: Journal, tmp_path: Path
     draw(tmp_path / LOG, tmp_path / "curve.png")
 
 
-def test_a_kill_while_it_is_rewound_costs_nothing(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_during_rewinding_loses_nothing(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, original = log(tmp_path), Path.write_text
 
     def write_text(path: Path, text: str, **options: Any) -> int:
@@ -94,7 +94,7 @@ def test_a_kill_while_it_is_rewound_costs_nothing(journal: Journal, tmp_path: Pa
     assert log(tmp_path) == before
 
 
-def test_a_curve_of_anything(journal: Journal, tmp_path: Path) -> None:
+def test_curves_of_any_losses_are_drawn(journal: Journal, tmp_path: Path) -> None:
     """Losses may be 0, and a stage may have no evaluation."""
     journal.rewind("three", -1)
     journal.write("three", 1, loss={"layer 0": 0.0, "layer 1": 3.0})
@@ -102,7 +102,7 @@ def test_a_curve_of_anything(journal: Journal, tmp_path: Path) -> None:
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_log_that_was_removed(journal: Journal, tmp_path: Path) -> None:
+def test_runs_continue_without_their_log(journal: Journal, tmp_path: Path) -> None:
     """The curve is missing, and the run continues."""
     (tmp_path / LOG).unlink()
     draw(tmp_path / LOG, tmp_path / "curve.png")
@@ -128,7 +128,7 @@ def test_the_curve_is_legible(journal: Journal, tmp_path: Path, monkeypatch: pyt
     assert len(named) == min(count, 10 if count == 40 else 12)
 
 
-def test_layers_that_were_streamed_are_drawn_together(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streamed_layers_are_drawn_in_one_picture(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each layer is a stage in the log. 24 separate plots would be unreadable."""
     figures = kept_open(monkeypatch)
     for layer in range(24):
@@ -162,7 +162,7 @@ def no_room(*_: object, **__: object) -> NoReturn:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disks_are_reported(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that fails on any of the files is reported at once."""
     for owner, name, write in (
         (journal_module, "appending", lambda: journal.write("one", 4, lr=0.1)),
@@ -198,7 +198,7 @@ def test_nothing_is_written_to_a_device_or_a_pipe(journal: Journal, tmp_path: Pa
             assert max(line["step"] for line in log(tmp_path) if line["stage"] == "one") == 2
 
 
-def test_a_folder_that_is_taken_away(journal: Journal, tmp_path: Path) -> None:
+def test_removed_folders_are_reported(journal: Journal, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / BOARD)
     with pytest.raises(
         TrainingError, match=r"The log in .* could not be written: .*No such file .*\. Fix that, and run the same command"
@@ -214,7 +214,7 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {name: [(event.step, event.value) for event in read.Scalars(name)] for name in read.Tags()["scalars"]}
 
 
-def test_what_is_written_can_be_read_at_once(tmp_path: Path) -> None:
+def test_written_lines_can_be_read_at_once(tmp_path: Path) -> None:
     board = Board(tmp_path / "stage", 0)
     assert curves(tmp_path / "stage") == {}
     board.write(1, {"loss/layer 0": 0.5, "lr": 0.25})
@@ -223,7 +223,7 @@ def test_what_is_written_can_be_read_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_steps_that_are_taken_again(tmp_path: Path, half: bool) -> None:
+def test_repeated_steps_replace_old_steps_in_tensorboard(tmp_path: Path, half: bool) -> None:
     """Old steps are removed, also if a full disk cut the file off."""
     first = Board(tmp_path, 0)
     for step in (1, 2, 3):

@@ -32,7 +32,7 @@ from tests.composer.training.stages import STAGES, log, run, same
         (checkpoint, "_checkpoints", 3, False),
     ],
 )
-def test_killed_while_a_checkpoint_is_written(
+def test_runs_killed_while_writing_a_checkpoint_resume(
     tmp_path: Path, uninterrupted: dict[str, Any], owner: Any, name: str, number: int, behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def child() -> None:
@@ -47,7 +47,7 @@ def test_killed_while_a_checkpoint_is_written(
     assert [path.name for path in (tmp_path / "transfer").iterdir()] == ["step-00000006"], "nothing half-written stays"
 
 
-def test_killed_at_any_moment(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
+def test_runs_killed_at_any_moment_resume_to_the_same_output(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
     """The run is killed again and again, with a checkpoint after every step."""
     choice, kills = random.Random(4), 0
     for _ in range(4):
@@ -72,7 +72,9 @@ def small_files(most: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_limit_on_files(tmp_path: Path, uninterrupted: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_stopped_by_a_file_size_limit_resume(
+    tmp_path: Path, uninterrupted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The system refuses to write more in the middle of a file."""
     original = checkpoint._write
     count = 0
@@ -93,7 +95,9 @@ def test_a_limit_on_files(tmp_path: Path, uninterrupted: dict[str, Any], monkeyp
     assert same(run(tmp_path, STAGES["transfer"], checkpoint_seconds=0.0), uninterrupted["transfer"][0])
 
 
-def test_a_log_that_finds_no_room(tmp_path: Path, uninterrupted: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_stopped_by_a_full_disk_for_the_log_resume(
+    tmp_path: Path, uninterrupted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half a line is on disk, and is written again."""
     original, written = checkpoint.save, journal.Journal._write
 
@@ -119,7 +123,9 @@ def test_a_log_that_finds_no_room(tmp_path: Path, uninterrupted: dict[str, Any],
 
 
 @pytest.mark.parametrize("fault", ["before", "behind"])
-def test_a_full_disk(tmp_path: Path, uninterrupted: dict[str, Any], fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_stopped_by_a_full_disk_resume(
+    tmp_path: Path, uninterrupted: dict[str, Any], fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If tensors or facts cannot be written, the run continues from the earlier checkpoint."""
     original, count = checkpoint._write, 0
 

@@ -22,7 +22,9 @@ from tests.composer.training.stages import HELD_OUT, ROWS, STAGES, StoppedError,
 
 @pytest.mark.parametrize("name", STAGES)
 @pytest.mark.parametrize("stops", [(3,), (1, 4, 6)])
-def test_stopped_and_taken_up(tmp_path: Path, uninterrupted: dict[str, Any], name: str, stops: tuple[int, ...]) -> None:
+def test_runs_stopped_at_any_checkpoint_resume_to_the_same_output(
+    tmp_path: Path, uninterrupted: dict[str, Any], name: str, stops: tuple[int, ...]
+) -> None:
     """The run is stopped after every step with a checkpoint. The watcher is called before the checkpoint is written."""
     for step in stops:
         with pytest.raises(StoppedError):
@@ -35,7 +37,7 @@ def test_stopped_and_taken_up(tmp_path: Path, uninterrupted: dict[str, Any], nam
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_taken_up_behind_the_last_checkpoint(
+def test_steps_after_the_last_checkpoint_run_again(
     tmp_path: Path, uninterrupted: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps after the last checkpoint run again, and are in the log once."""
@@ -57,7 +59,7 @@ def test_taken_up_behind_the_last_checkpoint(
     assert log(tmp_path) == lines
 
 
-def test_an_end_that_was_reached_is_not_run_again(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
+def test_finished_stages_are_not_run_again(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
     run(tmp_path, STAGES["transfer"])
     again = run(tmp_path, STAGES["transfer"], watch=stop_at(*range(99)))
     expected, lines = uninterrupted["transfer"]
@@ -81,7 +83,7 @@ def test_held_out_rows_are_read_as_they_are_evaluated(tmp_path: Path, monkeypatc
     assert max(counts) < 4
 
 
-def test_the_outcome_is_what_the_log_says(uninterrupted: dict[str, Any]) -> None:
+def test_the_outcome_equals_the_log(uninterrupted: dict[str, Any]) -> None:
     (outcome, parameters), lines = uninterrupted["finetune"]
     evaluations = {line["step"]: line["held_out"]["model"] for line in lines if "held_out" in line}
     assert list(evaluations) == [0, 2, 4, 6]
@@ -97,7 +99,7 @@ def test_the_outcome_is_what_the_log_says(uninterrupted: dict[str, Any]) -> None
     assert judged == pytest.approx(outcome.after["model"], rel=1e-5), "the parameters are those of the best evaluation"
 
 
-def test_the_start_competes(tmp_path: Path) -> None:
+def test_a_stage_without_improvement_ends_with_its_start(tmp_path: Path) -> None:
     """If nothing improves, a stage ends with its start, also after a stop."""
     stage = STAGES["finetune"].model_copy(update={"lr": 50.0, "clip": None})
     course = course_of(stage)
@@ -109,7 +111,7 @@ def test_the_start_competes(tmp_path: Path) -> None:
     assert all(torch.equal(value, start[name]) for name, value in parameters.items())
 
 
-def test_patience_ends_it(tmp_path: Path) -> None:
+def test_patience_stops_each_layer_and_then_the_stage(tmp_path: Path) -> None:
     """Each layer stops separately, and the stage stops with its last layer."""
     stage = Transfer(lr=3.0, steps=40, batch=2, evaluate=1, patience=2, clip=None)
     outcome, _ = run(tmp_path, stage)
@@ -122,7 +124,7 @@ def test_patience_ends_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "word"), [({"seed": 5}, "seed"), ({"rows": rows_of(12, seed=9)}, "data"), ({"stage": {"lr": 0.5}}, "recipe")]
 )
-def test_another_run_is_not_gone_on_with(tmp_path: Path, options: dict[str, Any], word: str) -> None:
+def test_checkpoints_of_another_run_are_refused(tmp_path: Path, options: dict[str, Any], word: str) -> None:
     stage = STAGES["transfer"]
     with pytest.raises(StoppedError):
         run(tmp_path, stage, checkpoint_seconds=0.0, watch=stop_at(3))
@@ -131,12 +133,12 @@ def test_another_run_is_not_gone_on_with(tmp_path: Path, options: dict[str, Any]
         run(tmp_path, changed, **options)
 
 
-def test_without_rows_to_evaluate_on(tmp_path: Path) -> None:
+def test_stages_without_held_out_rows_keep_the_last_step(tmp_path: Path) -> None:
     outcome, _ = run(tmp_path, STAGES["transfer"], held_out=None)
     assert (outcome.steps, outcome.before, outcome.after) == (6, {}, {})
 
 
-def test_a_loss_that_is_no_number_names_its_layer(tmp_path: Path) -> None:
+def test_losses_that_are_not_finite_are_reported_with_their_layer(tmp_path: Path) -> None:
     """The earlier checkpoint is kept."""
     stage = STAGES["transfer"]
     course = course_of(stage)
@@ -151,7 +153,7 @@ def test_a_loss_that_is_no_number_names_its_layer(tmp_path: Path) -> None:
     assert (tmp_path / "transfer").is_dir()
 
 
-def test_how_long_a_stage_is() -> None:
+def test_the_number_of_steps_follows_the_recipe() -> None:
     count = len(ROWS)
     assert length_of(Stage(lr=1, steps=7, epochs=90), ROWS) == 7
     assert length_of(Stage(lr=1, epochs=3, batch=2), ROWS) == -(-3 * count // 2)

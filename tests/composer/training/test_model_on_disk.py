@@ -13,7 +13,7 @@ from tests.composer.hosts.families import small
 from tests.composer.training.runs import VOCABULARY, rows_of
 
 
-def test_a_padding_token_beyond_the_tokens_of_a_batch(tmp_path: Path) -> None:
+def test_padding_tokens_outside_the_batchs_embeddings_are_accepted(tmp_path: Path) -> None:
     """Only a batch's rows of the embeddings are read, fewer than the config's padding token."""
     source: Any = small("qwen3", vocab_size=VOCABULARY, pad_token_id=VOCABULARY - 1)
     source.save_pretrained(tmp_path)

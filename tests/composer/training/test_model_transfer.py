@@ -68,7 +68,7 @@ def last_by_hand(source: Any, student: Any, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("how", ["packed", "padded"])
-def test_loss_and_gradients_are_those_of_the_definition(how: Packing) -> None:
+def test_loss_and_gradients_match_the_definition(how: Packing) -> None:
     """The loss is mse · mean over real tokens and channels of (h - h')², with autograd's gradients, each document alone."""
     source = small_llama()
     student, batch = student_of(source), everything(rows_of(14, how))
@@ -93,7 +93,7 @@ def test_loss_and_gradients_are_those_of_the_definition(how: Packing) -> None:
         torch.testing.assert_close(student_gradients[name], gradient, rtol=1e-5, atol=1e-6 * float(gradient.abs().max()))
 
 
-def test_fresh_parameters_alone_learn_and_all_of_them_together() -> None:
+def test_all_fresh_parameters_and_no_others_are_trained() -> None:
     source, batch = small_llama(), everything(rows_of())
     student = student_of(source)
     course = course_of(source, student)
@@ -112,7 +112,7 @@ def test_fresh_parameters_alone_learn_and_all_of_them_together() -> None:
     assert not any(torch.equal(gradient, after[name]) for name, gradient in before.items()), "each sees what the others have done"
 
 
-def test_layers_without_fresh_parameters_are_learned_through() -> None:
+def test_gradients_pass_through_layers_without_fresh_parameters() -> None:
     source, batch = small_llama(num_hidden_layers=3), everything(rows_of())
     student = student_of(source, HYBRID)
     course = course_of(source, student)
@@ -124,7 +124,7 @@ def test_layers_without_fresh_parameters_are_learned_through() -> None:
 
 @pytest.mark.parametrize("how", ["packed", "padded"])
 @pytest.mark.parametrize("parts", [2, 4])
-def test_parts_add_up_to_the_whole(parts: int, how: Any) -> None:
+def test_micro_batches_add_up_to_the_batch(parts: int, how: Any) -> None:
     source = small_llama()
     student, batch = student_of(source), rows_of(how=how).batch(range(4))
     course = course_of(source, student)
@@ -136,7 +136,7 @@ def test_parts_add_up_to_the_whole(parts: int, how: Any) -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "cohere2", "mixtral"])
-def test_other_families_have_their_end_at_the_same_place(family: str) -> None:
+def test_the_last_hidden_state_is_the_output_matrix_input_in_every_family(family: str) -> None:
     """The compared states are the inputs of the output matrix, and gradients reach all fresh parameters through norms, biases
     and experts.
     """
@@ -155,7 +155,7 @@ def test_other_families_have_their_end_at_the_same_place(family: str) -> None:
 
 
 @torch.no_grad()
-def test_it_compares_what_the_output_matrix_is_given() -> None:
+def test_the_loss_compares_the_inputs_of_the_output_matrix() -> None:
     """At distance 0 the student's logits equal those of any teacher."""
     source, batch = small_llama(), everything(rows_of(how="padded"))
     student = student_of(source)
@@ -165,7 +165,7 @@ def test_it_compares_what_the_output_matrix_is_given() -> None:
     assert float(twin.judge(batch, 1.0)["model"]) == 0.0
 
 
-def test_a_bidirectional_student_sees_no_padding() -> None:
+def test_padding_changes_nothing_in_bidirectional_students() -> None:
     source = small_llama()
     student = student_of(source, "latte-bidirectional", "head.memory.0.size=8")
     batch = rows_of(how="padded").batch(range(2))
@@ -177,7 +177,7 @@ def test_a_bidirectional_student_sees_no_padding() -> None:
     assert float(course.judge(other, 1.0)["model"]) == pytest.approx(before, rel=1e-6)
 
 
-def test_what_it_refuses(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_unsupported_students_are_refused(student: Path, texts: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_spec("lolcats-workshop", [AT_THE_END])
     assert "recipe.transfer.cross_entropy" in str(caught.value)
@@ -203,7 +203,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "training" / LOG).read_text().splitlines()]
 
 
-def test_a_whole_run(alone: Path, student: Path, texts: Path, tmp_path: Path) -> None:
+def test_a_run_lowers_the_error_of_fresh_parameters(alone: Path, student: Path, texts: Path, tmp_path: Path) -> None:
     """The held-out error decreases, its log and report have one unit, and only fresh parameters change."""
     longer = (AT_THE_END, "recipe.transfer.steps=40", "recipe.transfer.lr=5e-2")
     report = run(student, tmp_path / "out", texts, *longer, which="transfer")
@@ -221,7 +221,7 @@ def test_a_whole_run(alone: Path, student: Path, texts: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("number", [2, 4])
-def test_killed_it_goes_on_to_the_same_bits(alone: Path, student: Path, texts: Path, tmp_path: Path, number: int) -> None:
+def test_killed_runs_resume_to_the_same_bits(alone: Path, student: Path, texts: Path, tmp_path: Path, number: int) -> None:
     def child() -> None:
         killed_at(pytest.MonkeyPatch(), checkpoint, "save", number, behind=True)
         run(student, tmp_path / "out", texts, AT_THE_END, checkpoint_seconds=0.0)
@@ -232,7 +232,7 @@ def test_killed_it_goes_on_to_the_same_bits(alone: Path, student: Path, texts: P
         assert (tmp_path / "out" / file).read_bytes() == (alone / file).read_bytes()
 
 
-def test_several_processes_compute_what_one_does(texts: Path, tmp_path: Path) -> None:
+def test_several_processes_equal_one(texts: Path, tmp_path: Path) -> None:
     """The runs have gradient checkpointing, tied embeddings, rows that two processes cannot share evenly, and fine-tuning."""
     student = make_student(tmp_path / "student", make_teacher(tmp_path / "teacher", tie_word_embeddings=True))
     overrides = (AT_THE_END, "recipe.transfer.batch=3", "recipe.transfer.accumulate=1", "recipe.finetune.steps=2")

@@ -18,7 +18,7 @@ from tests.composer.training.runs import RECIPE, SPEC, VOCABULARY, run
 
 
 @pytest.mark.parametrize(("family", "text_only"), [("qwen3_next", False), ("gemma3", False), ("gemma3", True)])
-def test_from_build_to_text(
+def test_new_sources_are_built_distilled_and_generate(
     family: str, text_only: bool, teacher: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMPOSER_CACHE", str(tmp_path / "cache"))

@@ -33,7 +33,9 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_once(student: Path, texts: Path, tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_reported_once(
+    student: Path, texts: Path, tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All processes end with exit code 2, also in the middle of training."""
     arguments, message = MISTAKES[mistake]
     monkeypatch.setattr("sys.argv", ["compose", "distill", str(student), "--data", str(texts), "-o", "out", *arguments])
@@ -47,7 +49,7 @@ def test_a_mistake_is_told_once(student: Path, texts: Path, tmp_path: Path, mist
     assert fingerprint(student) == before
 
 
-def test_a_mistake_is_told_once_as_json(student: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_reported_once_as_json(student: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["compose", "distill", str(student), "--data", "missing.txt", "-o", "out", "--json"])
     monkeypatch.chdir(tmp_path)
     assert several(2, lambda rank: main(), tmp_path / "printed") == [MISTAKE, MISTAKE]
@@ -56,7 +58,7 @@ def test_a_mistake_is_told_once_as_json(student: Path, tmp_path: Path, monkeypat
     assert "missing.txt" in mistake["message"]
 
 
-def test_one_speaks(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_process_prints(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = [word for stage in ("transfer", "finetune") for word in ("--set", f"recipe.{stage}.steps=1")]
     monkeypatch.setattr("sys.argv", ["compose", "distill", str(student), "--data", str(texts), "-o", "out", *quick])
     monkeypatch.chdir(tmp_path)
@@ -79,7 +81,7 @@ def full(*arguments: Any, **options: Any) -> None:
         (Figure, "savefig", "The curve in out.run could not be written: No space left on device. Free some space"),
     ],
 )
-def test_a_full_disk_is_told_once(
+def test_full_disks_are_reported_once(
     student: Path, texts: Path, tmp_path: Path, owner: Any, name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the first process has the full disk, and the run can continue."""
@@ -96,7 +98,7 @@ def test_a_full_disk_is_told_once(
     assert distill(read_student(student, "recipe.transfer.steps=1"), tmp_path / "out", again, which="transfer").stages[0].steps == 1
 
 
-def test_a_mistake_of_another_process_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_of_another_process_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first process ends although it has no error."""
     monkeypatch.setattr(screen, "PATIENCE", 0.3)
 

@@ -130,7 +130,7 @@ def pair(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -
     return folder / "out", [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_two_processes_compute_what_one_does(alone: Path, pair: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_two_processes_equal_one(alone: Path, pair: tuple[Path, list[dict[str, Any]]]) -> None:
     """All steps of both stages and the written weights match."""
     out, _ = pair
     assert [line["step"] for line in lines(out) if "loss" in line] == [*range(1, STEPS + 1)] * 2
@@ -141,7 +141,7 @@ def test_two_processes_compute_what_one_does(alone: Path, pair: tuple[Path, list
     assert {path.relative_to(out) for path in out.rglob("*")} == {path.relative_to(alone) for path in alone.rglob("*")}
 
 
-def test_parameters_and_rows_are_shared_out(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_parameters_and_rows_are_sharded(pair: tuple[Path, list[dict[str, Any]]]) -> None:
     """No process holds a whole model. Independent processes would compute the same."""
     _, held = pair
     assert [len(share["shares"]) for share in held] == [4, 4], "student and teacher, in both stages"
@@ -167,7 +167,7 @@ def stopped(count: int, at: int, student: Path, out: Path, texts: Path, **option
     assert (out.parent / f"{out.name}.run").is_dir()
 
 
-def test_a_run_goes_on_in_another_number_of_processes(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_runs_resume_with_another_number_of_processes(student: Path, texts: Path, tmp_path: Path) -> None:
     """The run starts with two processes and continues with one, then with three in the second stage. Adapters are merged as with
     one.
     """
@@ -180,7 +180,7 @@ def test_a_run_goes_on_in_another_number_of_processes(student: Path, texts: Path
     same_numbers(weights(single), weights(out))
 
 
-def test_the_same_number_goes_on_to_the_same_bits(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_runs_resume_with_the_same_number_to_the_same_bits(student: Path, texts: Path, tmp_path: Path) -> None:
     """This holds also if only one process was killed during a checkpoint. The other does not wait for it."""
 
     def act(rank: int) -> None:
@@ -195,7 +195,7 @@ def test_the_same_number_goes_on_to_the_same_bits(student: Path, texts: Path, tm
         assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "pair" / file).read_bytes()
 
 
-def test_fewer_rows_than_processes_and_layers_computed_twice(texts: Path, tmp_path: Path) -> None:
+def test_fewer_rows_than_processes_and_gradient_checkpointing_equal_one_process(texts: Path, tmp_path: Path) -> None:
     """Training of all parameters with tied embeddings and padding: three processes on two rows equal one without gradient
     checkpointing.
     """
@@ -223,7 +223,7 @@ class Branching(nn.Module):
         return (inputs * (self.left if inputs[0] < 0 else self.right)).sum()
 
 
-def test_parameters_that_some_rows_do_not_need() -> None:
+def test_unused_parameters_get_the_gradients_of_other_processes() -> None:
     """All processes have the sum of their gradients, even if only one process uses a parameter."""
 
     def act(rank: int) -> None:
@@ -239,7 +239,7 @@ def test_parameters_that_some_rows_do_not_need() -> None:
     assert several(2, act) == [0, 0]
 
 
-def test_checkpoints_are_for_all_when_the_first_says_so(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_the_first_process_decides_when_checkpoints_are_written(student: Path, texts: Path, tmp_path: Path) -> None:
     """With separate clocks, processes would write different numbers of checkpoints and wait for each other for ever."""
 
     def act(rank: int) -> None:
@@ -255,7 +255,7 @@ def test_checkpoints_are_for_all_when_the_first_says_so(student: Path, texts: Pa
     assert several(2, act) == [0, 0]
 
 
-def test_each_draws_random_numbers_of_its_own(tmp_path: Path) -> None:
+def test_processes_have_separate_random_states(tmp_path: Path) -> None:
     """Each process continues with its own random state."""
 
     def act(rank: int) -> None:
@@ -276,7 +276,7 @@ def full(*arguments: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_what_the_first_meets_all_meet(tmp_path: Path) -> None:
+def test_errors_of_the_first_process_reach_all(tmp_path: Path) -> None:
     def act(rank: int) -> None:
         with process_group():
             assert by_first(lambda: f"of {rank}") == "of 0"
@@ -295,7 +295,7 @@ def test_what_the_first_meets_all_meet(tmp_path: Path) -> None:
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 5))
-def test_every_row_counts_once(rows: int, accumulate: int, count: int) -> None:
+def test_every_row_is_used_once(rows: int, accumulate: int, count: int) -> None:
     """All processes run equally often, and none has more rows at a time than a single process would."""
     accumulate = min(accumulate, rows)
     data = rows_of(4, lengths=[4] * rows)

@@ -32,7 +32,7 @@ def stopped(student: Path, out: Path, texts: Path, **options: Any) -> None:
         run(student, out, texts, **{"checkpoint_seconds": 0.0, "watch": stop, **options})
 
 
-def test_other_data(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_changed_data_are_refused(student: Path, texts: Path, tmp_path: Path) -> None:
     """The changed data are for training, or for choosing the best parameters."""
     stopped(student, tmp_path / "out", texts)
     other = write_texts(tmp_path / "other.jsonl", seed=4)
@@ -60,7 +60,7 @@ CHANGES: dict[str, tuple[str, list[tuple[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_else_decides_the_numbers(student: Path, teacher: Path, texts: Path, tmp_path: Path, change: str) -> None:
+def test_other_changed_settings_are_refused(student: Path, teacher: Path, texts: Path, tmp_path: Path, change: str) -> None:
     other, model = make_teacher(tmp_path / "other", seed=9), student
     first, second = (str(write_texts(tmp_path / f"held-out-{seed}.jsonl", 9, seed)) for seed in (5, 6))
     begun: dict[str, Any] = {"held_out": [first]} if change == "held_out" else {}
@@ -76,7 +76,7 @@ def test_what_else_decides_the_numbers(student: Path, teacher: Path, texts: Path
 
 
 @pytest.mark.parametrize("change", ["data", "share", "teacher"])
-def test_what_a_streamed_run_goes_on_with(student: Path, texts: Path, tmp_path: Path, change: str) -> None:
+def test_streamed_runs_resume_only_with_equal_settings(student: Path, texts: Path, tmp_path: Path, change: str) -> None:
     streamed: dict[str, Any] = {"which": "transfer", "stream": True}
 
     def in_the_last_layer(step: StepProgress) -> None:
@@ -92,7 +92,7 @@ def test_what_a_streamed_run_goes_on_with(student: Path, texts: Path, tmp_path: 
         run(student, tmp_path / "out", data, resume=True, **streamed, **options)
 
 
-def test_two_runs_of_one_folder(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_a_second_run_of_a_folder_is_refused(student: Path, texts: Path, tmp_path: Path) -> None:
     """The second is refused from the first's start to its end, also while the first continues a stopped run."""
     refused: list[str] = []
 
@@ -114,7 +114,9 @@ def test_two_runs_of_one_folder(student: Path, texts: Path, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_run_that_began_meanwhile(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_started_meanwhile_is_not_replaced(
+    student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both runs have seen no folder and were reading their data."""
     monkeypatch.setattr("composer.training.run.check_run_folder", lambda *_, **__: None)
 
@@ -128,14 +130,14 @@ def test_a_run_that_began_meanwhile(student: Path, texts: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("config", [{"hidden_size": 64}, {"num_hidden_layers": 3}])
-def test_a_streamed_teacher_of_another_size(student: Path, texts: Path, tmp_path: Path, config: dict[str, Any]) -> None:
+def test_streamed_teachers_of_another_size_are_refused(student: Path, texts: Path, tmp_path: Path, config: dict[str, Any]) -> None:
     other = make_teacher(tmp_path / "other", **config)
     with pytest.raises(ComposerError, match="does not fit the student"):
         run(student, tmp_path / "out", texts, which="transfer", stream=True, teacher=str(other))
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
-def test_another_model_where_the_source_was(texts: Path, tmp_path: Path) -> None:
+def test_a_replaced_source_is_refused_as_teacher(texts: Path, tmp_path: Path) -> None:
     """Another model at the source's path is a teacher only if it is named."""
     teacher = make_teacher(tmp_path / "teacher")
     student = make_student(tmp_path / "student", teacher)
@@ -148,20 +150,20 @@ def test_another_model_where_the_source_was(texts: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_nothing_held_out_is_nothing_to_evaluate_on(student: Path, texts: Path, tmp_path: Path, stream: bool) -> None:
+def test_evaluation_without_held_out_rows_is_refused(student: Path, texts: Path, tmp_path: Path, stream: bool) -> None:
     report = run(student, tmp_path / "out", texts, "recipe.transfer.steps=2", which="transfer", share=0.0, stream=stream)
     assert (report.stages[0].before, report.stages[0].after) == ({}, {})
     assert report.data["references"][0]["documents"] == 40
 
 
 @pytest.mark.parametrize("setting", ["schedule=plateau", "patience=2"])
-def test_what_goes_by_held_out_rows(student: Path, texts: Path, tmp_path: Path, setting: str) -> None:
+def test_settings_that_need_held_out_rows_are_refused_without(student: Path, texts: Path, tmp_path: Path, setting: str) -> None:
     with pytest.raises(TrainingError, match="needs held-out rows, and nothing is held out.*--held-out"):
         run(student, tmp_path / "out", texts, f"recipe.transfer.{setting}", share=0.0)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_that_looks_ahead_has_no_next_token_to_learn(teacher: Path, texts: Path, tmp_path: Path) -> None:
+def test_bidirectional_models_cannot_learn_the_next_token(teacher: Path, texts: Path, tmp_path: Path) -> None:
     """Its heads can still learn from a teacher's."""
     spec = {"compose": 1, "name": "ahead", "extends": "latte-bidirectional", "trunk": None, "recipe": RECIPE}
     student = make_student(tmp_path / "student", teacher, spec | {"head": {"memory": [{"kind": "latents", "size": 8}]}})
@@ -174,7 +176,7 @@ def test_a_model_that_looks_ahead_has_no_next_token_to_learn(teacher: Path, text
     assert run(student, tmp_path / "out", texts, "recipe.transfer.steps=1", which="transfer").stages
 
 
-def test_what_is_streamed_runs_on_the_cpu(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streamed_runs_need_the_cpu(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "check_device", lambda device: None)
     with pytest.raises(TrainingError, match="runs on the CPU only: leave --device cuda or --stream out"):
         run(student, tmp_path / "out", texts, which="transfer", stream=True, device="cuda")
@@ -182,7 +184,7 @@ def test_what_is_streamed_runs_on_the_cpu(student: Path, texts: Path, tmp_path: 
 
 @pytest.mark.parametrize("file", ["facts.json", "process-0.safetensors"])
 @pytest.mark.parametrize("damage", ["cut", "zeros"])
-def test_a_damaged_checkpoint(stopped_run: Path, tmp_path: Path, file: str, damage: str) -> None:
+def test_damaged_checkpoints_are_refused(stopped_run: Path, tmp_path: Path, file: str, damage: str) -> None:
     folder = shutil.copytree(stopped_run, tmp_path / "run")
     [path] = (folder / "transfer").glob(f"step-*/{file}")
     content = path.read_bytes()
@@ -202,7 +204,7 @@ def stopped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "what", ["no config", "damaged config", "damaged tokenizer", "damaged run", "run is a file", "out below a file"]
 )
-def test_damage(teacher: Path, texts: Path, tmp_path: Path, what: str) -> None:
+def test_damaged_inputs_of_a_run_are_refused(teacher: Path, texts: Path, tmp_path: Path, what: str) -> None:
     student, out = make_student(tmp_path / "student", teacher), tmp_path / "out"
     options: dict[str, Any] = {}
     if what == "no config":

@@ -55,7 +55,7 @@ def learned(spec: str, how: Any) -> tuple[float, float, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize(("spec", "processes"), [("lolcats", 2), ("lawcat", 3), ("gated-delta", 2), ("gdn-hybrid", 2)], ids=str)
-def test_losses_and_gradients_are_those_of_whole_rows(spec: str, processes: int, tmp_path: Path) -> None:
+def test_losses_and_gradients_equal_those_of_whole_rows(spec: str, processes: int, tmp_path: Path) -> None:
     """Documents begin and end within pieces, rows have padding, and a hybrid passes keys and values on."""
 
     def act(rank: int) -> None:

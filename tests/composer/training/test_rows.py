@@ -20,7 +20,7 @@ from tests.composer.training.runs import rows_of, run
 
 
 @pytest.mark.parametrize(("steps", "batch", "evaluate"), [(20, 8, None), (1000, 8, None), (40, 4, 2), (1, 1, None)])
-def test_evaluation_takes_a_fifth(steps: int, batch: int, evaluate: int | None) -> None:
+def test_evaluation_costs_at_most_a_fifth(steps: int, batch: int, evaluate: int | None) -> None:
     """The estimate assumes that a row costs as much to evaluate as to learn from, which is an upper bound."""
     rows = rows_of(lengths=(64,) * 40)
     stage = Transfer(lr=1e-2, steps=steps, batch=batch, evaluate=evaluate)
@@ -30,7 +30,7 @@ def test_evaluation_takes_a_fifth(steps: int, batch: int, evaluate: int | None) 
     assert rows_to_evaluate([stage, Finetune(lr=1e-3, steps=10 * steps, batch=batch)], rows) == count, "all stages on the same"
 
 
-def test_some_rows_are_from_all_over() -> None:
+def test_selected_rows_are_spread() -> None:
     rows = rows_of(lengths=(16,) * 12)
     few = some(rows, 4)
     assert len(few) == 4
@@ -38,7 +38,7 @@ def test_some_rows_are_from_all_over() -> None:
     assert some(rows, 100) is rows
 
 
-def test_what_is_evaluated_is_said(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_the_number_of_evaluated_rows_is_reported(student: Path, texts: Path, tmp_path: Path) -> None:
     messages: list[str] = []
     run(student, tmp_path / "out", texts, which="transfer", held_out_rows=None, tell=messages.append)
     (message,) = [what for what in messages if "held-out rows" in what]
@@ -48,7 +48,7 @@ def test_what_is_evaluated_is_said(student: Path, texts: Path, tmp_path: Path) -
     assert not any("held-out rows, which needs" in what for what in messages)
 
 
-def test_a_run_that_learns_nothing(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_runs_that_improve_nothing_are_warned_about(student: Path, texts: Path, tmp_path: Path) -> None:
     messages: list[str] = []
     run(student, tmp_path / "out", texts, "recipe.transfer.lr=1e-30", which="transfer", tell=messages.append)
     assert any("transfer made nothing better" in what for what in messages)
@@ -60,7 +60,7 @@ def test_a_run_that_learns_nothing(student: Path, texts: Path, tmp_path: Path) -
     assert not any("made nothing better" in what for what in messages)
 
 
-def test_few_tokens_seen_many_times(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_repeated_tokens_are_warned_about(student: Path, texts: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text("".join(texts.read_text().splitlines(keepends=True)[:6]))
     with pytest.raises(
@@ -92,9 +92,7 @@ def test_few_tokens_seen_many_times(student: Path, texts: Path, tmp_path: Path) 
         ((16,) * 8, 8, 20, None),
     ],
 )
-def test_how_many_tokens_there_are_and_how_many_are_needed(
-    lengths: tuple[int, ...], batch: int, steps: int, message: str | None
-) -> None:
+def test_the_warning_has_available_and_needed_tokens(lengths: tuple[int, ...], batch: int, steps: int, message: str | None) -> None:
     """The suggested number of tokens is enough."""
     stages = {"transfer": Transfer(lr=1e-2, steps=steps, batch=batch)}
     assert list(too_few(stages, rows_of(lengths=lengths, sequence=16))) == ([message] if message else [])
@@ -105,7 +103,7 @@ def test_how_many_tokens_there_are_and_how_many_are_needed(
         assert not list(too_few(stages, rows_of(lengths=lengths, sequence=16)))
 
 
-def test_few_tokens_that_nothing_is_learned_from() -> None:
+def test_the_warning_names_too_few_tokens_if_nothing_is_learned() -> None:
     stage, rows = Transfer(lr=1e-2, steps=1), rows_of(lengths=(10,))
     outcome = Outcome(stage="transfer", steps=1, tokens=10, seconds=1.0, before={"layer 0": 1.0}, after={"layer 0": 1.0})
     (message,) = warn_if_nothing_learned([outcome], {"transfer": stage}, rows)
@@ -141,7 +139,7 @@ def resolved_head(**head: Any) -> Resolved:
         ({"memory": [FULL]}, (5,), (5,), []),
     ],
 )
-def test_texts_that_no_window_evicts_a_pair_of(
+def test_texts_shorter_than_the_window_are_warned_about(
     head: dict[str, Any], lengths: tuple[int, ...], held_out: tuple[int, ...] | None, named: list[str]
 ) -> None:
     rows, judged = rows_of(lengths=lengths), None if held_out is None else rows_of(lengths=held_out)
@@ -158,7 +156,7 @@ def test_parallel_memories_receive_every_pair() -> None:
     assert not list(within_windows(resolved_head(**LINEAR, flow="parallel"), rows, rows, "packed"))
 
 
-def test_joined_texts_need_more_of_them(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_joined_texts_need_more_tokens_than_the_window(student: Path, texts: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.jsonl"
     short.write_text('{"text": "once upon a"}\n')
     with pytest.raises(

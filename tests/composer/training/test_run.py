@@ -23,7 +23,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_gradient_checkpointing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_checkpointing_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stage, batch, gradients_of, calls = STAGES[name], whole(rows_of()), [], []
     original = ComposedAttention.forward
     monkeypatch.setattr(
@@ -46,7 +46,9 @@ def test_gradient_checkpointing(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert all(torch.equal(tensor, gradients_of[1][name]) for name, tensor in gradients_of[0].items())
 
 
-def test_it_is_asked_for(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_checkpointing_depends_on_the_option(
+    student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It depends on the option alone, which may differ between a run and its continuation."""
     requested: list[Any] = []
     monkeypatch.setattr(module, "prepare", lambda student, options: requested.append(options.gradient_checkpointing))

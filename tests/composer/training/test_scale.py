@@ -75,7 +75,7 @@ def test_every_shipped_spec_starts_near_the_teacher(name: str, source: Any, teac
         assert all(layer.distance < 2.1 for layer in sizes), "a gate of sigmoid without a bias halves the output"
 
 
-def test_groups_by_number_are_scaled_to_their_own_heads() -> None:
+def test_groups_by_number_are_scaled_separately() -> None:
     """The values of every second head are 20 times as small as those of the others."""
     source = small_llama(num_attention_heads=4, num_key_value_heads=4, head_dim=8)
     with torch.no_grad():
@@ -124,7 +124,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_student(folder / "student", teacher, NORMED), write_texts(folder / "texts.jsonl")
 
 
-def test_a_run_scales_untrained_norms_alone_and_records_it(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_run_scales_only_untrained_norms_and_records_this(folders: tuple[Path, Path], tmp_path: Path) -> None:
     student, texts = folders
     messages: list[str] = []
     report = run(student, tmp_path / "out", texts, which="transfer", warn=messages.append)

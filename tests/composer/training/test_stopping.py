@@ -80,7 +80,7 @@ def test_a_signal_within_a_step_keeps_the_last_complete_step(
 
 
 @pytest.mark.parametrize(("number", "stage"), [(signal.SIGINT, "transfer"), (signal.SIGTERM, "finetune")])
-def test_a_signal_keeps_the_run(
+def test_stopped_runs_are_kept(
     student: Path, texts: Path, tmp_path: Path, number: int, stage: str, whole: dict[str, torch.Tensor], usual: dict[int, Any]
 ) -> None:
     messages: list[str] = []
@@ -110,7 +110,7 @@ REACHED = {"transfer": [("transfer", 3, 6)], "finetune": [("transfer", 6, None),
 
 
 @pytest.mark.parametrize("stage", REACHED)
-def test_a_stopped_run_is_made_a_model_and_trained_on(
+def test_stopped_runs_can_become_a_model_and_train_further(
     student: Path, texts: Path, tmp_path: Path, whole: dict[str, torch.Tensor], stage: str
 ) -> None:
     out, messages = tmp_path / "out", list[str]()
@@ -138,7 +138,7 @@ def test_a_stopped_run_is_made_a_model_and_trained_on(
     assert all(trained[name].equal(tensor) for name, tensor in whole.items())
 
 
-def test_a_run_without_a_checkpoint_is_no_model(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_runs_without_a_checkpoint_cannot_become_a_model(student: Path, texts: Path, tmp_path: Path) -> None:
     def stop(step: StepProgress) -> None:
         raise KeyboardInterrupt
 

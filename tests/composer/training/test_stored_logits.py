@@ -56,7 +56,7 @@ def losses(log: list[dict[str, Any]], kind: str = "loss") -> list[float]:
     return [line[kind]["model"] for line in log if kind in line]
 
 
-def test_a_teacher_of_another_width_is_learned_from(folder: Path, tmp_path: Path) -> None:
+def test_teachers_of_another_width_are_supported(folder: Path, tmp_path: Path) -> None:
     """Only its logits are used. A stopped run continues, and another teacher is rejected."""
     report, log = distill(folder, tmp_path / "out", teacher=folder / "wide")
     assert all(math.isfinite(loss) for loss in losses(log))
@@ -104,7 +104,7 @@ def test_a_teacher_with_another_vocabulary_is_refused(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("rows", [VOCABULARY + 64, VOCABULARY - 1], ids=["more", "fewer"])
-def test_padded_embeddings_are_left_out(folder: Path, tmp_path: Path, rows: int) -> None:
+def test_padded_embeddings_are_ignored(folder: Path, tmp_path: Path, rows: int) -> None:
     """A teacher with more embeddings than the student gives the same losses as one with as many."""
     assert len(WORDS) <= rows
     padded = make_teacher(tmp_path / "padded", **{**WIDE, "vocab_size": rows})
@@ -123,7 +123,7 @@ def test_padded_embeddings_are_left_out(folder: Path, tmp_path: Path, rows: int)
         assert losses(log) == pytest.approx(losses(same), rel=1e-6)
 
 
-def test_all_logits_stored_come_to_the_losses_online(folder: Path, tmp_path: Path) -> None:
+def test_losses_from_all_stored_logits_equal_those_online(folder: Path, tmp_path: Path) -> None:
     report, log = distill(folder, tmp_path / "online", teacher=folder / "wide")
     written = write(folder, tmp_path / "logits")
     assert written.record.complete
@@ -135,7 +135,7 @@ def test_all_logits_stored_come_to_the_losses_online(folder: Path, tmp_path: Pat
     assert stored.loss == pytest.approx(report.loss, abs=1e-5)
 
 
-def test_few_logits_teach(folder: Path, tmp_path: Path) -> None:
+def test_few_stored_logits_lower_the_loss(folder: Path, tmp_path: Path) -> None:
     """The loss is at most that over all tokens, its gradients are finite, and it decreases."""
     write(folder, tmp_path / "all")
     write(folder, tmp_path / "few", top_k=4)

@@ -62,7 +62,9 @@ def late(stopped_late: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_streamed_and_in_memory(three: Path, texts: Path, tmp_path: Path, autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streamed_transfer_equals_transfer_in_memory(
+    three: Path, texts: Path, tmp_path: Path, autocast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run is stopped in its first and in its last layer. Under autocast, projections are in bfloat16, also in the teacher's
     pass, and hidden states between layers are float32, in both cases. A layer does not copy the model that contains it.
     """
@@ -76,7 +78,7 @@ def test_streamed_and_in_memory(three: Path, texts: Path, tmp_path: Path, autoca
     assert same(weights(tmp_path / "whole"), tmp_path / "out")
 
 
-def test_autocast_makes_a_difference(three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]) -> None:
+def test_autocast_changes_the_hidden_states(three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]) -> None:
     run(three, tmp_path / "out", texts, bfloat16=True, **STREAM)
     assert not same(wanted, tmp_path / "out")
 
@@ -124,7 +126,7 @@ def miscount(path: Path) -> None:
         ("layer-0.safetensors", Path.unlink),
     ],
 )
-def test_what_is_damaged_is_made_anew(
+def test_damaged_hidden_states_are_computed_again(
     three: Path, texts: Path, late: Path, tmp_path: Path, wanted: dict[str, torch.Tensor], name: str, damage: Callable[[Path], None]
 ) -> None:
     messages: list[str] = []
@@ -136,7 +138,7 @@ def test_what_is_damaged_is_made_anew(
     assert messages[-1] == "Continuing after step 2 of 6 of transfer 2."
 
 
-def test_a_layer_of_which_nothing_is_left_is_trained_again(
+def test_layers_without_files_are_trained_again(
     three: Path, texts: Path, late: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]
 ) -> None:
     """It starts again from the embeddings, since the newest file is for a later layer."""
@@ -146,7 +148,7 @@ def test_a_layer_of_which_nothing_is_left_is_trained_again(
     assert same(wanted, tmp_path / "out")
 
 
-def test_hidden_states_that_vanish_while_it_runs(three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]) -> None:
+def test_removed_hidden_states_are_reported(three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]) -> None:
     def watch(step: StepProgress) -> None:
         if (step.stage, step.step) == ("transfer 2", 3):
             halve(tmp_path / "out.run" / "rows-2.hidden")
@@ -158,7 +160,7 @@ def test_hidden_states_that_vanish_while_it_runs(three: Path, texts: Path, tmp_p
 
 
 @pytest.mark.parametrize("number", [1, 4])
-def test_the_disk_is_full_of_hidden_states(
+def test_a_disk_full_of_hidden_states_is_reported(
     three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system refuses to write more in the middle of a file, with and without embeddings, for rows and held-out rows."""
@@ -182,7 +184,7 @@ def test_the_disk_is_full_of_hidden_states(
     assert same(wanted, tmp_path / "out")
 
 
-def test_the_disk_is_full_where_a_layer_ends(
+def test_a_full_disk_at_the_end_of_a_layer_is_reported(
     three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def save_file(_: Any, path: Path, __: Any) -> None:
@@ -200,7 +202,9 @@ def test_the_disk_is_full_where_a_layer_ends(
     assert same(wanted, tmp_path / "out")
 
 
-def test_a_disk_that_is_too_small(three: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_small_disks_are_refused_before_writing(
+    three: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error comes before anything is written and names the needed space. With one more free byte, the run works."""
     messages: list[str] = []
     run(three, tmp_path / "out", texts, tell=messages.append, **STREAM)
@@ -223,7 +227,7 @@ def test_a_disk_that_is_too_small(three: Path, texts: Path, tmp_path: Path, monk
     run(three, tmp_path / "out", texts, resume=True, **STREAM)
 
 
-def test_hidden_states_take_what_is_said(three: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_states_need_the_declared_bytes(three: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken, share, original = [], [], Path.replace
 
     def replace(path: Path, target: Path) -> Path:
@@ -252,7 +256,7 @@ def test_hidden_states_take_what_is_said(three: Path, texts: Path, tmp_path: Pat
         (streamed, "_write_finished", 3, True),
     ],
 )
-def test_killed_between_two_files(
+def test_runs_killed_between_two_files_resume(
     three: Path,
     texts: Path,
     tmp_path: Path,
@@ -272,7 +276,7 @@ def test_killed_between_two_files(
     assert same(wanted, tmp_path / "out")
 
 
-def test_killed_at_any_moment(three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]) -> None:
+def test_runs_killed_at_any_moment_resume(three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]) -> None:
     choice, kills = random.Random(5), 0
     for _ in range(4):
         resume = (tmp_path / "out.run" / "run.json").is_file()
@@ -288,7 +292,7 @@ def test_killed_at_any_moment(three: Path, texts: Path, tmp_path: Path, wanted: 
     assert same(wanted, tmp_path / "out")
 
 
-def test_killed_before_it_stands(
+def test_runs_killed_before_their_first_file_can_be_restarted(
     three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is nothing to continue, and another run can start."""

@@ -42,7 +42,7 @@ FEW_STEPS = (
         ("all", ("recipe.finetune.distill=0.5",), [True, True]),
     ],
 )
-def test_it_is_in_memory_as_long_as_something_is_asked_of_it(
+def test_the_teacher_is_in_memory_only_while_it_is_needed(
     student: Path,
     texts: Path,
     tmp_path: Path,
@@ -72,14 +72,14 @@ def test_it_is_in_memory_as_long_as_something_is_asked_of_it(
     assert report.teacher_loss is not None
 
 
-def test_no_teacher_is_loaded_where_nothing_is_asked_of_it(
+def test_no_teacher_is_loaded_if_none_is_needed(
     student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Teacher, "load", lambda *_: pytest.fail("it is not needed"))
     assert run(student, tmp_path / "out", texts, which="finetune", share=0.0).teacher_loss is None
 
 
-def test_fine_tuning_goes_on_without_a_source_that_has_gone(texts: Path, tmp_path: Path) -> None:
+def test_fine_tuning_continues_without_a_removed_source(texts: Path, tmp_path: Path) -> None:
     """The numbers are the same except for the teacher's own loss. Stages that learn from the teacher are still refused."""
     source = make_teacher(tmp_path / "teacher")
     model = make_student(tmp_path / "student", source)
@@ -123,7 +123,7 @@ def test_the_teacher_of_a_student_of_a_gguf_file_is_the_unpacked_model(
     assert composer.verify(tmp_path / "again").ok
 
 
-def test_a_gguf_file_that_has_changed_is_no_teacher(packed_student: Path, tmp_path: Path, texts: Path) -> None:
+def test_changed_gguf_files_are_refused_as_teacher(packed_student: Path, tmp_path: Path, texts: Path) -> None:
     file = tmp_path / "teacher.gguf"
     kept = tmp_path / "kept.gguf"
     file.rename(kept)

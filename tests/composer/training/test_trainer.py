@@ -66,7 +66,7 @@ def losses(model: Any, out: Path, *, packed: bool = False, **options: Any) -> li
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("host", ["llama", "qwen3"])
-def test_losses_are_those_of_the_source(host: str, run: str, tmp_path: Path) -> None:
+def test_losses_equal_those_of_the_source(host: str, run: str, tmp_path: Path) -> None:
     wanted, actual = (losses(model, tmp_path, **RUNS[run]) for model in pair(host))
     assert len(actual) == 4
     assert actual == pytest.approx(wanted, rel=1e-4)

@@ -50,7 +50,7 @@ def expected(student: Any, source: Any, batch: Batch, at: str) -> dict[str, floa
 
 @pytest.mark.parametrize("how", ["packed", "whole", "padded"])
 @torch.no_grad()
-def test_lessons_are_a_llamas_own_numbers(how: Packing) -> None:
+def test_lessons_equal_the_attention_inputs_and_outputs_of_llama(how: Packing) -> None:
     source = small_llama()
     batch = whole(rows_of(how=how))
     assert how == "packed" or not bool(batch.valid.all())
@@ -72,7 +72,7 @@ def test_lessons_are_a_llamas_own_numbers(how: Packing) -> None:
         ("one key head", "packed", "output"),
     ],
 )
-def test_the_squared_error(groups: str, how: Packing, at: str) -> None:
+def test_squared_error_matches_its_formula(groups: str, how: Packing, at: str) -> None:
     source = small_llama(**GROUPS[groups])
     student, batch = student_of(source), whole(rows_of(how=how))
     course = TransferCourse(student, teacher_of(source), transfer(at=at, mse=1000.0))
@@ -86,7 +86,7 @@ def test_the_squared_error(groups: str, how: Packing, at: str) -> None:
     ("groups", "length"), [("grouped", 8), ("grouped", 11), ("one key head a query head", 21), ("one key head", 19)]
 )
 @torch.no_grad()
-def test_attention_weights_are_the_whole_matrix(groups: str, length: int) -> None:
+def test_attention_weights_equal_the_whole_matrix(groups: str, length: int) -> None:
     source = small_llama(**GROUPS[groups])
     student, teacher = student_of(source), teacher_of(source)
     batch = whole(rows_of(length, lengths=(length,)))
@@ -118,7 +118,7 @@ def test_attention_weights_are_the_whole_matrix(groups: str, length: int) -> Non
     ],
 )
 @torch.no_grad()
-def test_an_answer_is_its_weights_times_the_values(spec: str, overrides: list[str]) -> None:
+def test_outputs_equal_weights_times_values(spec: str, overrides: list[str]) -> None:
     """This holds for all heads that the rules allow. Otherwise there would be no weights to compare."""
     student = student_of(small_llama(), spec, "recipe=null", *overrides)
     check_transfer(student.config.read_spec(), transfer(mse=0.0, cross_entropy=1.0))
@@ -132,7 +132,7 @@ def test_an_answer_is_its_weights_times_the_values(spec: str, overrides: list[st
 
 
 @pytest.mark.parametrize("how", ["packed", "padded"])
-def test_cross_entropy_of_the_weights(how: Packing) -> None:
+def test_cross_entropy_of_the_weights_matches_lolcats_equation_7(how: Packing) -> None:
     """LoLCATs (workshop), eq. 7, from whole matrices, gradients included."""
     source = small_llama()
     student, batch = student_of(source), whole(rows_of(14, how))
@@ -155,7 +155,7 @@ def test_cross_entropy_of_the_weights(how: Packing) -> None:
         torch.testing.assert_close(student_gradients[name], gradient, rtol=1e-4, atol=1e-7)
 
 
-def test_both_losses_add_up() -> None:
+def test_both_losses_are_added() -> None:
     source, batch = small_llama(), whole(rows_of())
     student, teacher = student_of(source), teacher_of(source)
     first, other, both = (
@@ -166,7 +166,7 @@ def test_both_losses_add_up() -> None:
 
 
 @pytest.mark.parametrize("spec", [SPEC, "lawcat", "gla", "gated-delta"])
-def test_what_stands_in_padding_changes_nothing(spec: Any) -> None:
+def test_padding_changes_nothing(spec: Any) -> None:
     source, rows = small_llama(), rows_of(how="padded")
     assert not rows.valid.all()
     filled = PackedRows((rows.ids + 7 * ~rows.valid).astype("int32"), rows.labels, rows.position, rows.valid)
@@ -183,7 +183,7 @@ def test_what_stands_in_padding_changes_nothing(spec: Any) -> None:
         torch.testing.assert_close(gradient, of_other[name], rtol=0, atol=1e-12)
 
 
-def test_a_student_like_its_teacher_has_nothing_to_learn() -> None:
+def test_students_equal_to_their_teacher_have_no_loss() -> None:
     """A window for all tokens leaves nothing to the state."""
     source, memory = small_llama(), [{"kind": "window", "size": 64, "weight": "learned"}, "state"]
     student = student_of(source, {**SPEC, "head": {**SPEC["head"], "memory": memory}})

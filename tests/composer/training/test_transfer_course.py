@@ -36,7 +36,7 @@ def course_of(source: Any, student: Any, **changes: Any) -> TransferCourse:
     return TransferCourse(student, teacher_of(source), stage(**changes))
 
 
-def test_gradients_are_in_fresh_parameters_alone() -> None:
+def test_only_fresh_parameters_have_gradients() -> None:
     source = small_llama()
     student, teacher = student_of(source), teacher_of(source)
     course = TransferCourse(student, teacher, stage(cross_entropy=1.0, at="output"))
@@ -69,7 +69,7 @@ def test_a_layers_gradient_depends_on_no_other_layer() -> None:
         assert torch.equal(gradient, after[name]) == (".layers.1." not in name)
 
 
-def test_one_layers_graph_is_alive_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_layers_graph_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     class Held:
         def __init__(self, tensor: torch.Tensor) -> None:
             self.tensor = tensor
@@ -105,7 +105,7 @@ def test_one_layers_graph_is_alive_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("how", ["packed", "padded"])
 @pytest.mark.parametrize("parts", [2, 4])
-def test_parts_add_up_to_the_whole(parts: int, how: Any) -> None:
+def test_micro_batches_add_up_to_the_batch(parts: int, how: Any) -> None:
     """Rows have different numbers of tokens."""
     source = small_llama()
     student, batch = student_of(source), rows_of(how=how).batch(range(4))
@@ -117,7 +117,7 @@ def test_parts_add_up_to_the_whole(parts: int, how: Any) -> None:
         torch.testing.assert_close(gradient, once[name], rtol=1e-5, atol=1e-9)
 
 
-def test_a_layer_that_stopped_is_left_alone_and_still_judged() -> None:
+def test_stopped_layers_are_not_trained_but_still_evaluated() -> None:
     source, batch = small_llama(), whole(rows_of())
     student = student_of(source)
     course = course_of(source, student)
@@ -127,7 +127,7 @@ def test_a_layer_that_stopped_is_left_alone_and_still_judged() -> None:
     assert course.judge(batch, 1.0).keys() == {"layer 0", "layer 1"}
 
 
-def test_layers_without_fresh_parameters_are_passed_over() -> None:
+def test_layers_without_fresh_parameters_are_skipped() -> None:
     source = small_llama(num_hidden_layers=3)
     student = student_of(source, HYBRID)
     course = course_of(source, student)
@@ -156,7 +156,7 @@ def test_a_batch_is_counted_by_its_real_tokens() -> None:
         ("lola", [], "which pairs its `sparse` memory keeps depends on their values"),
     ],
 )
-def test_heads_without_weights(spec: str, overrides: list[str], message: str) -> None:
+def test_cross_entropy_for_heads_without_weights_is_refused(spec: str, overrides: list[str], message: str) -> None:
     resolved = resolve_spec(spec, dimensions(trunk_of(small_llama())), ["recipe=null", *overrides])
     with pytest.raises(TrainingError, match=f"(?s)cross_entropy compares attention weights, and the head .* has none: .*{message}"):
         check_transfer(resolved, stage(mse=0.0, cross_entropy=1.0))
@@ -233,7 +233,7 @@ def _with_other_settings(student: Any) -> None:
 
 
 @pytest.mark.parametrize(("change", "alike"), [(_with_other_weights, {1}), (_with_an_adapter, set()), (_with_other_settings, {1})])
-def test_a_student_on_another_trunk_projects_for_itself(change: Any, alike: set[int]) -> None:
+def test_students_on_another_trunk_compute_their_projections(change: Any, alike: set[int]) -> None:
     source = small_llama()
     student, teacher = student_of(source), teacher_of(source)
     own, others = (dict(enumerate(of for _, of in attentions(model))) for model in (student, teacher))
@@ -242,7 +242,7 @@ def test_a_student_on_another_trunk_projects_for_itself(change: Any, alike: set[
     assert layers_alike(own, others) == alike
 
 
-def test_a_student_that_mixes_its_inputs_projects_for_itself() -> None:
+def test_students_with_mixers_compute_their_projections() -> None:
     source = small_llama()
     student = student_of(source, "rglru-window", "recipe=null", "head.memory.0.size=4", "head.mix_input.blocks=4")
     assert projections(student, course_of(source, student)) > 0
@@ -252,7 +252,7 @@ def test_a_student_that_mixes_its_inputs_projects_for_itself() -> None:
     ("family", "alone"),
     [("gpt2", True), ("phi3", True), ("qwen3", True), ("gemma2", True), ("gpt_oss", True), ("bitnet", False), ("afmoe", False)],
 )
-def test_hosts_of_other_families(family: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_of_other_families_are_trained(family: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts have norms of queries and keys, scales and joint projections. Some compute a gate or a norm after the heads, and
     there the student's output is not the projection of its heads.
     """
@@ -273,7 +273,7 @@ def test_hosts_of_other_families(family: str, alone: bool, monkeypatch: pytest.M
             torch.testing.assert_close(gradient, of_other[name], rtol=1e-4, atol=1e-6)
 
 
-def test_gradients_are_not_under_autocast() -> None:
+def test_gradients_are_computed_without_autocast() -> None:
     """Autocast would narrow what the heads compute in float32."""
     source, seen = small_llama().float(), list[bool]()
     student = student_of(source)

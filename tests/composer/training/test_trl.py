@@ -105,7 +105,7 @@ def packed_by(done: SFTTrainer) -> PackedRows:
     return PackedRows(ids, labels, position, valid)
 
 
-def test_packed_training_has_the_losses_of_our_own_stage(tmp_path: Path) -> None:
+def test_packed_training_has_the_losses_of_the_finetune_stage(tmp_path: Path) -> None:
     """Rows, order, initial adapters, AdamW, rate, clipping and the mean over predicted tokens are equal, so all 20 losses and
     the final adapters are.
     """
@@ -186,7 +186,7 @@ def loss_by_hand(documents: list[tuple[list[int], list[int]]]) -> float:
 @pytest.mark.parametrize(
     ("mode", "adapters"), [*((mode, False) for mode in MODES), ("packed", True), ("checkpointed, reentrant", True)]
 )
-def test_the_first_loss_is_that_of_the_documents(mode: str, adapters: bool, tmp_path: Path) -> None:
+def test_the_first_loss_equals_that_of_separate_documents(mode: str, adapters: bool, tmp_path: Path) -> None:
     """Each document of a row is read separately, and training changes the intended parameters."""
     options, before = MODES[mode], dict(_built().named_parameters())
     data = Dataset.from_dict({"input_ids": [list(story) for story in stories()[:24]]})
@@ -214,7 +214,7 @@ MARKED = (
 
 @pytest.mark.parametrize("packing", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("form", ["completion", "assistant"])
-def test_answers_alone_are_learned(form: str, packing: bool, tmp_path: Path) -> None:
+def test_only_answers_are_learned(form: str, packing: bool, tmp_path: Path) -> None:
     """The data are prompts with completions (``completion_only_loss``) or conversations (``assistant_only_loss``)."""
     marked = copy.deepcopy(tokenizer())
     marked.chat_template = MARKED

@@ -62,7 +62,7 @@ def test_a_step_is_adamw_at_the_rate_of_the_schedule() -> None:
     assert weight.grad is None
 
 
-def test_what_no_row_needs_has_a_gradient_of_zero() -> None:
+def test_unused_parameters_have_a_gradient_of_zero() -> None:
     """Its momentum is still updated, as if other processes' rows had used it."""
     left_out, zero, settings = parameter(5), parameter(5), stage()
     for weight, nothing in ((left_out, None), (zero, torch.zeros_like(zero))):
@@ -74,7 +74,7 @@ def test_what_no_row_needs_has_a_gradient_of_zero() -> None:
     assert torch.equal(left_out, zero)
 
 
-def test_groups_have_rates_of_their_own() -> None:
+def test_groups_have_separate_rates() -> None:
     settings, slow, fast = stage(clip=None), parameter(5), parameter(5)
     start = slow.detach().clone()
     unit = Unit("model", settings, [(1e-3, {"slow": slow}), (1e-1, {"fast": fast}), (7.0, {})])
@@ -83,7 +83,7 @@ def test_groups_have_rates_of_their_own() -> None:
     torch.testing.assert_close((fast - start).abs(), torch.full((5,), 1e-1).double(), rtol=1e-6, atol=0)
 
 
-def test_the_norm_is_the_units_own_and_clipped_as_a_whole() -> None:
+def test_the_gradient_norm_of_a_unit_is_clipped_as_a_whole() -> None:
     clip, first, two = 0.5, parameter(4), parameter(2, 3, seed=1)
     unit = Unit("model", stage(clip=clip, betas=(0.0, 0.0)), [(0.1, {"one": first}), (0.2, {"two": two})])
     expected = torch.cat([gradient(first, 0), gradient(two, 0).flatten()]).norm()
@@ -139,7 +139,7 @@ def test_patience() -> None:
 
 
 @pytest.mark.parametrize("keep", ["best", "last"])
-def test_what_is_kept(keep: str) -> None:
+def test_the_parameters_selected_by_keep_are_kept(keep: str) -> None:
     weight = parameter(2)
     unit = unit_of(stage(keep=keep), weight=weight)
     seen = []
@@ -151,7 +151,7 @@ def test_what_is_kept(keep: str) -> None:
     assert torch.equal(weight.detach(), seen[1 if keep == "best" else 2])
 
 
-def test_nothing_judged_nothing_restored() -> None:
+def test_without_evaluation_nothing_is_restored() -> None:
     weight = parameter(2)
     unit = unit_of(stage(), weight=weight)
     take(unit, 0)
@@ -161,7 +161,7 @@ def test_nothing_judged_nothing_restored() -> None:
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_loss_that_is_no_number(loss: float) -> None:
+def test_losses_that_are_not_finite_raise(loss: float) -> None:
     weight = parameter(2)
     unit, before = unit_of(stage(), weight=weight), weight.detach().clone()
     with pytest.raises(TrainingError, match=rf"^layer 3: the loss is {loss} at step 5\. .*a lower lr"):
@@ -172,7 +172,7 @@ def test_a_loss_that_is_no_number(loss: float) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_gradient_that_is_no_number(value: float) -> None:
+def test_gradients_that_are_not_finite_raise(value: float) -> None:
     good, bad = parameter(2), parameter(2, seed=1)
     unit, before = unit_of(stage(), good=good, bad=bad), good.detach().clone()
     good.grad, bad.grad = torch.ones_like(good), torch.tensor([0.0, value], dtype=torch.float64)
@@ -181,7 +181,7 @@ def test_a_gradient_that_is_no_number(value: float) -> None:
     assert torch.equal(good.detach(), before), "no parameter has moved"
 
 
-def test_divergence_is_said_once_a_whole_stretch_is_far_above_the_start() -> None:
+def test_divergence_is_reported_if_losses_are_far_above_the_start() -> None:
     unit = unit_of(stage(), weight=parameter(2))
     high = 1.001 * DIVERGED
     for step in range(RECENT):
@@ -198,7 +198,7 @@ def test_a_single_high_loss_is_no_divergence() -> None:
         assert take(unit, step, 9 * DIVERGED if step == 2 * RECENT else 1.0) > 0
 
 
-def test_facts_and_tensors_bring_it_back() -> None:
+def test_a_unit_is_restored_from_facts_and_tensors() -> None:
     settings = stage(schedule="plateau", patience=9)
     here, other_parameter = parameter(3), parameter(3, seed=5)
     still = [parameter(2, seed=seed) for seed in (7, 8)]

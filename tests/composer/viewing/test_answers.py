@@ -24,7 +24,7 @@ SINGLE = sorted(name for name in shipped_specs() if load_spec(name).vary is None
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_shipped_specs_are_shown_as_the_commands_show_them(name: str) -> None:
+def test_shipped_specs_are_shown_as_by_the_commands(name: str) -> None:
     text = shipped_specs()[name].read_text(encoding="utf-8")
     shown = answer(text, EditorContext(), SIZES, 4096, "float32")
     resolved = resolve(load_spec(name), None if load_spec(name).trunk else TYPICAL)
@@ -78,13 +78,13 @@ def test_sizes_change_the_state() -> None:
         (SIZES, 4096, "<b>", "&lt;b&gt;&quot; is unknown"),
     ],
 )
-def test_sizes_that_cannot_be_are_told(sizes: tuple[float | None, ...], tokens: float, dtype: str, expected: str) -> None:
+def test_impossible_sizes_are_reported(sizes: tuple[float | None, ...], tokens: float, dtype: str, expected: str) -> None:
     shown = answer(LOLCATS, EditorContext(), sizes, tokens, dtype)
     assert expected in shown.status
     assert shown.picture is None
 
 
-def test_what_is_typed_is_escaped() -> None:
+def test_typed_text_is_escaped() -> None:
     shown = answer(LOLCATS.replace("arXiv:2410.10254", '"<script>alert(1)</script>"'), EditorContext(), SIZES, 4096, "float32")
     assert shown.picture is not None
     assert "<script" not in shown.picture
@@ -99,7 +99,7 @@ PIECES = st.sampled_from(
 
 
 @given(at=st.integers(0, len(LOLCATS)), cut=st.integers(0, 40), typed=st.lists(PIECES, max_size=4))
-def test_any_text_is_answered(at: int, cut: int, typed: list[str]) -> None:
+def test_any_text_gives_a_page(at: int, cut: int, typed: list[str]) -> None:
     """Parts of a spec are replaced by other text, as while typing."""
     shown = answer(LOLCATS[:at] + "".join(typed) + LOLCATS[at + cut :], EditorContext(), SIZES, 64, "float32")
     assert ('class="wrong"' in shown.status) == (shown.picture is None)
@@ -109,7 +109,7 @@ def test_any_text_is_answered(at: int, cut: int, typed: list[str]) -> None:
     ("name", "function"),
     [("lolcats", "head(parts, call, hidden, query, key, value)"), ("rglru-window", "head(parts, call, hidden, query, key, value)")],
 )
-def test_the_program_is_that_of_compose_show(name: str, function: str) -> None:
+def test_the_program_equals_that_of_compose_show(name: str, function: str) -> None:
     shown = answer(shipped_specs()[name].read_text(encoding="utf-8"), EditorContext(), SIZES, 4096, "float32")
     assert shown.program == code_of(resolve(load_spec(name), TYPICAL), "these sizes").text
     assert "\n# 32 query heads (8 key heads) in layers 0 to 15\n" in str(shown.program)

@@ -80,7 +80,7 @@ def test_large_requests_are_refused(address: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/gradio_api/file=/etc/passwd", "/file=/etc/passwd", "/gradio_api/upload", "/gradio_api/proxy=http://a.b/"]
 )
-def test_files_are_neither_served_nor_taken(address: str, path: str) -> None:
+def test_files_are_neither_served_nor_accepted(address: str, path: str) -> None:
     assert request_page(address, path)[0] == 404
     assert request_page(address, path, method="POST", body=b"x")[0] == 404
 

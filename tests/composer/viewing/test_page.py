@@ -96,7 +96,7 @@ def test_typed_sizes_and_shipped_specs_show_at_once(address: str) -> None:
         assert watched.words == []
 
 
-def test_the_gallery_opens_without_a_word() -> None:
+def test_the_gallery_opens_without_errors() -> None:
     for wide, dark in ((1280, False), (1280, True), (NARROW, False)):
         with opened((GALLERY / "index.html").as_uri(), wide=wide, dark=dark) as watched:
             until(watched, "[...document.images].every(one => one.complete && one.naturalWidth > 0)")
@@ -125,7 +125,7 @@ def test_the_page_on_a_narrow_screen_scrolls_its_picture_alone(address: str) -> 
         assert watched.page.locator("#costs").evaluate("one => getComputedStyle(one).overflowX") == "auto"
 
 
-def test_text_stays_in_its_box_in_a_browsers_own_font() -> None:
+def test_text_fits_its_box_in_the_browsers_font() -> None:
     """Text also fits if the browser has another font than DejaVu Sans."""
     with opened("about:blank") as watched:
         for name in ("lola", "mixed-heads", "latte-macchiato"):
@@ -135,7 +135,7 @@ def test_text_stays_in_its_box_in_a_browsers_own_font() -> None:
             assert watched.words == []
 
 
-def test_a_space_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hugging_face_space_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The space's own `app.py` is launched as the Hub launches it."""
     gradio_or_skip()
     files = {path.name: path.read_text(encoding="utf-8") for path in SPACE.iterdir() if path.is_file()}
@@ -155,7 +155,7 @@ def test_a_space_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         app["demo"].close()
 
 
-def test_without_gradio_it_says_what_to_do(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_missing_gradio_is_reported_with_the_install_command(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr(page_module, "version_of", lambda name: None)
     result = compose("view")
     assert result.exit_code == 2

@@ -50,7 +50,7 @@ def test_no_other_file_is_opened(name: str, tmp_path: Path, monkeypatch: pytest.
     assert not [path for path in opened if Path(path) not in shipped_specs().values() and not path.endswith(".py")]
 
 
-def test_beside_a_file_of_ones_own_names_are_looked_for_there(tmp_path: Path) -> None:
+def test_names_are_searched_beside_the_users_file(tmp_path: Path) -> None:
     (tmp_path / "parent.yaml").write_text("compose: 1\nname: parent\nhead: {memory: [full]}\n")
     resolved = resolve_text(MINE.format("parent.yaml"), EditorContext("mine.yaml", tmp_path), SIZES)
     assert resolved.heads["head"].memory[0].kind == "full"
@@ -76,6 +76,6 @@ def test_beside_a_file_of_ones_own_names_are_looked_for_there(tmp_path: Path) ->
     ],
     ids=["long", "empty", "deep", "kinds", "sweep", "extends", "layer"],
 )
-def test_what_is_too_much_or_means_nothing_is_told(text: str, expected: str) -> None:
+def test_too_large_or_invalid_specs_are_reported(text: str, expected: str) -> None:
     with pytest.raises(SpecError, match=expected):
         resolve_text(text, EditorContext(), SIZES)

@@ -65,11 +65,11 @@ def test_a_state_of_another_request_would_show(monkeypatch: pytest.MonkeyPatch) 
         check_served(model)
 
 
-def test_what_keeps_states() -> None:
+def test_only_models_with_a_state_keep_states() -> None:
     assert not keeps_states(composer.build("softmax", TEACHER).config)
     assert keeps_states(composer.build("lolcats", TEACHER).config)
 
 
-def test_what_writes_no_text() -> None:
+def test_models_that_generate_no_text_are_refused() -> None:
     with pytest.raises(ValueError, match="bidirectional model writes no text"):
         check_servable(composer.build("latte-bidirectional", TEACHER).config)

@@ -54,7 +54,7 @@ def with_peft(base: Path, adapter: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("task", [None, "CAUSAL_LM"])
-def test_adapters_beside_weights_are_applied_as_transformers_does(teacher: Path, tmp_path: Path, task: str | None) -> None:
+def test_adapters_beside_weights_are_applied_as_in_transformers(teacher: Path, tmp_path: Path, task: str | None) -> None:
     """Without a task, PEFT notes the model's class in ``auto_mapping``."""
     folder = shutil.copytree(teacher, tmp_path / "both")
     save_adapter(folder, folder, task_type=task)

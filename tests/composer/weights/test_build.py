@@ -32,7 +32,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 5e-5), ("float64", 1e-9)])
-def test_a_softmax_student_of_every_variant_is_its_source(tmp_path: Path, variant: dict, dtype: str, tolerance: float):
+def test_a_softmax_student_of_every_variant_equals_its_source(tmp_path: Path, variant: dict, dtype: str, tolerance: float):
     folder = llama(tmp_path / "source", sharded=True, dtype=dtype, **variant)
     build(folder, tmp_path / "out")
     expected = logits(LlamaForCausalLM.from_pretrained(folder, dtype=dtype))
@@ -41,7 +41,7 @@ def test_a_softmax_student_of_every_variant_is_its_source(tmp_path: Path, varian
     assert (student_logits - expected).abs().max() < tolerance
 
 
-def test_a_source_in_the_old_style_of_config_is_the_same_model(tmp_path: Path):
+def test_old_and_new_styles_of_config_build_the_same_model(tmp_path: Path):
     folder = llama(tmp_path / "source", rope_parameters=LLAMA3_ROPE)
     expected = logits(LlamaForCausalLM.from_pretrained(folder))
     scaling = {key: value for key, value in LLAMA3_ROPE.items() if key != "rope_theta"}
@@ -53,7 +53,7 @@ def test_a_source_in_the_old_style_of_config_is_the_same_model(tmp_path: Path):
 
 
 @pytest.mark.parametrize("spec", [LOLCATS, LAWCAT], ids=lambda spec: spec["name"])
-def test_a_student_with_fresh_parameters_loads_whole_and_says_what_it_is(sharded: Path, tmp_path: Path, spec: dict):
+def test_students_with_fresh_parameters_load_with_their_record(sharded: Path, tmp_path: Path, spec: dict):
     report = build(sharded, tmp_path / "out", spec)
     assert torch.isfinite(logits(loaded(tmp_path / "out"))).all()
     record = read_record(tmp_path / "out")
@@ -70,7 +70,7 @@ def test_a_student_with_fresh_parameters_loads_whole_and_says_what_it_is(sharded
     assert spec["name"] in card
 
 
-def test_unchanged_files_are_the_same_files(sharded: Path, tmp_path: Path):
+def test_unchanged_files_are_linked(sharded: Path, tmp_path: Path):
     report = build(sharded, tmp_path / "out", LAWCAT)
     for shard in report.plan.shards:
         assert os.path.samefile(sharded / shard.file, tmp_path / "out" / str(shard.output))
@@ -115,7 +115,7 @@ def test_saving_a_trained_student_over_itself_never_reaches_the_source(sharded: 
     assert all(torch.equal(first, other) for first, other in zip(model.parameters(), again.parameters(), strict=True))
 
 
-def test_small_files_come_along_as_copies(source: Path, tmp_path: Path):
+def test_small_files_are_copied(source: Path, tmp_path: Path):
     (source / "additional_chat_templates").mkdir()
     (source / "additional_chat_templates" / "rag.jinja").write_text("template")
     (source / "README.md").write_text("the source's own card")
@@ -148,7 +148,7 @@ def test_a_student_of_a_student_keeps_what_was_trained(source: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("size", ["20KB", "1GB"])
-def test_a_student_that_transformers_saved_is_a_source_too(sharded: Path, tmp_path: Path, size: str):
+def test_students_saved_by_transformers_are_sources(sharded: Path, tmp_path: Path, size: str):
     build(sharded, tmp_path / "first", LOLCATS)
     model = loaded(tmp_path / "first")
     with torch.no_grad():
@@ -161,14 +161,14 @@ def test_a_student_that_transformers_saved_is_a_source_too(sharded: Path, tmp_pa
     assert torch.equal(logits(loaded(tmp_path / "second")), logits(model))
 
 
-def test_softmax_from_a_student_is_the_teacher_again(source: Path, tmp_path: Path):
+def test_softmax_from_a_student_equals_the_teacher(source: Path, tmp_path: Path):
     build(source, tmp_path / "student", LAWCAT)
     build(tmp_path / "student", tmp_path / "back", SOFTMAX)
     expected = logits(LlamaForCausalLM.from_pretrained(source))
     assert (logits(loaded(tmp_path / "back")) - expected).abs().max() < 5e-5
 
 
-def test_old_buffers_and_copies_load_without_a_word(tmp_path: Path):
+def test_old_buffers_and_copies_load_without_a_warning(tmp_path: Path):
     folder = llama(tmp_path / "source", tie_word_embeddings=True)
     extra = "model.layers.0.self_attn.rotary_emb.inv_freq"
     edit_tensors(
@@ -210,7 +210,7 @@ def test_a_spec_resolved_against_another_model_is_refused(source: Path, tmp_path
         build_module.build_folder(resolved_for(other, SOFTMAX), open_model(source), tmp_path / "out", spec_document=SOFTMAX)
 
 
-def test_a_model_in_the_hubs_cache_is_linked_to_its_blobs(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_models_in_the_hub_cache_are_linked_to_their_blobs(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A large one has no hash: nobody has read it, and the name of a blob is what a server has sent."""
     monkeypatch.setattr(build_module, "HASHED_ANYWAY", 0)
     commit, digest = "0" * 40, fingerprint(source)["model.safetensors"][0]

@@ -43,7 +43,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("trunk", TRUNKS)
 @pytest.mark.parametrize("head", HEADS)
-def test_it_loads_whole_and_is_what_its_record_says(tmp_path: Path, head: str, trunk: str):
+def test_fresh_models_load_and_match_their_record(tmp_path: Path, head: str, trunk: str):
     out = build(tmp_path / "out", head, TRUNKS[trunk])
     assert sorted(os.listdir(out)) == sorted(FILES)
     assert logits(loaded(out)).isfinite().all()
@@ -59,7 +59,7 @@ def test_it_loads_whole_and_is_what_its_record_says(tmp_path: Path, head: str, t
 
 
 @pytest.mark.parametrize(("labels", "notes"), [(None, 1), (2, 0)])
-def test_the_plan_says_that_an_encoder_writes_no_text(tmp_path: Path, labels: int | None, notes: int):
+def test_the_plan_notes_that_encoders_generate_no_text(tmp_path: Path, labels: int | None, notes: int):
     spec = document("softmax", labels=labels) | {"direction": "bidirectional"}
     plan = composer.build_folder(spec, out=tmp_path / "out", fresh=True, dry_run=True).plan
     assert len(plan.notes) == notes
@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path):
     assert first.read_bytes() != other.read_bytes()
 
 
-def test_in_memory_it_is_the_same_model(tmp_path: Path):
+def test_models_in_memory_equal_models_in_a_folder(tmp_path: Path):
     out = build(tmp_path / "out", "lawcat", TRUNKS["learned"], seed=3)
     model = composer.build(document("lawcat", **TRUNKS["learned"]), fresh=True, seed=3)
     stored = load_file(out / WEIGHTS)
@@ -83,7 +83,7 @@ def test_in_memory_it_is_the_same_model(tmp_path: Path):
     assert not model.training
 
 
-def test_how_it_starts(tmp_path: Path):
+def test_fresh_weights_have_their_initial_distribution(tmp_path: Path):
     """Norms are 1, biases 0, and heads as their parts start. Other weights are normal with mean 0 and deviation 0.02."""
     out = build(tmp_path / "out", trunk={**TRUNKS["classic"], "tied": False, "width": 128, "vocabulary": 512})
     for name, tensor in load_file(out / WEIGHTS).items():
@@ -103,7 +103,7 @@ def test_how_it_starts(tmp_path: Path):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_of_any_type(tmp_path: Path, dtype: str):
+def test_fresh_models_have_the_requested_dtype(tmp_path: Path, dtype: str):
     out = build(tmp_path / "out", dtype=dtype)
     assert {tensor.dtype for tensor in load_file(out / WEIGHTS).values()} == {getattr(torch, dtype)}
     assert json.loads((out / "config.json").read_text())["dtype"] == dtype
@@ -115,7 +115,7 @@ def test_the_config_and_the_spec_bring_the_same_dimensions(tmp_path: Path):
     assert dimensions(open_source(out).trunk) == resolve(load_spec(document("lolcats", theta=500, head_dim=12))).dimensions
 
 
-def test_a_classifier(tmp_path: Path):
+def test_classifiers_are_built(tmp_path: Path):
     out = build(tmp_path / "out", trunk={"labels": 3})
     assert "generation_config.json" not in os.listdir(out)
     assert verify(out).ok
@@ -126,7 +126,7 @@ def test_a_classifier(tmp_path: Path):
     assert logits(composer.load(out)).shape == (1, 3)
 
 
-def test_the_card_and_the_record_say_that_it_came_from_nothing(tmp_path: Path):
+def test_the_card_and_the_record_name_no_source(tmp_path: Path):
     out = build(tmp_path / "out", seed=7)
     card = (out / "README.md").read_text()
     assert "built from nothing" in card
@@ -136,7 +136,7 @@ def test_the_card_and_the_record_say_that_it_came_from_nothing(tmp_path: Path):
     assert (record["source"], record["seed"], record["spec"]["trunk"]["width"]) == (None, 7, 32)
 
 
-def test_it_is_a_source_like_any_other(tmp_path: Path):
+def test_fresh_models_are_sources(tmp_path: Path):
     out = build(tmp_path / "out", "softmax", TRUNKS["learned"])
     report = composer.build_folder({**SOFTMAX}, out, tmp_path / "again")
     assert set(report.untrained) == set(read_record(out).plan.parameters), "what was random stays known as untrained"
@@ -146,7 +146,7 @@ def test_it_is_a_source_like_any_other(tmp_path: Path):
         composer.build_folder(document(), out, tmp_path / "other")
 
 
-def test_what_was_changed_is_found(tmp_path: Path):
+def test_changed_weights_and_configs_are_detected(tmp_path: Path):
     out = build(tmp_path / "out")
     edit_tensors(out / WEIGHTS, lambda tensors: tensors["model.norm.weight"].add_(1))
     assert {check.what for check in verify(out).failed} == {"contents"}
@@ -174,7 +174,7 @@ def test_only_what_a_build_wrote_is_replaced(tmp_path: Path):
         build(out, force=True)
 
 
-def test_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_failed_builds_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def broken(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
@@ -191,13 +191,13 @@ def test_progress_ends_at_the_whole(tmp_path: Path):
     assert (name, done) == (WEIGHTS, total)
 
 
-def test_what_was_resolved_on_a_source_is_refused(tmp_path: Path):
+def test_specs_resolved_on_a_source_are_refused(tmp_path: Path):
     resolved = resolve(load_spec(document(), ["trunk=null"]), resolve(load_spec(document())).dimensions)
     with pytest.raises(BuildError, match="resolved against a source"):
         build_folder(resolved, None, tmp_path / "out", spec_document={})
 
 
-def test_source_and_nothing_exclude_each_other(tmp_path: Path):
+def test_from_and_fresh_exclude_each_other(tmp_path: Path):
     out = tmp_path / "out"
     for options, message in (
         ({"source": tmp_path, "fresh": True}, "not both"),
@@ -216,7 +216,7 @@ def test_source_and_nothing_exclude_each_other(tmp_path: Path):
     assert not os.listdir(tmp_path)
 
 
-def test_explained_on_its_own_trunk(tmp_path: Path):
+def test_explain_uses_the_trunk_of_the_spec(tmp_path: Path):
     out = build(tmp_path / "out")
     own, on_source = (
         composer.explain(document("lolcats")),
@@ -236,7 +236,7 @@ def test_every_parameter_has_a_place_in_the_plan():
     }
 
 
-def test_what_memory_or_disk_cannot_take_is_refused_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_models_too_large_for_memory_or_disk_are_refused_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     spec = document("lolcats", vocabulary=2**31, width=2**12, heads=4)
     with pytest.raises(BuildError, match=r"Not enough memory for the parameters of x: it needs 35,\d{3},\d{3},\d{3},\d{3} bytes"):
         composer.build(spec, fresh=True)

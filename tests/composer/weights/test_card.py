@@ -14,7 +14,7 @@ from tests.checkpoints import llama
 
 
 @pytest.mark.parametrize("name", ["lola", "lawcat", "mixed-heads", "hybrid"])
-def test_the_spec_of_a_card_has_kinds_first_and_means_the_same(tmp_path: Path, name: str) -> None:
+def test_the_spec_of_a_card_has_kinds_first_and_the_same_hash(tmp_path: Path, name: str) -> None:
     source = llama(tmp_path / "source")
     composer.build_folder(name, source, tmp_path / "out")
     text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ def test_the_spec_of_a_card_has_kinds_first_and_means_the_same(tmp_path: Path, n
     assert composer.show(str(tmp_path / "again.yaml"), source).hash == record.spec_hash
 
 
-def test_a_paper_and_a_folder_are_words_of_the_card(tmp_path: Path) -> None:
+def test_papers_and_folders_are_escaped_in_the_card(tmp_path: Path) -> None:
     """Both are escaped, and backticks in the spec do not end its block."""
     source = llama(tmp_path / "source")
     spec = composer.show("lolcats").document | {"paper": "<script>alert(1)</script>\n```\n[a](javascript:b) \x1b[31m"}

@@ -52,23 +52,23 @@ def up_to_its_end(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("family", SOURCES)
-def test_a_source_writes_up_to_its_end(family: str, tokenizer: Path, tmp_path: Path) -> None:
+def test_sources_generate_up_to_their_maximum_length(family: str, tokenizer: Path, tmp_path: Path) -> None:
     up_to_its_end(source_of(family, tokenizer, tmp_path / "source", eos_token_id=None))
 
 
 @pytest.mark.parametrize("family", STUDENTS)
-def test_a_student_writes_up_to_its_end(family: str, tokenizer: Path, tmp_path: Path) -> None:
+def test_students_generate_up_to_their_maximum_length(family: str, tokenizer: Path, tmp_path: Path) -> None:
     composer.build_folder("lawcat", source_of(family, tokenizer, tmp_path / "source", eos_token_id=None), tmp_path / "student")
     up_to_its_end(tmp_path / "student")
 
 
-def test_a_trunk_of_our_own_writes_up_to_its_end(tokenizer: Path, tmp_path: Path) -> None:
+def test_models_with_a_composed_trunk_generate_up_to_their_maximum_length(tokenizer: Path, tmp_path: Path) -> None:
     spec = {"compose": 1, "name": "own", "extends": "lawcat", "trunk": OWN}
     composer.build_folder(spec, out=tmp_path / "own", fresh=True)
     up_to_its_end(with_words(tmp_path / "own", tokenizer))
 
 
-def test_texts_that_are_sampled(tokenizer: Path, tmp_path: Path) -> None:
+def test_sampled_texts_are_bounded_by_the_maximum_length(tokenizer: Path, tmp_path: Path) -> None:
     source = source_of("gpt2", tokenizer, tmp_path / "source")
     settings = json.loads((source / "tokenizer_config.json").read_text())
     (source / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": "once"}))
@@ -78,7 +78,7 @@ def test_texts_that_are_sampled(tokenizer: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "more.jsonl").exists()
 
 
-def test_texts_that_are_inspected(tokenizer: Path, tmp_path: Path) -> None:
+def test_inspected_texts_are_bounded_by_the_maximum_length(tokenizer: Path, tmp_path: Path) -> None:
     """The limit is that of a student, and of a teacher of another family."""
     learned = source_of("gpt2", tokenizer, tmp_path / "learned")
     rotated = source_of("llama", tokenizer, tmp_path / "turned", num_key_value_heads=4, head_dim=8, max_position_embeddings=512)

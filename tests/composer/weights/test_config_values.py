@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("family", "every"), [("llama", 1), ("qwen3", 5), ("gemma", 7)])
-def test_any_value_of_any_key(folder: Path, family: str, every: int) -> None:
+def test_any_value_of_any_key_is_read_or_refused(folder: Path, family: str, every: int) -> None:
     """every: for a family that transformers reads, which takes longer, each key has some of the values."""
     model = source(folder / family, family)
     config = json.loads((model / "config.json").read_text())
@@ -82,7 +82,7 @@ ACTS = {
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_the_same_where_transformers_reads_the_folder(folder: Path, act: str) -> None:
+def test_any_value_is_read_or_refused_for_families_of_transformers(folder: Path, act: str) -> None:
     model = source(folder / "llama", "llama")
     before = (model / "config.json").read_text()
     edit_config(model, id2label=5)
@@ -94,7 +94,7 @@ def test_the_same_where_transformers_reads_the_folder(folder: Path, act: str) ->
 
 
 @pytest.mark.parametrize("file", ["\ud800", "a/b", "\0", "x" * 300])
-def test_names_of_files_in_an_index(folder: Path, tmp_path: Path, file: str) -> None:
+def test_invalid_file_names_in_an_index_are_refused(folder: Path, tmp_path: Path, file: str) -> None:
     model = source(folder / "llama", "llama")
     for name, text in (
         ("config.json", (model / "config.json").read_text()),

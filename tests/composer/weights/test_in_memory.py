@@ -40,7 +40,7 @@ def logits(model) -> torch.Tensor:
     [{}, {"tie_word_embeddings": True}, {"attention_bias": True, "mlp_bias": True}, {"rope_parameters": LLAMA3_ROPE}],
     ids=["plain", "tied", "biased", "llama3"],
 )
-def test_a_softmax_student_is_its_teacher(variant: dict, share: bool):
+def test_a_softmax_student_equals_its_teacher(variant: dict, share: bool):
     model = llama_model(dtype="float64", **variant)
     student = student_of(model, share=share)
     assert (logits(student) - logits(model)).abs().max() < 1e-9
@@ -48,7 +48,7 @@ def test_a_softmax_student_is_its_teacher(variant: dict, share: bool):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_training_a_student_leaves_its_teacher_alone(tied: bool):
+def test_training_a_student_does_not_change_its_teacher(tied: bool):
     model = llama_model(tie_word_embeddings=tied)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     student = student_of(model, LAWCAT)
@@ -59,7 +59,7 @@ def test_training_a_student_leaves_its_teacher_alone(tied: bool):
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_sharing_takes_no_memory_for_what_is_inherited():
+def test_shared_parameters_use_no_additional_memory():
     model = llama_model()
     student = student_of(model, LAWCAT, share=True)
     places = {tensor.data_ptr() for tensor in model.state_dict().values()}
@@ -68,7 +68,7 @@ def test_sharing_takes_no_memory_for_what_is_inherited():
 
 
 @pytest.mark.parametrize("spec", [LOLCATS, LAWCAT], ids=lambda spec: spec["name"])
-def test_in_memory_and_in_a_folder_are_one_model(spec: dict, tmp_path):
+def test_models_in_memory_equal_models_in_a_folder(spec: dict, tmp_path):
     model = llama_model(seed=4)
     model.save_pretrained(tmp_path / "source")
     build(tmp_path / "source", tmp_path / "out", spec, seed=7)
@@ -97,7 +97,7 @@ def test_a_student_is_a_source_and_keeps_its_heads():
     assert all(torch.equal(first.state_dict()[name], tensor) for name, tensor in again.state_dict().items())
 
 
-def test_in_another_dtype_it_is_what_a_folder_gives_in_that(tmp_path: Path):
+def test_other_dtypes_equal_a_folder_of_that_dtype(tmp_path: Path):
     """Only weights are cast: the angles of positions stay in float32, and the source is unchanged."""
     model = llama_model()
     model.save_pretrained(tmp_path / "source")
@@ -116,13 +116,13 @@ def test_in_another_dtype_it_is_what_a_folder_gives_in_that(tmp_path: Path):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_the_dtype_in_memory_counts(dtype: str):
+def test_the_dtype_in_memory_is_used(dtype: str):
     student = student_of(llama_model().to(getattr(torch, dtype)), LOLCATS)
     assert {parameter.dtype for parameter in student.parameters()} == {getattr(torch, dtype)}
     assert student.config.dtype == getattr(torch, dtype)
 
 
-def test_generation_settings_come_along_as_a_copy():
+def test_generation_settings_are_copied():
     model = llama_model()
     model.generation_config.top_k = 7
     student = student_of(model)
@@ -137,7 +137,7 @@ def test_the_sizes_of_another_family():
     assert trunk.learns_positions
 
 
-def test_a_model_that_is_not_whole_in_memory_is_refused():
+def test_models_with_parameters_on_meta_are_refused():
     model = llama_model()
     resolved = resolved_for(model, SOFTMAX)
     model.model.norm.to("meta")
@@ -145,7 +145,7 @@ def test_a_model_that_is_not_whole_in_memory_is_refused():
         build_from_model(resolved, model)
 
 
-def test_a_tensor_without_a_place_is_refused():
+def test_unknown_tensors_are_refused():
     model = llama_model()
     model.model.norm.register_buffer("extra", torch.ones(3))
     with pytest.raises(SourceError, match=r"model\.norm\.extra"):

@@ -62,7 +62,7 @@ def written(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", [*BUILT, *SAVED, *EXPORTED])
-def test_files_and_fields_go_along(written: Path, name: str) -> None:
+def test_licence_files_and_fields_are_copied(written: Path, name: str) -> None:
     folder = written / name
     pushed = contents_of(folder, "owner/mine").files
     for file, text in TERMS.items():

@@ -24,7 +24,7 @@ def student(tmp_path: Path) -> Path:
     return tmp_path / "student"
 
 
-def test_a_weight_without_an_effect_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_without_an_effect_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a model may be older than the rule against such specs."""
     head = {"feature_map": "elu", "memory": [{"kind": "window", "size": 4, "weight": "learned"}, "delta"], "read": "sum"}
     spec = {"compose": 1, "name": "idle", "head": head}
@@ -38,7 +38,7 @@ def test_a_weight_without_an_effect_is_loaded(tmp_path: Path, monkeypatch: pytes
     assert verify(tmp_path / "student").ok
 
 
-def test_a_type_of_weights_is_a_word_or_pytorchs_own(student: Path) -> None:
+def test_dtypes_are_words_or_torch_dtypes(student: Path) -> None:
     for dtype in ("bfloat16", torch.bfloat16):
         assert composer.load(student, dtype=dtype).dtype == torch.bfloat16
     with pytest.raises(ComposerError, match=r'^dtype: "int8" is unknown\. Known: float32, bfloat16, float16, float64'):
@@ -46,7 +46,7 @@ def test_a_type_of_weights_is_a_word_or_pytorchs_own(student: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["gpuu", "cuda:99", "mps:3"])
-def test_a_device_that_is_not_here_is_refused(student: Path, device: str) -> None:
+def test_missing_devices_are_refused(student: Path, device: str) -> None:
     with pytest.raises(ComposerError, match=f'there is no device "{device}" here: '):
         composer.load(student, device=device)
     assert composer.load(student, device="meta").device == torch.device("meta")
@@ -60,7 +60,7 @@ def refused(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "null", '"composed"', "{", "", '{"a":' + "[" * 500_000 + "]" * 500_000 + "}"])
-def test_a_config_that_is_none(student: Path, text: str) -> None:
+def test_malformed_configs_are_refused(student: Path, text: str) -> None:
     (student / "config.json").write_text(text)
     assert "config.json" in refused(student)
 
@@ -76,7 +76,7 @@ def test_a_config_that_is_none(student: Path, text: str) -> None:
         ("adapter", 5),
     ],
 )
-def test_a_config_that_says_what_none_says(student: Path, key: str, value: Any) -> None:
+def test_configs_with_invalid_values_are_refused(student: Path, key: str, value: Any) -> None:
     edit_config(student, **{key: value})
     assert refused(student)
 
@@ -140,14 +140,14 @@ def test_adapters_have_the_rank_of_their_weights(student: Path, change: dict[str
         ({"name": []}, "has no spec of heads, at name"),
     ],
 )
-def test_a_spec_that_nobody_resolved(student: Path, change: dict[str, Any], message: str) -> None:
+def test_invalid_unresolved_specs_are_refused(student: Path, change: dict[str, Any], message: str) -> None:
     """A config without a hash has nothing else to detect this."""
     spec = json.loads((student / "config.json").read_text())["spec"]
     edit_config(student, spec=spec | change, spec_hash=None)
     assert message in refused(student)
 
 
-def test_a_spec_of_larger_heads_than_there_are_is_refused_before_room_is_made_for_them(student: Path) -> None:
+def test_too_large_heads_are_refused_before_allocation(student: Path) -> None:
     spec = json.loads((student / "config.json").read_text())["spec"]
     spec["heads"]["head"]["feature_map"]["dim"] = 2**40
     edit_config(student, spec=spec, spec_hash=None)
@@ -155,7 +155,7 @@ def test_a_spec_of_larger_heads_than_there_are_is_refused_before_room_is_made_fo
         composer.load(student)
 
 
-def test_a_spec_whose_edges_go_round_in_a_circle(student: Path) -> None:
+def test_cyclic_edges_are_refused(student: Path) -> None:
     spec = json.loads((student / "config.json").read_text())["spec"]
     spec["heads"]["head"]["graph"] = ["window -> state", "state -> window"]
     edit_config(student, spec=spec, spec_hash=None)

@@ -45,7 +45,7 @@ def locked(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return composer.lock("lolcats", source, "mine.lock.yaml", seed=3, dtype="bfloat16", overrides=["head.memory.0.size=8"]).out
 
 
-def test_a_lock_gives_the_same_bytes_at_another_place(locked: Path, source: Path, tmp_path: Path) -> None:
+def test_locks_build_the_same_bytes_at_another_path(locked: Path, source: Path, tmp_path: Path) -> None:
     direct = composer.build_folder(
         "lolcats", source, tmp_path / "direct", seed=3, dtype="bfloat16", overrides=["head.memory.0.size=8"]
     )
@@ -64,7 +64,7 @@ def test_the_locked_source_is_found_again(locked: Path, tmp_path: Path) -> None:
     assert composer.build_folder(locked, out=tmp_path / "built").out == tmp_path / "built"
 
 
-def test_a_lock_is_a_spec_too(locked: Path, source: Path) -> None:
+def test_locks_are_accepted_as_specs(locked: Path, source: Path) -> None:
     record = read_lock(locked)
     assert record is not None
     assert composer.show(locked, source).hash == record.spec_hash
@@ -105,7 +105,7 @@ def test_other_bytes_and_other_versions_are_named(locked: Path) -> None:
     ("options", "flag"),
     [({"seed": 4}, "seed"), ({"dtype": "float32"}, "dtype"), ({"overrides": ["name=x"]}, "overrides"), ({"fresh": True}, "fresh")],
 )
-def test_what_a_lock_decides_is_refused(locked: Path, options: dict, flag: str) -> None:
+def test_options_that_a_lock_decides_are_refused(locked: Path, options: dict, flag: str) -> None:
     with pytest.raises(BuildError, match=f"is a lock, which decides `{flag}"):
         composer.build_folder(locked, out="built", **options)
 
@@ -137,7 +137,9 @@ def test_a_source_of_the_hub_is_locked_at_its_commit(source: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("where", ["cache", "mirror"])
-def test_bytes_are_hashed_and_not_believed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_bytes_are_hashed_instead_of_trusting_names(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     """The Hub's cache names files by the hashes that a server has sent, and those of a mirror may be others."""
     monkeypatch.chdir(tmp_path)
     with local_hub(str(tmp_path / "cache")) as hub:
@@ -158,7 +160,7 @@ def test_bytes_are_hashed_and_not_believed(source: Path, tmp_path: Path, monkeyp
     assert not Path("built").exists()
 
 
-def test_a_record_is_not_believed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashes_of_a_record_are_not_trusted(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The source of a lock may be a student, whose record has hashes of linked weights."""
     monkeypatch.chdir(tmp_path)
     student = composer.build_folder("softmax", source, "student", copy=True).out
@@ -184,7 +186,7 @@ def test_the_hash_of_the_spec_is_compared(locked: Path) -> None:
     assert not Path("built").exists()
 
 
-def test_a_lock_and_a_record_open_no_other_spec(locked: Path, source: Path, tmp_path: Path) -> None:
+def test_locks_and_records_do_not_read_other_specs(locked: Path, source: Path, tmp_path: Path) -> None:
     (tmp_path / "secret.yaml").write_text("compose: 1\nname: secret\nhead: {memory: [full]}\n")
     built = composer.build_folder(locked, source, "built").out
     edit_lock(locked, lambda lock: lock.update(spec={"compose": 1, "name": "mine", "extends": str(tmp_path / "secret.yaml")}))
@@ -203,13 +205,13 @@ def test_a_lock_and_a_record_open_no_other_spec(locked: Path, source: Path, tmp_
 
 @pytest.mark.parametrize("name", ["../secret", "/secret", "a/../../secret"])
 @pytest.mark.parametrize("files", ["source", "build"])
-def test_names_of_a_lock_are_those_of_a_folder(locked: Path, name: str, files: str) -> None:
+def test_names_in_a_lock_are_inside_the_folder(locked: Path, name: str, files: str) -> None:
     edit_lock(locked, lambda lock: (lock["source"] if files == "source" else lock)["files"].update({name: "0" * 64}))
     with pytest.raises(SpecError, match=r"is a damaged lock, at .*no file of a folder can be called"):
         composer.build_folder(locked, out="built")
 
 
-def test_what_a_killed_run_has_left_is_removed(locked: Path, source: Path, tmp_path: Path) -> None:
+def test_files_of_killed_runs_are_removed(locked: Path, source: Path, tmp_path: Path) -> None:
     left = unique_partial_of(locked)
     (left / "model").mkdir(parents=True)
     (left / "model" / "weights").write_text("half")
@@ -235,7 +237,7 @@ def test_a_digest_of_another_form_is_named_in_short(locked: Path) -> None:
     assert len(str(caught.value)) < 500
 
 
-def test_a_lock_is_not_replaced_by_itself(locked: Path, source: Path) -> None:
+def test_existing_locks_are_replaced_only_with_force(locked: Path, source: Path) -> None:
     before = locked.read_bytes()
     with pytest.raises(BuildError, match="exists already"):
         composer.lock("lola", source, locked)
@@ -244,7 +246,7 @@ def test_a_lock_is_not_replaced_by_itself(locked: Path, source: Path) -> None:
     assert locked.read_bytes() != before
 
 
-def test_a_source_that_is_gone_is_named(locked: Path, source: Path) -> None:
+def test_missing_sources_are_named(locked: Path, source: Path) -> None:
     source.rename(source.with_name("elsewhere"))
     with pytest.raises(ComposerError, match="A copy of the locked source, .*, is named with"):
         composer.build_folder(locked, out="built")
@@ -260,7 +262,7 @@ def test_two_locks_of_one_build_are_the_same_bytes(packed: bool, source: Path, t
     assert composer.verify(built).ok
 
 
-def test_locks_of_two_environments_differ_in_versions_alone(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_of_two_environments_differ_only_in_versions(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = composer.lock("lolcats", source, tmp_path / "here.lock.yaml").out
     monkeypatch.setattr("composer.commands.lock.versions", lambda: {"transformers": "5.17.0"})
     elsewhere = composer.lock("lolcats", source, tmp_path / "elsewhere.lock.yaml").out

@@ -92,7 +92,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("step", "error", "replaced"), FAILURES)
-def test_a_failure_at_any_step_leaves_no_trace(
+def test_failures_at_any_step_leave_no_file(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: str, replaced: bool
 ):
     make, raised, message = ERRORS[error]
@@ -139,7 +139,7 @@ def test_force_replaces_the_whole_of_the_old_output(source: Path, tmp_path: Path
     assert sorted(os.listdir(tmp_path)) == ["out", "source"]
 
 
-def test_force_does_not_replace_what_is_no_model(source: Path, tmp_path: Path):
+def test_force_does_not_replace_folders_without_a_model(source: Path, tmp_path: Path):
     out = tmp_path / "home"
     out.mkdir()
     (out / "thesis.tex").write_text("")
@@ -148,7 +148,7 @@ def test_force_does_not_replace_what_is_no_model(source: Path, tmp_path: Path):
     assert (out / "thesis.tex").exists()
 
 
-def test_force_does_not_replace_what_came_later(source: Path, tmp_path: Path):
+def test_force_does_not_replace_files_added_after_the_build(source: Path, tmp_path: Path):
     """An example is a trained checkpoint that was saved into a built folder."""
     out = tmp_path / "out"
     build(source, out)
@@ -165,13 +165,15 @@ def test_an_empty_folder_is_filled(source: Path, tmp_path: Path):
     assert verify(tmp_path / "out").ok
 
 
-def test_parents_are_made(source: Path, tmp_path: Path):
+def test_parent_folders_are_created(source: Path, tmp_path: Path):
     build(source, tmp_path / "a" / "b" / "out")
     assert (tmp_path / "a" / "b" / "out" / "config.json").exists()
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_the_source_is_in_nobodys_way(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool):
+def test_outputs_inside_or_equal_to_the_source_are_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+):
     before = fingerprint(source)
     (tmp_path / "link").symlink_to(source)
     for out in (source, source / "inside", source / "in" / "side", tmp_path / "link", source / ".." / "source"):
@@ -196,7 +198,7 @@ def test_an_output_that_holds_the_files_a_source_links_to_is_not_replaced(source
         build(snapshot, blobs, force=True)
 
 
-def test_a_file_is_no_folder(source: Path, tmp_path: Path):
+def test_files_are_refused_as_output_folders(source: Path, tmp_path: Path):
     (tmp_path / "out").write_text("")
     with pytest.raises(BuildError, match="is a file; expected a folder"):
         build(source, tmp_path / "out", force=True)
@@ -204,9 +206,7 @@ def test_a_file_is_no_folder(source: Path, tmp_path: Path):
         build(source, tmp_path / "out" / "of" / "reach")
 
 
-def test_a_disk_that_is_sure_to_be_too_small_is_found_before_the_first_byte(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_too_small_disks_are_refused_before_writing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     usage = shutil.disk_usage(tmp_path)
     total = sum(path.stat().st_size for path in source.glob("*.safetensors"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=total // 2))
@@ -250,7 +250,7 @@ def test_an_interrupt_in_the_middle_cleans_up(tmp_path: Path):
     assert os.listdir(tmp_path) == []
 
 
-def test_what_another_signal_leaves_is_removed_by_the_next_build(tmp_path: Path):
+def test_files_of_terminated_builds_are_removed_by_the_next(tmp_path: Path):
     assert ended_by(signal.SIGTERM, tmp_path / "out") == -signal.SIGTERM
     assert not (tmp_path / "out").exists()
     with whole_or_nothing(tmp_path / "out") as folder:
@@ -288,7 +288,7 @@ def refused(code: int) -> Callable[..., None]:
     return call
 
 
-def test_a_link_is_the_file_itself(file: Path, tmp_path: Path):
+def test_files_are_hard_linked_also_through_a_symbolic_link(file: Path, tmp_path: Path):
     (tmp_path / "link").symlink_to(file)
     for number, source in enumerate((file, tmp_path / "link")):
         assert link_or_copy(source, tmp_path / str(number)) == ("linked", None)

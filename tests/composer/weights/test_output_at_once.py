@@ -24,7 +24,7 @@ def build(out: Path, name: str, act: Callable[[], None] = lambda: None, *, force
         act()
 
 
-def test_what_a_killed_build_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_files_of_killed_builds_are_removed_by_the_next(tmp_path: Path) -> None:
     """Files of running builds, which refuse others, and files of other names stay."""
     out, begun = tmp_path / "out[1]", tmp_path / "begun"
 
@@ -57,7 +57,7 @@ def test_what_a_killed_build_has_left_is_removed_by_the_next(tmp_path: Path) -> 
     assert [path.name for path in out.iterdir()] == ["whole"]
 
 
-def test_of_many_at_once_one_comes_to_be(tmp_path: Path) -> None:
+def test_only_one_of_many_simultaneous_builds_succeeds(tmp_path: Path) -> None:
     """The others are refused at any time."""
     out, go = tmp_path / "new" / "out", tmp_path / "go"
 
@@ -78,7 +78,7 @@ def test_of_many_at_once_one_comes_to_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("late", ["before it is looked for", "behind that"])
-def test_what_comes_to_be_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str) -> None:
+def test_outputs_created_meanwhile_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str) -> None:
     """This holds also without a lock, if something else than a build or another machine created it."""
     out = tmp_path / "out"
 
@@ -102,7 +102,7 @@ def test_what_comes_to_be_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.Mo
     assert [path.name for path in out.iterdir()] == ["mine"]
 
 
-def test_force_does_not_replace_what_came_meanwhile_either(tmp_path: Path) -> None:
+def test_force_does_not_replace_outputs_created_meanwhile(tmp_path: Path) -> None:
     """The new folder is not from a build."""
     out = tmp_path / "out"
 

@@ -45,7 +45,7 @@ def logits(model: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("family", "kind"), [("llama", "Q8_0"), ("llama", "Q4_0"), ("qwen2", "Q4_1"), ("qwen3", "Q8_0"), ("qwen2", "F32")]
 )
-def test_a_softmax_student_is_the_unpacked_model(tmp_path: Path, family: str, kind: str) -> None:
+def test_a_softmax_student_equals_the_unpacked_model(tmp_path: Path, family: str, kind: str) -> None:
     model = gguf_model(family)
     file = write_gguf(tmp_path / f"{family}.gguf", model, kind)
     composer.build_folder("softmax", file, tmp_path / "student", dtype="float32")
@@ -72,7 +72,7 @@ def test_a_chat_template_that_is_a_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_tokenizer_and_chat_template_are_those_of_the_file(tmp_path: Path, family: str) -> None:
+def test_tokenizer_and_chat_template_come_from_the_file(tmp_path: Path, family: str) -> None:
     file = write_gguf(tmp_path / f"{family}.gguf", gguf_model(family))
     composer.build_folder("softmax", file, tmp_path / "student")
     ours = AutoTokenizer.from_pretrained(tmp_path / "student")
@@ -98,7 +98,7 @@ def test_weights_are_unpacked_to_a_dtype(tmp_path: Path, file: Path, dtype_optio
     assert describe_model(file).trunk.dtype == "bfloat16"
 
 
-def test_the_model_in_memory_is_the_same(file: Path) -> None:
+def test_models_in_memory_equal_models_in_a_folder(file: Path) -> None:
     built = composer.build("softmax", file, dtype="float32")
     assert torch.equal(logits(built), logits(composer.build("softmax", by_transformers(file, "float32"))))
 
@@ -118,9 +118,7 @@ def test_the_record_names_the_file_and_its_quantisation(tmp_path: Path, file: Pa
     assert all(stored.sha256 is not None for stored in record.files.values())
 
 
-def test_a_student_stays_whole_when_the_file_and_the_cache_are_gone(
-    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_students_do_not_need_the_file_or_the_cache_later(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     composer.build_folder("lolcats", file, tmp_path / "student")
     student_logits = logits(composer.load(tmp_path / "student"))
@@ -201,7 +199,7 @@ def test_a_file_that_cannot_be_a_source_leaves_nothing_behind(
     assert not left.exists() or not list(left.iterdir())
 
 
-def test_values_that_are_too_large_for_a_dtype(tmp_path: Path) -> None:
+def test_values_too_large_for_the_dtype_are_refused(tmp_path: Path) -> None:
     model = gguf_model("llama")
     with torch.no_grad():
         model.get_parameter("model.norm.weight")[0] = 1e6
@@ -228,19 +226,19 @@ def test_mistakes_end_with_code_2(tmp_path: Path, compose: Compose, command: lis
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_with_a_config_and_gguf_files_alone_names_them(tmp_path: Path) -> None:
+def test_folders_with_only_a_config_and_gguf_files_are_refused_with_their_names(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES}))
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(SourceError, match=r"It has GGUF files; name one of them in place of the folder: model\.gguf"):
         open_model(tmp_path)
 
 
-def test_a_revision_of_a_file_is_a_mistake(file: Path) -> None:
+def test_revisions_of_files_are_refused(file: Path) -> None:
     with pytest.raises(SourceError, match="A revision .* is for models from the Hub"):
         open_model(file, "main")
 
 
-def test_a_tokenizer_is_not_taken_out_of_a_file(tmp_path: Path, file: Path) -> None:
+def test_tokenizers_of_gguf_files_are_refused_with_advice(tmp_path: Path, file: Path) -> None:
     spec = {
         "compose": 1,
         "name": "n",

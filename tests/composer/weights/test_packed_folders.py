@@ -47,7 +47,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.split()[0] in AUTO_QUANTIZER_MAPPING])
-def test_a_student_is_that_of_the_unpacked_weights(tmp_path: Path, kind: str) -> None:
+def test_students_equal_those_of_the_unpacked_weights(tmp_path: Path, kind: str) -> None:
     folder, plain = packed(tmp_path / "packed", kind)
     composer.build_folder("softmax", folder, tmp_path / "student", dtype="float32")
     composer.build_folder("softmax", plain, tmp_path / "wanted")
@@ -63,7 +63,7 @@ def test_a_student_is_that_of_the_unpacked_weights(tmp_path: Path, kind: str) ->
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= record.source.unpacked.files.keys()
 
 
-def test_bfloat16_is_the_dtype_where_none_is_named(tmp_path: Path) -> None:
+def test_bfloat16_is_the_default_dtype(tmp_path: Path) -> None:
     folder, plain = packed(tmp_path / "packed", "fp8")
     composer.build_folder("softmax", folder, tmp_path / "student")
     ours, wanted = composer.load(tmp_path / "student").state_dict(), load_file(plain / "model.safetensors")
@@ -78,7 +78,7 @@ def test_a_config_is_explained_without_its_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gptq", "awq", "hqq"])
-def test_what_is_not_unpacked_is_refused_with_what_helps(tmp_path: Path, kind: str) -> None:
+def test_unsupported_quantisations_are_refused_with_advice(tmp_path: Path, kind: str) -> None:
     folder, _ = packed(tmp_path / "packed", "fp8")
     edit(folder, quantization_config={"quant_method": kind})
     for reader in (open_model, describe_model):
@@ -141,7 +141,7 @@ def test_a_damaged_folder_leaves_nothing_behind(
     assert not left.exists() or not list(left.iterdir())
 
 
-def test_a_weight_that_lacks_its_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_without_their_scale_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers would load the stored numbers as weights, which are never the model's."""
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     folder, _ = packed(tmp_path / "packed", "fp8")

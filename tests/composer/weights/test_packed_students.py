@@ -57,7 +57,7 @@ def test_every_command_opens_a_quantised_student(compose: Compose, student: Path
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_student_keeps_its_record_where_bitsandbytes_saves_it(tmp_path: Path, bits: int) -> None:
+def test_students_saved_by_bitsandbytes_keep_their_record(tmp_path: Path, bits: int) -> None:
     pytest.importorskip("bitsandbytes")
     student = tmp_path / "student"
     composer.build_folder("lolcats", llama(tmp_path / "source", hidden_size=64, intermediate_size=128), student)

@@ -166,7 +166,7 @@ def in_memory(folder: Path, document: dict[str, Any], plan: Plan) -> list[str]:
 
 
 @pytest.mark.parametrize("case", KEPT)
-def test_what_means_the_same_is_kept(case: str, tmp_path: Path) -> None:
+def test_parameters_with_the_same_meaning_are_kept(case: str, tmp_path: Path) -> None:
     source, target = KEPT[case]
     folder = student(tmp_path, source)
     plan = plan_for(folder, target)
@@ -179,7 +179,7 @@ def test_what_means_the_same_is_kept(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", DROPPED)
-def test_what_would_mean_something_else_is_dropped_and_told(case: str, tmp_path: Path) -> None:
+def test_parameters_with_another_meaning_are_dropped_and_reported(case: str, tmp_path: Path) -> None:
     source, target, names, reason = DROPPED[case]
     folder = student(tmp_path, source)
     plan = plan_for(folder, target)
@@ -194,7 +194,7 @@ def test_what_would_mean_something_else_is_dropped_and_told(case: str, tmp_path:
     assert all(not torch.equal(made[name], before[name]) for name in reasons)
 
 
-def test_heads_that_stand_elsewhere_in_their_layer(tmp_path: Path) -> None:
+def test_heads_moved_within_their_layer_are_fresh(tmp_path: Path) -> None:
     """A group's parameters have one row for each of its query heads."""
     near, far = LOLCATS["head"], spec(feature_map="hedgehog", memory=["state"])["head"]
     groups = [{"near": near, "far": far}, [{"head": "near", "heads": 2}, {"head": "far", "heads": 2}]]
@@ -208,7 +208,7 @@ def test_heads_that_stand_elsewhere_in_their_layer(tmp_path: Path) -> None:
     }
 
 
-def test_softmax_keeps_nothing_and_says_so(tmp_path: Path) -> None:
+def test_softmax_drops_all_parameters_and_reports_this(tmp_path: Path) -> None:
     folder = student(tmp_path, LOLCATS)
     with pytest.warns(UserWarning, match=r"6 such as model\.layers\.0\..*window\.weight: this spec has no such parameter"):
         composer.build(SOFTMAX, composer.load(folder))
@@ -217,7 +217,7 @@ def test_softmax_keeps_nothing_and_says_so(tmp_path: Path) -> None:
     assert [warning.filename for warning in warned if "not kept" in str(warning.message)] == [__file__]  # at this call, not inside
 
 
-def test_a_config_that_does_not_say_what_its_heads_are(tmp_path: Path) -> None:
+def test_heads_missing_in_the_config_are_dropped(tmp_path: Path) -> None:
     folder = student(tmp_path, LOLCATS)
     edit_config(folder, spec=..., spec_hash=...)
     assert {entry.reason for entry in plan_for(folder, LOLCATS).dropped.values()} == {
@@ -226,7 +226,7 @@ def test_a_config_that_does_not_say_what_its_heads_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "message"), [({"heads": 7}, "has an invalid spec of its heads"), ({"name": "y"}, None)])
-def test_a_config_whose_heads_were_changed(tmp_path: Path, change: dict[str, Any], message: str | None) -> None:
+def test_configs_with_heads_of_another_meaning_are_refused(tmp_path: Path, change: dict[str, Any], message: str | None) -> None:
     folder = student(tmp_path, LOLCATS)
     stored_spec = json.loads((folder / "config.json").read_text())["spec"]
     edit_config(folder, spec={**stored_spec, **change})

@@ -30,13 +30,13 @@ def test_both_sides_are_covered(tmp_path: Path, spec: dict, sharded: bool):
     assert {shard.file for shard in plan.shards} == set(source.shards)
 
 
-def test_it_goes_through_json(tmp_path: Path):
+def test_plans_survive_json(tmp_path: Path):
     plan = plan_for(llama(tmp_path), LAWCAT)
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_what_does_not_change_is_linked_under_names_that_loaders_do_not_prefer(tmp_path: Path, sharded: bool):
+def test_unchanged_files_are_linked_under_names_that_loaders_do_not_prefer(tmp_path: Path, sharded: bool):
     plan = plan_for(llama(tmp_path, sharded=sharded), LAWCAT)
     count = len(plan.shards)
     assert [shard.action for shard in plan.shards] == ["link"] * count
@@ -45,7 +45,7 @@ def test_what_does_not_change_is_linked_under_names_that_loaders_do_not_prefer(t
     assert plan.fresh_bytes == sum(4 * torch.Size(entry.shape).numel() for entry in plan.fresh.values()) > 0
 
 
-def test_another_dtype_rewrites_only_the_files_that_have_to_change(tmp_path: Path):
+def test_other_dtypes_rewrite_only_changed_files(tmp_path: Path):
     folder = llama(tmp_path, sharded=True)
     first = open_source(folder).tensors["model.embed_tokens.weight"].file
     edit_tensors(first, lambda tensors: tensors.update({name: tensor.half() for name, tensor in tensors.items()}))
@@ -56,7 +56,7 @@ def test_another_dtype_rewrites_only_the_files_that_have_to_change(tmp_path: Pat
     assert plan.dtype == "float16"
 
 
-def test_without_a_dtype_every_tensor_keeps_its_own(tmp_path: Path):
+def test_without_a_dtype_tensors_keep_their_dtype(tmp_path: Path):
     folder = llama(tmp_path)
     edit_tensors(folder / "model.safetensors", lambda t: t.update({"model.norm.weight": t["model.norm.weight"].half()}))
     plan = plan_for(folder, LAWCAT)
@@ -64,7 +64,7 @@ def test_without_a_dtype_every_tensor_keeps_its_own(tmp_path: Path):
     assert plan.parameters["lm_head.weight"].dtype == plan.dtype == "float32"
 
 
-def test_a_student_keeps_what_the_new_spec_has_too(tmp_path: Path):
+def test_students_keep_parameters_that_the_new_spec_shares(tmp_path: Path):
     build(llama(tmp_path / "source"), tmp_path / "student", LOLCATS)
     plan = plan_for(tmp_path / "student", LOLCATS)
     assert not plan.fresh
@@ -72,7 +72,7 @@ def test_a_student_keeps_what_the_new_spec_has_too(tmp_path: Path):
     assert [shard.action for shard in plan.shards] == ["link", "link"]
 
 
-def test_a_student_says_what_is_kept_fresh_and_dropped(tmp_path: Path):
+def test_plans_list_kept_fresh_and_dropped_parameters(tmp_path: Path):
     build(llama(tmp_path / "source"), tmp_path / "student", LOLCATS)
     wider = {**LOLCATS, "head": {**LOLCATS["head"], "feature_map": {"kind": "hedgehog", "dim": 6}}}
     plan = plan_for(tmp_path / "student", wider)
@@ -88,7 +88,7 @@ def test_a_student_says_what_is_kept_fresh_and_dropped(tmp_path: Path):
     assert actions["source-1-of-1.safetensors"].action == "link"
 
 
-def test_a_student_that_becomes_softmax_leaves_its_heads_behind(tmp_path: Path):
+def test_students_rebuilt_as_softmax_drop_their_heads(tmp_path: Path):
     build(llama(tmp_path / "source"), tmp_path / "student", LOLCATS)
     plan = plan_for(tmp_path / "student", SOFTMAX)
     assert plan.dropped
@@ -112,7 +112,7 @@ def test_a_second_copy_of_a_tied_matrix_is_dropped_and_its_file_linked(tmp_path:
     assert [shard.action for shard in plan.shards] == ["link"]
 
 
-def test_an_output_of_its_own_in_a_model_that_ties_it_is_refused(tmp_path: Path):
+def test_separate_output_matrices_of_tied_models_are_refused(tmp_path: Path):
     with pytest.raises(BuildError, match=r"lm_head\.weight that differs.*tie_word_embeddings"):
         plan_for(tied_with_a_copy(tmp_path, 1.5), SOFTMAX)
 
@@ -125,20 +125,20 @@ def test_old_rotary_buffers_are_dropped_by_name_and_do_not_stop_a_link(tmp_path:
     assert [shard.action for shard in plan.shards] == ["link"]
 
 
-def test_what_the_config_holds_and_nobody_uses_is_noted(tmp_path: Path):
+def test_unused_config_keys_are_noted(tmp_path: Path):
     folder = llama(tmp_path)
     edit_config(folder, unsloth_fixed=True)
     assert "unsloth_fixed" in plan_for(folder, SOFTMAX).notes[0]
 
 
-def test_projections_that_no_head_uses_are_told(tmp_path: Path):
+def test_unused_projections_are_noted(tmp_path: Path):
     latents = {"compose": 1, "name": "x", "head": {"memory": [{"kind": "latents", "size": 8}]}}
     folder = llama(tmp_path)
     assert plan_for(folder, latents).notes == ("q_proj and k_proj are kept, and not used by heads made of latents alone: `head`.",)
     assert plan_for(folder, LOLCATS).notes == ()
 
 
-def test_a_direction_is_told_where_it_takes_something_away(tmp_path: Path):
+def test_bidirectional_students_are_noted_to_generate_no_text(tmp_path: Path):
     both = {**SOFTMAX, "direction": "bidirectional"}
     folder = llama(tmp_path)
     first, second = plan_for(folder, both).notes

@@ -23,7 +23,7 @@ def untrained(folder: Path) -> set[str]:
     return set(record.untrained)
 
 
-def test_what_is_fresh_is_untrained_and_stays_so_through_rebuilds(source: Path, tmp_path: Path) -> None:
+def test_fresh_parameters_are_recorded_as_untrained_through_rebuilds(source: Path, tmp_path: Path) -> None:
     folders = [source, *(tmp_path / name for name in "abc")]
     for start, end in itertools.pairwise(folders):
         build(start, end, LOLCATS)
@@ -31,7 +31,7 @@ def test_what_is_fresh_is_untrained_and_stays_so_through_rebuilds(source: Path, 
         assert "untrained" in (end / "README.md").read_text()
 
 
-def test_what_was_trained_is_not(source: Path, tmp_path: Path) -> None:
+def test_trained_parameters_are_not_recorded_as_untrained(source: Path, tmp_path: Path) -> None:
     build(source, tmp_path / "a", LOLCATS)
     file = tmp_path / "a" / "fresh.safetensors"
     save_file({name: tensor + torch.ones_like(tensor) for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
@@ -46,7 +46,7 @@ def test_a_model_without_fresh_parameters_has_none(source: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("file", ["tokenizer.model", "added_tokens.json", "LICENSE", "notes/mine.txt", "chat_template.jinja"])
-def test_force_deletes_no_file_of_anybodys(sharded: Path, tmp_path: Path, file: str):
+def test_force_deletes_no_other_files(sharded: Path, tmp_path: Path, file: str):
     """This includes files with the names of a build."""
     out = tmp_path / "out"
     build(sharded, out)
@@ -58,7 +58,7 @@ def test_force_deletes_no_file_of_anybodys(sharded: Path, tmp_path: Path, file: 
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "README.md", "config.json", "fresh.safetensors"])
-def test_force_does_not_replace_what_somebody_has_changed(sharded: Path, tmp_path: Path, file: str):
+def test_force_does_not_replace_changed_models(sharded: Path, tmp_path: Path, file: str):
     out = tmp_path / "out"
     build(sharded, out, LAWCAT)
     content = bytearray((out / file).read_bytes())

@@ -97,7 +97,7 @@ def test_only_the_shards_that_changed_are_written(sharded: Path, tmp_path: Path)
     assert fingerprint(sharded) == before
 
 
-def test_what_was_untrained_and_what_is_left_of_it(student: Path, tmp_path: Path) -> None:
+def test_the_record_lists_parameters_that_are_still_untrained(student: Path, tmp_path: Path) -> None:
     before = read_record(student)
     assert before is not None
     assert FRESH in before.untrained
@@ -110,7 +110,7 @@ def test_what_was_untrained_and_what_is_left_of_it(student: Path, tmp_path: Path
     assert again.plan == before.plan
 
 
-def test_values_take_the_stored_type(source: Path, tmp_path: Path) -> None:
+def test_values_are_cast_to_the_stored_dtype(source: Path, tmp_path: Path) -> None:
     build(source, tmp_path / "student", LOLCATS, dtype="bfloat16")
     changed = of(UP, FRESH, folder=tmp_path / "student")
     written(tmp_path / "student", tmp_path / "out", changed)
@@ -119,7 +119,7 @@ def test_values_take_the_stored_type(source: Path, tmp_path: Path) -> None:
     assert torch.equal(stored[UP], changed.changed[UP].bfloat16())
 
 
-def test_values_too_large_for_the_stored_type(source: Path, tmp_path: Path) -> None:
+def test_values_too_large_for_the_stored_dtype_are_refused(source: Path, tmp_path: Path) -> None:
     build(source, tmp_path / "student", LOLCATS, dtype="float16")
     large = Trained({UP: torch.full_like(weights(tmp_path / "student")[UP].float(), 1e5)}, None, (), {})
     with pytest.raises(BuildError, match=rf"{UP} holds values up to 1e\+05, too large for float16"):
@@ -128,7 +128,7 @@ def test_values_too_large_for_the_stored_type(source: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_stored_copy_of_a_tied_embedding_goes_once_it_is_none(tmp_path: Path, sharded: bool) -> None:
+def test_stored_copies_of_tied_embeddings_are_removed_if_they_differ(tmp_path: Path, sharded: bool) -> None:
     """transformers would load it as a separate matrix."""
     source = llama(tmp_path / "source", tie_word_embeddings=True)
     tensors = {name: tensor.clone() for name, tensor in load_file(source / "model.safetensors").items()}
@@ -166,7 +166,7 @@ def with_a_copy(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("family", "tied", "stored"), [("gpt2", True, bare), ("qwen3", True, with_a_copy), ("mixtral", False, dict)]
 )
-def test_a_host_whose_files_have_other_names_than_it_or_a_copy(
+def test_hosts_with_other_names_in_their_files_are_rewritten(
     tmp_path: Path, family: str, tied: bool, stored: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 ) -> None:
     """The cases are a model saved without its head, such as the first GPT-2, a stored tied matrix, and separate matrices of
@@ -207,7 +207,7 @@ def nan_like(folder: Path, name: str) -> torch.Tensor:
     return torch.full_like(weights(folder)[name], torch.nan)
 
 
-def test_refusals(student: Path, source: Path, tmp_path: Path) -> None:
+def test_invalid_rewrites_are_refused(student: Path, source: Path, tmp_path: Path) -> None:
     out, fine = tmp_path / "out", of(FRESH, folder=student)
     broken = Adapter({}, {"lora_A": torch.tensor([[0.0, torch.inf]])})
     for model, trained, message in (
@@ -228,7 +228,7 @@ def test_refusals(student: Path, source: Path, tmp_path: Path) -> None:
             write_trained(student, place, fine, force=True)
 
 
-def test_a_full_disk_leaves_nothing(student: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disks_leave_no_files(student: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

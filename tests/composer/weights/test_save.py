@@ -65,7 +65,9 @@ def trained(model: Any, folder: Path, tokenizer: Any = None) -> Trainer:
     return trainer
 
 
-def test_what_a_trainer_saves_is_accepted_everywhere(teacher: Path, built: Path, compose: Compose, tmp_path: Path) -> None:
+def test_models_saved_by_a_trainer_are_accepted_by_every_command(
+    teacher: Path, built: Path, compose: Compose, tmp_path: Path
+) -> None:
     model = AutoModelForCausalLM.from_pretrained(built)
     trainer = trained(model, tmp_path / "runs", AutoTokenizer.from_pretrained(built))
     trainer.save_model(str(tmp_path / "saved"))
@@ -96,7 +98,7 @@ def test_what_a_trainer_saves_is_accepted_everywhere(teacher: Path, built: Path,
         assert compose(*command).exit_code == 0
 
 
-def test_checkpoints_have_one_too(built: Path, tmp_path: Path) -> None:
+def test_checkpoints_have_a_record(built: Path, tmp_path: Path) -> None:
     trainer = trained(composer.load(built), tmp_path / "runs")
     model: Any = trainer.model
     trainer._save_checkpoint(model, None)
@@ -105,7 +107,7 @@ def test_checkpoints_have_one_too(built: Path, tmp_path: Path) -> None:
     assert composer.verify(tmp_path / "runs").ok
 
 
-def test_nothing_changed_and_it_says_so(built: Path, tmp_path: Path) -> None:
+def test_saving_without_changes_is_recorded(built: Path, tmp_path: Path) -> None:
     composer.load(built).save_pretrained(tmp_path / "saved")
     record = record_in(tmp_path / "saved")
     assert [save.changed for save in record.saved] == [0]
@@ -113,7 +115,7 @@ def test_nothing_changed_and_it_says_so(built: Path, tmp_path: Path) -> None:
     assert not [check for check in composer.verify(tmp_path / "saved").checks if check.what == "training"]
 
 
-def test_what_was_trained_is_told_from_what_was_not(built: Path, tmp_path: Path) -> None:
+def test_records_distinguish_trained_and_untrained_parameters(built: Path, tmp_path: Path) -> None:
     model, first = composer.load(built), record_in(built).untrained[0]
     with torch.no_grad():
         model.get_parameter(first).add_(1)
@@ -124,7 +126,7 @@ def test_what_was_trained_is_told_from_what_was_not(built: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("size", ["20KB", "1GB"])
-def test_a_model_that_was_built_in_memory(teacher: Path, tmp_path: Path, size: str) -> None:
+def test_models_built_in_memory_are_saved_with_a_record(teacher: Path, tmp_path: Path, size: str) -> None:
     model = composer.build(SPEC, teacher, seed=3)
     model.save_pretrained(tmp_path / "saved", max_shard_size=size)
     record, folder = record_in(tmp_path / "saved"), composer.build_folder(SPEC, teacher, tmp_path / "built", seed=3).out
@@ -158,7 +160,7 @@ def test_plans_in_memory_and_in_a_folder_drop_the_same_tensors(built: Path, tmp_
     }
 
 
-def test_a_source_in_memory_is_named_as_far_as_it_says(teacher: Path, tmp_path: Path) -> None:
+def test_sources_in_memory_are_named_by_their_path(teacher: Path, tmp_path: Path) -> None:
     source = AutoModelForCausalLM.from_pretrained(teacher)
     composer.build(SPEC, source).save_pretrained(tmp_path / "saved")
     record = record_in(tmp_path / "saved")
@@ -176,7 +178,7 @@ def test_a_source_in_memory_is_named_as_far_as_it_says(teacher: Path, tmp_path: 
         composer.distill(tmp_path / "nowhere", "stories,samples=4")
 
 
-def test_a_model_from_nothing(tmp_path: Path) -> None:
+def test_fresh_models_are_saved_with_a_record(tmp_path: Path) -> None:
     spec = SPEC | {"trunk": {"width": 16, "layers": 1, "heads": 2, "vocabulary": 16}}
     model = composer.build(spec, fresh=True)
     model.save_pretrained(tmp_path / "saved")
@@ -187,7 +189,7 @@ def test_a_model_from_nothing(tmp_path: Path) -> None:
     assert set(record.untrained) == set(record.plan.parameters)
 
 
-def test_other_types_are_compared_in_their_own(built: Path, tmp_path: Path) -> None:
+def test_a_model_saved_in_another_dtype_is_recorded_as_unchanged(built: Path, tmp_path: Path) -> None:
     model: Any = composer.load(built)
     model.to(torch.bfloat16).save_pretrained(tmp_path / "saved")
     record = record_in(tmp_path / "saved")
@@ -196,7 +198,7 @@ def test_other_types_are_compared_in_their_own(built: Path, tmp_path: Path) -> N
     assert record.plan.dtype == "bfloat16"
 
 
-def test_a_save_in_place(built: Path) -> None:
+def test_saving_in_place_keeps_the_record(built: Path) -> None:
     model = composer.load(built)
     with torch.no_grad():
         model.get_parameter(record_in(built).untrained[0]).add_(1)
@@ -206,14 +208,14 @@ def test_a_save_in_place(built: Path) -> None:
     assert composer.verify(built).ok
 
 
-def test_saves_add_up(built: Path, tmp_path: Path) -> None:
+def test_repeated_saves_are_all_recorded(built: Path, tmp_path: Path) -> None:
     composer.load(built).save_pretrained(tmp_path / "first")
     composer.load(tmp_path / "first").save_pretrained(tmp_path / "second")
     saves = record_in(tmp_path / "second").saved
     assert [save.after for save in saves] == [composer.verify(folder).record_sha256 for folder in (built, tmp_path / "first")]
 
 
-def test_another_spec_is_no_longer_that_model(built: Path, tmp_path: Path) -> None:
+def test_models_with_changed_specs_get_no_record(built: Path, tmp_path: Path) -> None:
     model = composer.load(built)
     model.config.spec_hash = "0" * 64
     with pytest.warns(UserWarning, match="is saved without composition.json, its record: its config.json has the spec 0") as warned:
@@ -224,13 +226,13 @@ def test_another_spec_is_no_longer_that_model(built: Path, tmp_path: Path) -> No
     assert not (tmp_path / "saved" / RECORD).exists()
 
 
-def test_without_a_record_there_is_none_to_keep(built: Path, tmp_path: Path) -> None:
+def test_models_without_a_record_are_saved_without(built: Path, tmp_path: Path) -> None:
     (built / RECORD).unlink()
     composer.load(built).save_pretrained(tmp_path / "saved")
     assert not (tmp_path / "saved" / RECORD).exists()
 
 
-def test_of_a_model_with_adapters_these_alone_are_saved_and_it_says_so(built: Path, tmp_path: Path) -> None:
+def test_only_adapters_are_saved_for_models_with_adapters(built: Path, tmp_path: Path) -> None:
     shapes = {
         name: parameter.shape for name, parameter in composer.load(built).named_parameters() if name.endswith("q_proj.weight")
     }
@@ -246,7 +248,7 @@ def test_of_a_model_with_adapters_these_alone_are_saved_and_it_says_so(built: Pa
     assert not (tmp_path / "saved" / RECORD).exists()
 
 
-def test_a_changed_byte_is_found(built: Path, tmp_path: Path) -> None:
+def test_changed_bytes_are_detected(built: Path, tmp_path: Path) -> None:
     composer.load(built).save_pretrained(tmp_path / "saved")
     path = tmp_path / "saved" / "model.safetensors"
     contents = bytearray(path.read_bytes())
@@ -255,11 +257,11 @@ def test_a_changed_byte_is_found(built: Path, tmp_path: Path) -> None:
     assert {check.subject for check in composer.verify(tmp_path / "saved").failed} == {"model.safetensors"}
 
 
-def test_records_without_saves_are_as_they_were(built: Path) -> None:
+def test_records_without_saves_are_unchanged(built: Path) -> None:
     assert "saved" not in json.loads((built / RECORD).read_text())
 
 
-def test_other_families(tmp_path: Path) -> None:
+def test_other_families_are_saved_with_a_record(tmp_path: Path) -> None:
     small("qwen3_moe").save_pretrained(tmp_path / "source")
     composer.build_folder(SPEC, tmp_path / "source", tmp_path / "built")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "built")
@@ -282,7 +284,7 @@ def test_no_record_is_looked_for_beside_weights_in_memory(built: Path, tmp_path:
     assert places == [str(tmp_path / "student")]
 
 
-def test_what_is_sent_to_the_hub_has_it(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_pushed_by_transformers_have_a_record(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[bool] = []
     monkeypatch.setattr(
         PushToHubMixin, "_upload_modified_files", lambda _, folder, *rest, **more: sent.append(verify(Path(folder)).ok)

@@ -15,7 +15,7 @@ from tests.checkpoints import LLAMA3_ROPE, llama
 from tests.gguf_files import gguf_model, write_gguf
 
 
-def test_a_folder_wins_over_a_repository_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_folders_take_precedence_over_repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     llama(tmp_path / "owner" / "model")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sources, "fetch", lambda *_: pytest.fail("asked the Hub"))
@@ -32,7 +32,7 @@ def test_a_repository_is_pinned_to_its_commit(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("reference", ["owner/model@v2", "hub:owner/model@v2"])
-def test_a_revision_may_stand_behind_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str):
+def test_revisions_may_follow_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str):
     folder, calls = llama(tmp_path / "snapshot"), []
 
     def fetch(*place: object, **_: object) -> tuple[Path, str]:
@@ -52,7 +52,7 @@ def test_a_revision_may_stand_behind_the_name(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("reference", ["lawcat", "mine.yaml", "ablations/lawcat-rope:none"])
-def test_a_spec_in_the_place_of_a_model_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str):
+def test_specs_in_place_of_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str):
     """The Hub is not queried for it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sources, "fetch", lambda *_, **__: pytest.fail("asked the Hub"))
@@ -66,7 +66,7 @@ def test_a_spec_in_the_place_of_a_model_is_told_so(tmp_path: Path, monkeypatch: 
     assert describe_model("lawcat").trunk.hidden_size, "a folder of that name is a model"
 
 
-def test_a_folder_may_have_that_sign_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_folder_names_may_contain_the_revision_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the Hub"))
     llama(tmp_path / "owner" / "model@v2")
@@ -77,13 +77,13 @@ def test_a_folder_may_have_that_sign_in_its_name(tmp_path: Path, monkeypatch: py
         open_model(tmp_path / "user@host" / "model")
 
 
-def test_a_revision_of_a_folder_is_a_mistake(tmp_path: Path):
+def test_revisions_of_folders_are_refused(tmp_path: Path):
     with pytest.raises(SourceError, match="revision"):
         open_model(llama(tmp_path), "main")
 
 
 @pytest.mark.parametrize("reader", [open_model, describe_model])
-def test_what_is_wrong_with_a_source_is_told_to_the_user(tmp_path: Path, reader):
+def test_invalid_sources_are_reported(tmp_path: Path, reader):
     with pytest.raises(SourceError, match="neither a folder here nor"):
         reader(tmp_path / "nowhere" / "at" / "all")
     with pytest.raises(SourceError, match=r"no config\.json"):
@@ -108,7 +108,7 @@ SLIPS = {
 
 @pytest.mark.parametrize("reader", [open_model, describe_model])
 @pytest.mark.parametrize("slip", SLIPS)
-def test_a_misspelt_folder_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slip: str, reader):
+def test_misspelt_folders_are_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slip: str, reader):
     llama(tmp_path / "examples" / "teacher")
     llama(tmp_path / "student")
     (tmp_path / "examples" / "empty").mkdir()
@@ -119,7 +119,7 @@ def test_a_misspelt_folder_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: 
         reader(reference)
 
 
-def test_the_hub_is_asked_for_what_is_said_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_repositories_are_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder, calls = llama(tmp_path / "owner" / "model"), []
     monkeypatch.chdir(tmp_path)
 
@@ -159,7 +159,7 @@ def test_the_default_output_is_called_after_spec_and_source(tmp_path: Path):
         ("hub:owner/model.gguf@v2", ("owner/model.gguf", "v2", None)),
     ],
 )
-def test_a_gguf_file_of_the_hub(
+def test_gguf_files_of_the_hub_are_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str, place: tuple[str, str | None, str | None]
 ) -> None:
     """Only the file is downloaded, and the record names its repository and its commit."""

@@ -58,7 +58,7 @@ def test_a_file_is_unpacked_once_for_each_dtype(tmp_path: Path, cache: Path, wri
     assert sorted(path.name for path in cache.iterdir() if path.name.startswith(".")) == []
 
 
-def test_another_file_of_that_name_is_unpacked_anew(tmp_path: Path, writes: list[str]) -> None:
+def test_changed_files_are_unpacked_again(tmp_path: Path, writes: list[str]) -> None:
     first = open_model(made(tmp_path))
     second = open_model(made(tmp_path, 1e-3))
     assert first.folder != second.folder
@@ -79,7 +79,7 @@ def test_the_manifest_names_the_file_and_what_was_written(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("damage", ["written", "shorter", "gone", "manifest", "config", "tokenizer", "added"])
-def test_what_has_changed_in_the_cache_is_unpacked_again(tmp_path: Path, writes: list[str], damage: str) -> None:
+def test_changed_cache_entries_are_unpacked_again(tmp_path: Path, writes: list[str], damage: str) -> None:
     file = made(tmp_path)
     source = open_model(file)
     weights = source.folder / "model.safetensors"
@@ -101,7 +101,7 @@ def test_what_has_changed_in_the_cache_is_unpacked_again(tmp_path: Path, writes:
     assert weights.read_bytes() == before
 
 
-def test_a_run_that_is_stopped_leaves_nothing(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_runs_leave_no_cache_entry(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -121,21 +121,21 @@ def test_memory_is_compared_before_weights_are_read(tmp_path: Path, monkeypatch:
         open_model(file)
 
 
-def test_a_cache_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_caches_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(CACHE, str(tmp_path / "file"))
     with pytest.raises(BuildError, match=f"cannot be written to.*Name another folder: {CACHE}=FOLDER"):
         open_model(made(tmp_path))
 
 
-def test_a_cache_that_can_only_be_read_is_read(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_caches_are_read(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = made(tmp_path)
     first = open_model(file)
     monkeypatch.setattr(sources, "exclusive_lock", lambda *_: pytest.fail("wrote into the cache"))
     assert open_model(file).folder == first.folder
 
 
-def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == tmp_path / "cache"
     monkeypatch.delenv(CACHE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -154,6 +154,6 @@ def test_the_file_itself_is_only_read(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "model.gguf", "student"]
 
 
-def test_a_file_that_is_gone(tmp_path: Path) -> None:
+def test_missing_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match='there is no file ".*model.gguf"'):
         open_model(tmp_path / "model.gguf")

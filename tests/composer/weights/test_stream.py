@@ -20,7 +20,7 @@ from tests.composer.weights.students import LAWCAT, LOLCATS, build, loaded, weig
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
-def test_another_dtype_turns_every_tensor_as_torch_does(sharded: Path, tmp_path: Path, dtype: str):
+def test_other_dtypes_are_cast_as_in_torch(sharded: Path, tmp_path: Path, dtype: str):
     report = build(sharded, tmp_path / "out", LOLCATS, dtype=dtype)
     kind = getattr(torch, dtype)
     assert {file.how for file in report.files.values()} == {"rewritten", "written"}
@@ -32,7 +32,7 @@ def test_another_dtype_turns_every_tensor_as_torch_does(sharded: Path, tmp_path:
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == dtype
 
 
-def test_streaming_in_many_blocks_is_streaming_in_one(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_streaming_in_many_blocks_equals_streaming_in_one(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     build(sharded, tmp_path / "one", dtype="float64")
     monkeypatch.setattr(stream, "BLOCK", 64)
     build(sharded, tmp_path / "many", dtype="float64")
@@ -50,7 +50,7 @@ def test_a_value_too_large_for_the_dtype_is_refused_and_nothing_written(source: 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [0, 500, 1000])
-def test_a_single_value_that_is_not_finite_is_seen(dtype: torch.dtype, value: float, place: int):
+def test_a_single_value_that_is_not_finite_is_detected(dtype: torch.dtype, value: float, place: int):
     tensor = torch.linspace(-3, 3, 1001).to(dtype)
     assert all_finite(tensor)
     assert all_finite(tensor[:0])
@@ -62,7 +62,7 @@ def fresh(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / FRESH_FILE)
 
 
-def test_fresh_values_follow_from_seed_and_name_alone(source: Path, tmp_path: Path):
+def test_fresh_values_depend_only_on_seed_and_name(source: Path, tmp_path: Path):
     build(source, tmp_path / "a", LOLCATS, seed=1)
     build(source, tmp_path / "b", LOLCATS, seed=1)
     assert (tmp_path / "a" / FRESH_FILE).read_bytes() == (tmp_path / "b" / FRESH_FILE).read_bytes()

@@ -54,7 +54,7 @@ def load(folder: Path, home: Path, *, hides: bool, trusts: bool, first: Path = R
     return json.loads(printed_behind_libraries((HIDDEN if hides else "") + code, home).splitlines()[-1])
 
 
-def test_without_the_package_the_last_line_names_it_and_the_export(built: Path, tmp_path: Path) -> None:
+def test_without_the_package_the_error_names_it_and_the_export(built: Path, tmp_path: Path) -> None:
     ended = load(built, tmp_path, hides=True, trusts=True)
     last = ended["error"].strip().splitlines()[-1]
     assert last.startswith("ImportError: This model needs the package attention-composer: run `pip install .`")

@@ -32,7 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("family", MULTIMODAL)
 @torch.no_grad()
-def test_the_decoder_answers_text_as_the_whole_model(family: str, tmp_path: Path) -> None:
+def test_text_logits_equal_those_of_the_whole_model(family: str, tmp_path: Path) -> None:
     source = multimodal(family)
     source.save_pretrained(tmp_path / "source")
     ids = torch.randint(3, 90, (2, 14), generator=torch.Generator().manual_seed(1))
@@ -48,7 +48,7 @@ def test_the_decoder_answers_text_as_the_whole_model(family: str, tmp_path: Path
     assert student.config.model_type.removeprefix("composed_") != family
 
 
-def test_it_is_checked_explained_and_locked(tmp_path: Path) -> None:
+def test_text_decoders_are_checked_explained_and_locked(tmp_path: Path) -> None:
     """The lock records the text decoder, and its build gives the same bytes."""
     multimodal("gemma3").save_pretrained(tmp_path / "source")
     composer.build_folder("lolcats", tmp_path / "source", tmp_path / "student", text_only=True)
@@ -73,12 +73,12 @@ def test_it_is_checked_explained_and_locked(tmp_path: Path) -> None:
             function("lolcats", text_only=True)
 
 
-def test_the_docs_list_them() -> None:
+def test_the_docs_list_the_text_decoders() -> None:
     listed = DOCS.read_text(encoding="utf-8").partition("With `--text-only`, the text decoders")[2].partition("\n#")[0]
     assert re.findall(r"`([a-z0-9_]+)`", listed) == list(MULTIMODAL)
 
 
-def test_names_of_the_modules(tmp_path: Path) -> None:
+def test_both_naming_schemes_are_read(tmp_path: Path) -> None:
     """Transformers saves Gemma 3 with the names of the first checkpoints. Others publish it with the names of its modules."""
     multimodal("gemma3").save_pretrained(tmp_path / "source")
     path = tmp_path / "source" / "model.safetensors"
@@ -90,7 +90,7 @@ def test_names_of_the_modules(tmp_path: Path) -> None:
     assert verify(tmp_path / "student").ok
 
 
-def test_a_teacher_is_written_again_where_the_cache_is_gone(tmp_path: Path, cache: Path) -> None:
+def test_teachers_are_extracted_again_if_the_cache_is_missing(tmp_path: Path, cache: Path) -> None:
     multimodal("gemma3").save_pretrained(tmp_path / "source")
     composer.build_folder("lolcats", tmp_path / "source", tmp_path / "student", text_only=True)
     record = read_record(tmp_path / "student")
@@ -100,7 +100,7 @@ def test_a_teacher_is_written_again_where_the_cache_is_gone(tmp_path: Path, cach
 
 
 @torch.no_grad()
-def test_in_memory_from_a_folder(tmp_path: Path) -> None:
+def test_text_decoders_are_built_in_memory(tmp_path: Path) -> None:
     source = multimodal("llava")
     source.save_pretrained(tmp_path / "source")
     ids = torch.randint(3, 90, (1, 9), generator=torch.Generator().manual_seed(1))
@@ -110,7 +110,7 @@ def test_in_memory_from_a_folder(tmp_path: Path) -> None:
         composer.build("softmax", source, text_only=True)
 
 
-def test_mistakes(tmp_path: Path) -> None:
+def test_invalid_uses_of_text_only_are_refused(tmp_path: Path) -> None:
     small("qwen3").save_pretrained(tmp_path / "text")
     with pytest.raises(SourceError, match="no part beside a text decoder"):
         composer.build_folder("softmax", tmp_path / "text", tmp_path / "out", text_only=True)

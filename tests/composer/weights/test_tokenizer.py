@@ -31,7 +31,7 @@ def tokenizer(tmp_path: Path) -> Path:
     return folder
 
 
-def test_its_files_come_along(tmp_path: Path, tokenizer: Path) -> None:
+def test_tokenizer_files_are_copied(tmp_path: Path, tokenizer: Path) -> None:
     out = tmp_path / "out"
     composer.build_folder(document(), out=out, fresh=True, tokenizer=tokenizer)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -52,7 +52,7 @@ def test_more_tokens_than_embeddings_are_refused(tmp_path: Path, tokenizer: Path
     composer.build_folder(document(vocabulary=30), out=tmp_path / "out", fresh=True, tokenizer=tokenizer)
 
 
-def test_what_is_no_tokenizer_is_refused(tmp_path: Path, tokenizer: Path) -> None:
+def test_invalid_tokenizers_are_refused(tmp_path: Path, tokenizer: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(BuildError, match=r"empty has no tokenizer: none of the files"):

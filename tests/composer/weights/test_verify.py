@@ -60,7 +60,7 @@ def outcome(report: VerifyReport, what: str, subject: str) -> str:
 
 
 @pytest.mark.parametrize("options", [{}, {"copy": True}, {"dtype": "bfloat16"}], ids=["linked", "copied", "rewritten"])
-def test_an_untouched_build_passes_with_nothing_left_unchecked(source: Path, tmp_path: Path, options: dict):
+def test_unchanged_builds_pass_with_all_files_checked(source: Path, tmp_path: Path, options: dict):
     report = verify(built(source, tmp_path / "out", **options))
     assert report.ok
     assert not report.unchecked
@@ -68,7 +68,7 @@ def test_an_untouched_build_passes_with_nothing_left_unchecked(source: Path, tmp
 
 
 @pytest.mark.parametrize(("key", "dtype"), [("torch_dtype", None), ("dtype", "bfloat16"), ("torch_dtype", "bfloat16")])
-def test_a_host_of_another_type_than_its_source_or_under_the_older_key(tmp_path: Path, key: str, dtype: str | None):
+def test_hosts_with_another_dtype_or_the_older_dtype_key_pass(tmp_path: Path, key: str, dtype: str | None):
     """Most published models have such configs. The dtype is compared under both keys."""
     small("qwen3").save_pretrained(tmp_path / "source")
     edit_config(tmp_path / "source", **{"dtype": None, key: "float32"})
@@ -80,7 +80,7 @@ def test_a_host_of_another_type_than_its_source_or_under_the_older_key(tmp_path:
 @pytest.mark.parametrize("file", [FRESH_FILE, LINKED])
 @pytest.mark.parametrize("at", [None, -1], ids=["first tensor", "last byte"])
 @pytest.mark.parametrize("options", [{}, {"copy": True}, {"dtype": "float16"}], ids=["linked", "copied", "rewritten"])
-def test_a_flipped_bit_is_found_even_without_a_time_stamp(source: Path, tmp_path: Path, file: str, at: int, options: dict):
+def test_flipped_bits_are_detected_without_a_time_stamp(source: Path, tmp_path: Path, file: str, at: int, options: dict):
     out = built(source, tmp_path / "out", **options)
     flip(out / file, keep_time=True, at=None if at is None else (out / file).stat().st_size + at)
     report = verify(out)
@@ -89,7 +89,7 @@ def test_a_flipped_bit_is_found_even_without_a_time_stamp(source: Path, tmp_path
 
 
 @pytest.mark.parametrize(("lowest", "dtype", "how"), [(-torch.inf, None, "linked"), (-1e9, "float16", "rewritten")])
-def test_masks_that_a_source_stores_beside_its_weights(tmp_path: Path, lowest: float, dtype: str | None, how: str):
+def test_masks_stored_beside_weights_are_ignored(tmp_path: Path, lowest: float, dtype: str | None, how: str):
     """Older versions of transformers stored masks of GPT-NeoX. They are not weights, but the file's bytes are still checked."""
     small("gpt_neox").save_pretrained(tmp_path / "source")
     layers = [f"gpt_neox.layers.{layer}.attention" for layer in range(2)]
@@ -108,29 +108,29 @@ def test_masks_that_a_source_stores_beside_its_weights(tmp_path: Path, lowest: f
 class TestUnhashed:
     """Checks of linked files that were not hashed in the build."""
 
-    def test_a_link_is_unknown_while_nobody_has_written_to_it(self, source: Path, tmp_path: Path):
+    def test_unchanged_links_are_unchecked(self, source: Path, tmp_path: Path):
         report = verify(built(source, tmp_path / "out"))
         assert report.ok
         assert [check.subject for check in report.unchecked] == [LINKED]
         assert "shows no later change" in report.unchecked[0].detail
 
-    def test_whoever_writes_to_it_is_found_by_the_time_stamp(self, source: Path, tmp_path: Path):
+    def test_changed_links_are_detected_by_their_time_stamp(self, source: Path, tmp_path: Path):
         out = built(source, tmp_path / "out")
         flip(out / LINKED)
         assert [check.subject for check in verify(out).failed] == [LINKED]
 
-    def test_writing_to_the_source_behind_a_link_is_found(self, source: Path, tmp_path: Path):
+    def test_changes_of_the_linked_source_are_detected(self, source: Path, tmp_path: Path):
         out = built(source, tmp_path / "out")
         flip(source / "model.safetensors")
         assert "written to since the build" in verify(out).failed[0].detail
 
-    def test_a_copy_has_been_hashed(self, source: Path, tmp_path: Path):
+    def test_copies_are_hashed(self, source: Path, tmp_path: Path):
         out = built(source, tmp_path / "out", copy=True)
         assert not verify(out).unchecked
         flip(out / LINKED, keep_time=True)
         assert [check.subject for check in verify(out).failed] == [LINKED]
 
-    def test_a_folder_that_was_copied_is_checked_by_its_headers_and_says_so(self, source: Path, tmp_path: Path):
+    def test_copied_folders_are_checked_by_their_headers(self, source: Path, tmp_path: Path):
         out = tmp_path / "moved"
         shutil.copytree(built(source, tmp_path / "out"), out)
         report = verify(out)
@@ -191,27 +191,27 @@ def test_a_tensor_too_few_or_too_many_fails_coverage(source: Path, tmp_path: Pat
     assert "composed.head.other" in coverage.detail
 
 
-def test_weights_that_were_saved_over_it_are_not_those_of_the_build(source: Path, tmp_path: Path):
+def test_overwritten_weights_fail(source: Path, tmp_path: Path):
     out = built(source, tmp_path / "out")
     shutil.copy(source / "model.safetensors", out / "model.safetensors")
     assert any(check.what == "coverage" for check in verify(out).failed)
 
 
 @pytest.mark.parametrize("change", [{"rms_norm_eps": 0.1}, {"spec_hash": "0"}, {"num_attention_heads": 8}, {"spec": {}}])
-def test_a_config_that_says_something_else_fails(source: Path, tmp_path: Path, change: dict):
+def test_changed_configs_fail(source: Path, tmp_path: Path, change: dict):
     out = built(source, tmp_path / "out")
     edit_config(out, **change)
     failed = {check.what: check.detail for check in verify(out).failed}
     assert "config" in failed
 
 
-def test_what_transformers_adds_to_a_config_does_not_matter(source: Path, tmp_path: Path):
+def test_config_keys_added_by_transformers_pass(source: Path, tmp_path: Path):
     out = built(source, tmp_path / "out")
     edit_config(out, transformers_version="5.0.0", use_cache=True)
     assert verify(out).ok
 
 
-def test_a_document_that_does_not_have_its_hash_fails(source: Path, tmp_path: Path):
+def test_specs_with_another_hash_fail(source: Path, tmp_path: Path):
     out = built(source, tmp_path / "out")
     record = json.loads((out / RECORD).read_text())
     record["resolved"]["heads"]["head"]["feature_map"]["two_sided"] = False
@@ -243,7 +243,7 @@ def test_progress_reaches_the_size_of_every_file(source: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a\0b", "x" * 5000, "../../secret", "/etc/passwd", "a//b"])
-def test_a_record_names_files_of_its_folder_alone(source: Path, tmp_path: Path, name: str):
+def test_records_may_name_only_files_of_their_folder(source: Path, tmp_path: Path, name: str):
     out = built(source, tmp_path / "out")
     record = json.loads((out / RECORD).read_text())
     record["files"][name] = next(iter(record["files"].values()))
@@ -254,7 +254,7 @@ def test_a_record_names_files_of_its_folder_alone(source: Path, tmp_path: Path, 
         assert len(str(caught.value)) < 1000
 
 
-def test_a_record_that_is_nested_too_deep_or_leads_elsewhere(source: Path, tmp_path: Path):
+def test_deeply_nested_or_linked_records_are_refused(source: Path, tmp_path: Path):
     out = built(source, tmp_path / "out")
     (out / RECORD).rename(tmp_path / RECORD)
     (out / RECORD).symlink_to(tmp_path / RECORD)

@@ -57,7 +57,7 @@ class TestWhatStandsBeside:
 
     @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
     @pytest.mark.parametrize("gone", [False, True], ids=["changed", "gone"])
-    def test_tokenizer_and_settings(self, source: Path, tmp_path: Path, file: str, gone: bool):
+    def test_changed_or_removed_tokenizers_and_settings_fail(self, source: Path, tmp_path: Path, file: str, gone: bool):
         out = built(source, tmp_path / "out")
         (out / file).unlink()
         if not gone:
@@ -65,12 +65,12 @@ class TestWhatStandsBeside:
         assert failed(out) == {("contents", file)}
 
     @pytest.mark.parametrize("file", ["chat_template.jinja", "added_tokens.json", "spiece.model", "adapter_config.json"])
-    def test_what_is_read_and_came_later(self, source: Path, tmp_path: Path, file: str):
+    def test_files_added_later_that_loaders_read_fail(self, source: Path, tmp_path: Path, file: str):
         out = built(source, tmp_path / "out")
         (out / file).write_text("{}")
         assert failed(out) == {("contents", file)}
 
-    def test_a_tokenizer_that_came_to_a_model_without_one_is_unchecked(self, source: Path, tmp_path: Path):
+    def test_tokenizers_added_to_a_model_without_one_are_unchecked(self, source: Path, tmp_path: Path):
         for file in ("tokenizer.json", "tokenizer_config.json"):
             (source / file).unlink()
         out = built(source, tmp_path / "out")
@@ -79,7 +79,7 @@ class TestWhatStandsBeside:
         assert report.ok
         assert [check.subject for check in report.unchecked] == ["tokenizer.json"]
 
-    def test_what_is_never_read_is_unchecked(self, source: Path, tmp_path: Path):
+    def test_files_that_are_never_read_are_unchecked(self, source: Path, tmp_path: Path):
         out = built(source, tmp_path / "out")
         (out / "README.md").write_text("mine")
         (out / "notes").mkdir()
@@ -97,7 +97,7 @@ class TestWhatStandsBeside:
         config.unlink()
         assert failed(adapted) == {("adapters", "adapter"), ("contents", "adapter/adapter_config.json")}
 
-    def test_adapters_that_no_loader_takes(self, adapted: Path):
+    def test_adapters_that_no_loader_reads_fail(self, adapted: Path):
         """The record has the hash of their config, but no loader reads them."""
         config = adapted / "adapter" / "adapter_config.json"
         config.write_text(config.read_text().replace('"q_proj"', '"gate_proj"'))
@@ -106,15 +106,15 @@ class TestWhatStandsBeside:
         assert failed(adapted) == {("adapters", "adapter")}
 
     @pytest.mark.parametrize("value", [..., None, "training"])
-    def test_adapters_that_the_config_leaves_out_or_has_elsewhere(self, adapted: Path, value: object):
+    def test_adapters_that_contradict_the_config_fail(self, adapted: Path, value: object):
         edit_config(adapted, adapter=value)
         assert failed(adapted) == {("config", "config.json")}
 
-    def test_adapters_whose_weights_are_others(self, adapted: Path):
+    def test_adapters_with_changed_weights_fail(self, adapted: Path):
         flip(adapted / "adapter" / "adapter_model.safetensors", keep_time=True)
         assert failed(adapted) == {("contents", "adapter/adapter_model.safetensors")}
 
-    def test_the_log_is_no_part_of_the_model(self, adapted: Path):
+    def test_the_log_is_not_part_of_the_model(self, adapted: Path):
         (adapted / "training" / "log.jsonl").write_text("another")
         report = verify(adapted)
         assert report.ok
@@ -136,23 +136,23 @@ class TestRecord:
             lambda spec: spec.clear(),
         ],
     )
-    def test_its_spec_is_what_was_resolved(self, source: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object]):
+    def test_changed_resolved_specs_fail(self, source: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object]):
         out = built(source, tmp_path / "out")
         change_record(out, lambda record: change(record["spec"]))
         assert failed(out) == {("spec", RECORD)}
 
-    def test_files_that_it_does_not_name(self, source: Path, tmp_path: Path):
+    def test_weight_files_missing_in_the_record_fail(self, source: Path, tmp_path: Path):
         out = built(source, tmp_path / "out")
         edit_tensors(out / FRESH_FILE, lambda tensors: [tensor.fill_(torch.nan) for tensor in tensors.values()])
         change_record(out, lambda record: record.update(files={}))
         assert {("contents", FRESH_FILE), ("contents", LINKED)} <= failed(out)
 
-    def test_a_document_that_it_does_not_name(self, source: Path, tmp_path: Path):
+    def test_documents_missing_in_the_record_fail(self, source: Path, tmp_path: Path):
         out = built(source, tmp_path / "out")
         change_record(out, lambda record: record["documents"].pop("tokenizer.json"))
         assert failed(out) == {("contents", "tokenizer.json")}
 
-    def test_a_file_elsewhere_is_not_read(self, source: Path, tmp_path: Path):
+    def test_files_outside_the_folder_are_not_read(self, source: Path, tmp_path: Path):
         out = built(source, tmp_path / "out")
         (tmp_path / "secret").write_text("")
         for name in ("../secret", str(tmp_path / "secret"), "a/../../secret", "a\\secret"):
@@ -164,24 +164,24 @@ class TestRecord:
         with pytest.raises(BuildError, match=r"no file of a folder can be called '\.\./secret\.safetensors'"):
             verify(out)
 
-    def test_its_own_hash_is_told(self, source: Path, tmp_path: Path):
+    def test_verify_returns_the_hash_of_the_record(self, source: Path, tmp_path: Path):
         out = built(source, tmp_path / "out")
         assert verify(out).record_sha256 == hashlib.sha256((out / RECORD).read_bytes()).hexdigest()
 
 
-def test_keys_that_somebody_added_to_the_config_fail(source: Path, tmp_path: Path):
+def test_added_config_keys_fail(source: Path, tmp_path: Path):
     out = built(source, tmp_path / "out")
     edit_config(out, attn_implementation="somebody/kernels")
     assert failed(out) == {("config", "config.json")}
 
 
-def test_a_config_that_transformers_saved_again_still_passes(source: Path, tmp_path: Path):
+def test_configs_saved_again_by_transformers_pass(source: Path, tmp_path: Path):
     out = built(source, tmp_path / "out")
     AutoConfig.from_pretrained(out).save_pretrained(out)
     assert verify(out).ok
 
 
-def test_names_of_labels_are_those_of_the_build(tmp_path: Path):
+def test_changed_label_names_fail(tmp_path: Path):
     trunk = {"width": 32, "layers": 1, "heads": 2, "vocabulary": 16, "labels": 2}
     composer.build_folder(SOFTMAX | {"trunk": trunk, "direction": "bidirectional"}, out=tmp_path / "out", fresh=True)
     assert verify(tmp_path / "out").ok

@@ -42,7 +42,9 @@ def longest(log_decay: Tensor) -> int:
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
-def test_every_length_across_chunks_and_spans(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+def test_every_length_across_chunks_and_spans_matches_the_naive_recurrence(
+    rank: str, heads: tuple[int, int, int], documents: bool
+) -> None:
     for length in (1, 2, 3, 4, 5, 8, 9, 17, 20):
         problem = draw(rank, heads, length, documents=documents)
         for got, wanted in zip(chunked(*problem.arguments()), naive(*problem.arguments()), strict=True):
@@ -50,7 +52,7 @@ def test_every_length_across_chunks_and_spans(rank: str, heads: tuple[int, int, 
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_chunks_and_spans_as_they_are(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_chunks_and_spans_match_the_naive_recurrence(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "SPAN", 2 * MODULE.CHUNK)
     for length in (MODULE.CHUNK - 1, MODULE.CHUNK, MODULE.CHUNK + 1, 3 * MODULE.CHUNK + 5):
         problem = draw(rank, (4, 2, 1), length, documents=True)
@@ -61,7 +63,7 @@ def test_chunks_and_spans_as_they_are(rank: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("small", "ways")
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize(("rank", "steepness"), [("none", 0.0), ("head", 1.0), ("head", 60.0), ("channel", 1.0), ("channel", 60.0)])
-def test_gradients_are_those_of_the_definition(rank: str, steepness: float, documents: bool) -> None:
+def test_gradients_equal_those_of_the_naive_recurrence(rank: str, steepness: float, documents: bool) -> None:
     problem = draw(rank, (4, 2, 1), 19, documents=documents, steepness=steepness)
     answers = []
     for form in (chunked, naive):
@@ -87,7 +89,7 @@ def test_gradients_are_derivatives(rank: str) -> None:
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("rank", ["none", "channel"])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_gradients_where_tensors_are_used_twice(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+def test_gradients_are_right_for_tensors_used_twice(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
     """Gradients are right if keys are also queries, a value is used in two calls, two losses need one output, and backward runs
     twice.
     """
@@ -107,7 +109,7 @@ def test_gradients_where_tensors_are_used_twice(rank: str, heads: tuple[int, int
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("rank", ["none", "channel"])
-def test_gradients_of_some_inputs_alone(rank: str) -> None:
+def test_gradients_of_single_inputs_equal_those_of_all_inputs(rank: str) -> None:
     problem = draw(rank, (4, 2, 1), 11, documents=True)
     for index in range(len(problem.tensors)):
         answers = []
@@ -121,7 +123,7 @@ def test_gradients_of_some_inputs_alone(rank: str) -> None:
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("block", [1, 2, 4])
-def test_blocks_of_any_length_join_to_the_same(
+def test_blocks_of_any_length_match_the_naive_recurrence(
     block: int, heads: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch, small: None
 ) -> None:
     monkeypatch.setattr(MODULE, "block_of", lambda log_decay, chunk: min(block, chunk))
@@ -137,7 +139,7 @@ def test_blocks_of_any_length_join_to_the_same(
 
 @pytest.mark.parametrize("rank", ["head", "channel"])
 @pytest.mark.parametrize("steepness", [0.5, 3.0, 12.0, 40.0, 300.0, 1e4])
-def test_float32_holds_at_any_steepness(rank: str, steepness: float, blocks: list[int]) -> None:
+def test_float32_is_accurate_for_any_decay(rank: str, steepness: float, blocks: list[int]) -> None:
     """Small decays stay exact between steep ones, although decays are summed over a chunk."""
     problem = draw(rank, (2, 2, 2), 150, steepness=steepness)
     assert problem.log_decay is not None
@@ -152,7 +154,7 @@ def test_float32_holds_at_any_steepness(rank: str, steepness: float, blocks: lis
 
 
 @pytest.mark.parametrize("steepness", [1.0, 8.0, 300.0])
-def test_gradients_in_float32_hold_at_any_steepness(steepness: float) -> None:
+def test_gradients_in_float32_are_accurate_for_any_decay(steepness: float) -> None:
     problem, answers = draw("channel", (2, 2, 2), 150, steepness=steepness), []
     for form, dtype in ((chunked, torch.float32), (naive, torch.float64)):
         tensors = [tensor.to(dtype).requires_grad_() for tensor in problem.tensors]
@@ -162,7 +164,7 @@ def test_gradients_in_float32_hold_at_any_steepness(steepness: float) -> None:
         close(got.double(), wanted, 1e-4)
 
 
-def test_a_feature_may_forget_everything(blocks: list[int]) -> None:
+def test_a_decay_of_0_has_the_gradients_of_the_definition(blocks: list[int]) -> None:
     """A decay of 0, with the logarithm -inf, has the gradients of the definition and no NaN."""
     problem, answers = draw("channel", (2, 2, 2), 100), []
     assert problem.log_decay is not None
@@ -176,7 +178,7 @@ def test_a_feature_may_forget_everything(blocks: list[int]) -> None:
     assert blocks == [1]
 
 
-def test_nothing_overflows_just_above_the_steepest(blocks: list[int]) -> None:
+def test_decays_just_above_the_steepest_block_do_not_overflow(blocks: list[int]) -> None:
     problem = draw("channel", (2, 2, 2), 64)
     problem = type(problem)(**{**vars(problem), "log_decay": torch.full((2, 64, 2, 3), -39.9 / 64, dtype=torch.float64)})
     single = [tensor.float() for tensor in problem.tensors]

@@ -21,13 +21,13 @@ LONGER = 67
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_a_split_sequence_from_a_state_is_the_definition(rank: str) -> None:
+def test_a_split_sequence_from_a_state_matches_the_definition(rank: str) -> None:
     problem = draw(rank, (2, 1, 1), LONGER, batch=1)
     compared(naive, chunked, (problem.query, problem.key, problem.value, problem.log_decay, problem.state), None, 65)
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_rows_of_documents_are_the_definition(rank: str) -> None:
+def test_rows_of_documents_match_the_definition(rank: str) -> None:
     """The first row starts a new document, the second row continues its state."""
     problem = draw(rank, (2, 2, 1), 21, documents=True)
     assert problem.segment is not None
@@ -37,7 +37,7 @@ def test_rows_of_documents_are_the_definition(rank: str) -> None:
     compared(naive, chunked, tensors, problem.segment, 0)
 
 
-def test_rows_of_documents_in_inference_mode() -> None:
+def test_rows_of_documents_match_the_definition_in_inference_mode() -> None:
     """In inference mode tensors have no version counter, so document bounds are computed again."""
     problem = draw("head", (2, 2, 1), 21, documents=True)
     assert problem.segment is not None
@@ -53,7 +53,7 @@ def test_rows_of_documents_in_inference_mode() -> None:
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_a_step_is_the_definition(rank: str) -> None:
+def test_a_decode_step_matches_the_definition(rank: str) -> None:
     for documents in (False, True):
         problem = draw(rank, (4, 4, 2), 1, documents=documents)
         wanted = naive(*problem.arguments())
@@ -63,7 +63,7 @@ def test_a_step_is_the_definition(rank: str) -> None:
             torch.testing.assert_close(first.double(), other, rtol=CLOSE, atol=CLOSE)
 
 
-def test_without_a_pair_a_step_only_decays_and_asks() -> None:
+def test_a_step_without_a_pair_only_decays_and_reads() -> None:
     problem = draw("head", (2, 2, 2), 1)
     query, decay, state = (of.float() for of in (problem.query, problem.log_decay, problem.state) if of is not None)
     output, left = step(query, None, None, decay, None, state)
@@ -71,7 +71,7 @@ def test_without_a_pair_a_step_only_decays_and_asks() -> None:
     torch.testing.assert_close(output[:, 0], torch.einsum("bhf,bhfv->bhv", query[:, 0], left), rtol=CLOSE, atol=CLOSE)
 
 
-def test_a_decay_of_nothing_left_is_no_number_of_its_own() -> None:
+def test_a_decay_of_minus_infinity_equals_a_very_steep_decay() -> None:
     """A decay of -inf leaves nothing of the state that float32 can represent, in forward and backward."""
     problem = draw("channel", (1, 1, 1), 9, batch=1)
     assert problem.log_decay is not None
@@ -85,7 +85,7 @@ def test_a_decay_of_nothing_left_is_no_number_of_its_own() -> None:
     assert all(of.isfinite().all() for of in torch.autograd.grad(output.sum(), leaves))
 
 
-def test_obstacles_of_the_forms() -> None:
+def test_obstacles_name_unsupported_settings() -> None:
     by_decode = {form.decode: form for form in FORMS if form.backend == "fla"}
     assert (by_decode[False].obstacle, by_decode[True].obstacle) == (obstacle, step_obstacle)
     plain = Setting("cuda", "bfloat16")

@@ -40,7 +40,7 @@ def pairs(shape: Shape) -> Features:
 @pytest.mark.parametrize("shape", SHAPES, ids=["a state a query head", "a state a key head"])
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("rows", ROWS)
-def test_they_are_one_after_the_other(rows: str, normalise: bool, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouped_pairs_equal_pairs_in_sequence(rows: str, normalise: bool, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs and gradients are equal in spans of two chunks, from a state that is not empty."""
     monkeypatch.setattr(module, "SPAN", 2 * SIZE)
     memory, evicted, query = StateMemory(normalise=normalise), pairs(shape), random(2, LENGTH, 4, 5).exp()
@@ -56,7 +56,7 @@ def test_they_are_one_after_the_other(rows: str, normalise: bool, shape: Shape, 
         close(first, other)
 
 
-def test_short_groups_decay_and_exponents_take_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_groups_decays_and_exponential_features_use_the_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Tensor, **__: object) -> None:
         raise AssertionError
 

@@ -15,7 +15,7 @@ from tests.blocks.support import close, owner
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
-def test_it_is_the_sum_over_the_past(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+def test_the_naive_recurrence_equals_the_sum_over_the_past(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
     """o_t = Σ_s Σ_f q_tf (Π_{s<u≤t} α_uf) k_sf v_s, with the initial state as what entered before the first token."""
     problem, length = draw(rank, heads, 6, documents=documents), 6
     output, state = naive(*problem.arguments())

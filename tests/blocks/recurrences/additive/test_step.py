@@ -16,7 +16,7 @@ from tests.blocks.support import by_backend, close
 @pytest.mark.parametrize("of_its_own", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
-def test_several_pairs_that_fall_at_one_token(rank: str, heads: tuple[int, int, int], of_its_own: bool) -> None:
+def test_several_pairs_evicted_at_one_token_enter_after_one_decay(rank: str, heads: tuple[int, int, int], of_its_own: bool) -> None:
     """The state decays at the first pair, and all pairs enter. of_its_own: one key per state head, or per group that shares a
     value.
     """

@@ -39,12 +39,12 @@ def agree(problem: Problem, run: Any, decay: Tensor | None) -> None:
 
 
 @pytest.mark.parametrize("fastest", [1.0, 2.0])
-def test_kimi_delta_attention(fastest: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recurrence_equals_kimi_delta_attention(fastest: float, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = draw("channel", (3, 3, 3), 40, features=8, fastest=fastest)
     agree(problem, of_fla("kda", monkeypatch).naive_recurrent_kda, problem.log_decay)
 
 
 @pytest.mark.parametrize("fastest", [1.0, 2.0])
-def test_the_gated_delta_rule(fastest: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recurrence_equals_the_gated_delta_rule(fastest: float, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = draw("head", (3, 3, 3), 40, features=8, fastest=fastest)
     agree(problem, of_fla("gated_delta_rule", monkeypatch).naive_recurrent_gated_delta_rule, problem.log_decay)

@@ -51,7 +51,7 @@ def test_chunks_and_spans_as_they_are(rank: str, documents: bool, length: int, m
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("steepness", [60.0, 1e4])
 @pytest.mark.parametrize("rank", ["head", "channel"])
-def test_no_decay_is_too_steep(rank: str, steepness: float, documents: bool) -> None:
+def test_small_decays_are_exact_between_steep_decays(rank: str, steepness: float, documents: bool) -> None:
     """Small decays stay exact between steep ones: the share of a far token does not round away that of a near one."""
     problem = draw(rank, (4, 2, 1), 130, documents=documents, steepness=steepness)
     assert problem.log_decay is not None
@@ -61,7 +61,7 @@ def test_no_decay_is_too_steep(rank: str, steepness: float, documents: bool) -> 
 
 
 @pytest.mark.parametrize("rank", ["head", "channel"])
-def test_a_token_that_forgets_everything_is_no_nan(rank: str) -> None:
+def test_a_decay_of_0_gives_no_nan(rank: str) -> None:
     problem = draw(rank, (2, 2, 2), 70)
     assert problem.log_decay is not None
     problem.log_decay[:, [0, 5, 6, 40, 66]] = -math.inf
@@ -80,7 +80,7 @@ def test_gradients_are_derivatives(rank: str) -> None:
 
 
 @pytest.mark.parametrize("rank", ["none", "head"])
-def test_a_document_never_sees_its_neighbours(rank: str) -> None:
+def test_neighbouring_documents_change_no_bit(rank: str) -> None:
     """Neighbouring documents change no bit of a document, and its loss has no gradient for them."""
     problem = replace(draw(rank, (4, 2, 1), 150), segment=torch.tensor([0] * 50 + [1] * 60 + [2] * 40).expand(2, -1))
     own, answers = slice(50, 110), []
@@ -101,7 +101,7 @@ def test_a_document_never_sees_its_neighbours(rank: str) -> None:
         assert torch.equal(first, other)
 
 
-def test_by_feature_a_document_sees_no_more_of_its_neighbours_than_rounding() -> None:
+def test_with_decay_by_feature_neighbouring_documents_change_only_rounding() -> None:
     """With a decay per feature, an earlier document's share is added to a sum and subtracted again, which leaves rounding only."""
     problem = replace(draw("channel", (4, 2, 1), 150), segment=torch.tensor([0] * 50 + [1] * 60 + [2] * 40).expand(2, -1))
     tensors = [tensor.requires_grad_() for tensor in problem.tensors]
@@ -124,7 +124,7 @@ def single_errors(problem: Problem) -> Tensor:
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_float32_holds_over_4096_tokens(rank: str) -> None:
+def test_float32_is_accurate_over_4096_tokens(rank: str) -> None:
     """One row has rates below 1, the other row below 2."""
     fastest = torch.tensor([1.0, 2.0], dtype=torch.float64)
     problem = draw(rank, (2, 2, 2), 4096, features=16, fastest=1.0, steepness=0.01)
@@ -132,7 +132,7 @@ def test_float32_holds_over_4096_tokens(rank: str) -> None:
     assert (errors < 2e-6).all(), errors
 
 
-def test_float32_holds_where_keys_are_alike() -> None:
+def test_float32_is_accurate_for_similar_keys() -> None:
     """With similar keys the triangular system is hardest: every entry below the diagonal is about the rate. Each row has its own
     spread.
     """
@@ -147,7 +147,7 @@ def test_float32_holds_where_keys_are_alike() -> None:
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_gradients_where_tensors_are_used_twice(heads: tuple[int, int, int], documents: bool) -> None:
+def test_gradients_are_right_for_tensors_used_twice(heads: tuple[int, int, int], documents: bool) -> None:
     """Gradients are right if keys are also queries, a value is used in two calls, backward runs twice, and for each input alone."""
     problem, answers = draw("head", heads, 11, documents=documents), []
     query, key, value, *others = problem.tensors

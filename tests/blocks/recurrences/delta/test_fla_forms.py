@@ -25,7 +25,7 @@ def test_a_split_sequence_from_a_state_is_the_definition(rank: str) -> None:
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_rows_of_documents_are_the_definition(rank: str) -> None:
+def test_rows_of_documents_match_the_definition(rank: str) -> None:
     problem = draw(rank, (2, 2, 1), 21, documents=True)
     assert problem.segment is not None
     assert problem.segment[:, -1].min() > 1
@@ -52,7 +52,7 @@ def test_without_a_pair_a_step_only_decays_and_asks() -> None:
     torch.testing.assert_close(output[:, 0], torch.einsum("bhf,bhfv->bhv", query[:, 0], left), rtol=CLOSE, atol=CLOSE)
 
 
-def test_more_features_than_its_kernel_holds_are_refused_beforehand() -> None:
+def test_more_features_than_the_kernel_supports_are_an_obstacle() -> None:
     from dataclasses import replace
 
     shape = replace(SMALL.shape(4), features=256)

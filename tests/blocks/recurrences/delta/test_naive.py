@@ -19,7 +19,7 @@ from tests.blocks.support import by_backend, close, owner, random
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
-def test_it_is_the_sum_over_the_past(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+def test_the_naive_recurrence_equals_the_sum_over_the_past(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
     """S_t = P_1…t S_0 + Σ_s P_s+1…t β_s k_s v_sᵀ, with P_a…b = M_b ⋯ M_a and M_u = (I - β_u k_u k_uᵀ) D_u as a matrix."""
     problem, length = draw(rank, heads, 6, documents=documents), 6
     output, state = naive(*problem.arguments())
@@ -44,7 +44,7 @@ def test_it_is_the_sum_over_the_past(rank: str, heads: tuple[int, int, int], doc
             close(state[batch, state_head], held)
 
 
-def test_without_a_rate_only_time_passes() -> None:
+def test_a_rate_of_0_only_decays_the_state() -> None:
     problem = draw("head", (4, 2, 1), 5)
     assert problem.log_decay is not None
     _, state = naive(*replace(problem, rate=torch.zeros_like(problem.rate)).arguments())
@@ -52,7 +52,7 @@ def test_without_a_rate_only_time_passes() -> None:
 
 
 @pytest.mark.parametrize("form", by_backend(FORMS).values(), ids=by_backend(FORMS))
-def test_what_a_key_answers_moves_by_its_rate_to_the_value(form: Callable[..., Any]) -> None:
+def test_the_prediction_for_a_key_moves_to_the_value_by_the_rate(form: Callable[..., Any]) -> None:
     """k_t S_t = (1 - β_t) α_t k_t S_{t-1} + β_t v_t for a key of length 1."""
     problem = draw("head", (2, 2, 2), 12)
     state = problem.state
@@ -65,7 +65,7 @@ def test_what_a_key_answers_moves_by_its_rate_to_the_value(form: Callable[..., A
 
 
 @pytest.mark.parametrize("form", by_backend(FORMS))
-def test_orthonormal_keys_return_each_value_and_rewritten_ones_the_newer(form: str) -> None:
+def test_orthonormal_keys_return_the_newest_value(form: str) -> None:
     """Sixteen orthonormal keys fill sixteen features. Four keys are written again and return the newer value, where a sum
     returns both.
     """
@@ -87,5 +87,5 @@ def test_orthonormal_keys_return_each_value_and_rewritten_ones_the_newer(form: s
     close((keys @ piled[:, 0])[:, again], first[:, again] + newer[:, again], 1e-12)
 
 
-def test_every_rank_of_decay_is_drawn() -> None:
+def test_the_tests_cover_every_rank_of_decay() -> None:
     assert set(RANKS) == DECAY_RANKS

@@ -14,7 +14,7 @@ from tests.blocks.support import close
 
 
 @pytest.mark.parametrize("documents", [False, True])
-def test_it_is_a_loop_over_numbers(documents: bool) -> None:
+def test_the_naive_recurrence_equals_a_loop_over_numbers(documents: bool) -> None:
     inputs, log_decay, segment, state = draw(9, documents=documents)
     outputs, last = naive(inputs, log_decay, segment, state)
     for row, channel in itertools.product(range(2), range(3)):
@@ -28,7 +28,7 @@ def test_it_is_a_loop_over_numbers(documents: bool) -> None:
         assert last[row, channel].item() == pytest.approx(held, rel=1e-12, abs=1e-12)
 
 
-def test_it_is_the_sum_over_the_past() -> None:
+def test_the_naive_recurrence_equals_the_sum_over_the_past() -> None:
     """h_t = Σ_{s≤t} exp(Σ_{s<u≤t} g_u) ⊙ b_s, with the initial state as what entered before the first token."""
     inputs, log_decay, _, state = draw(8)
     outputs, _ = naive(inputs, log_decay, None, state)
@@ -39,7 +39,7 @@ def test_it_is_the_sum_over_the_past() -> None:
         close(outputs[:, t], held)
 
 
-def test_what_was_before_a_document_is_dropped() -> None:
+def test_documents_start_without_the_state() -> None:
     inputs, log_decay, _, state = draw(6)
     segment = torch.tensor([[1] * 6, [0] * 4 + [1] * 2])
     outputs, last = naive(inputs, log_decay, segment, state)

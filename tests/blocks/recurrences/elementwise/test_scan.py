@@ -15,7 +15,7 @@ from tests.blocks.support import assert_derivatives, close
 
 
 @pytest.mark.parametrize("documents", [False, True])
-def test_every_length(documents: bool) -> None:
+def test_every_length_matches_the_naive_recurrence(documents: bool) -> None:
     """The lengths are squares and their neighbours, so that the last chunk is full, has one token, or lacks one."""
     for length in (*range(1, 28), 63, 64, 65, 100, 101, 130):
         problem = draw(length, documents=documents)
@@ -46,7 +46,7 @@ def test_gradients_are_derivatives() -> None:
 
 
 @pytest.mark.parametrize("form", [scan, naive])
-def test_a_decay_of_minus_infinity_forgets_all(form: Any) -> None:
+def test_a_decay_of_minus_infinity_drops_the_past_without_nan(form: Any) -> None:
     """A decay of -inf gives no NaN forward or backward, and the tokens after it do not depend on the tokens before it."""
     inputs, log_decay, _, state = draw(30)
     log_decay[:, 17] = -math.inf
@@ -70,7 +70,7 @@ def test_float32_holds_at_any_steepness(steepness: float) -> None:
         close(got.double(), wanted, 1e-5)
 
 
-def test_float32_holds_over_131072_tokens() -> None:
+def test_float32_is_accurate_over_131072_tokens() -> None:
     """Channels remember 10 to 100,000 tokens, so sums grow to some hundreds."""
     length = 131_072
     inputs, log_decay, _, state = draw(length, batch=1, width=4)

@@ -32,7 +32,7 @@ def computed(form: Any, tensors: list[Tensor | None], segment: Tensor | None) ->
 
 @pytest.mark.parametrize("form", by_backend(FORMS))
 @pytest.mark.parametrize("rank", RANKS)
-def test_with_one_number_for_all_features_it_is_the_delta_rule(rank: str, form: str) -> None:
+def test_equal_rates_for_all_features_equal_the_delta_rule(rank: str, form: str) -> None:
     problem = draw(rank, (4, 2, 2), 70, documents=True)
     erase, written = problem.rate[..., None].expand_as(problem.key), problem.rate[..., None] * problem.value
     rest = problem.log_decay, problem.segment, problem.state
@@ -44,7 +44,7 @@ def test_with_one_number_for_all_features_it_is_the_delta_rule(rank: str, form: 
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
-def test_forms_are_the_definition(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+def test_forms_match_the_definition(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
     for length, form in ((1, step), (1, chunked), (21, chunked), (130, chunked)):
         problem = draw(rank, heads, length, documents=documents)
         tensors = tensors_of(problem)
@@ -52,7 +52,7 @@ def test_forms_are_the_definition(rank: str, heads: tuple[int, int, int], docume
             close(got, wanted)
 
 
-def test_on_flas_kernels() -> None:
+def test_fla_kernels_match_the_definition() -> None:
     problem = draw("channel", (2, 1, 1), 21, batch=1)
     compared(naive, fla_forms.chunked, tensors_of(problem), None, 17)
     problem = draw("channel", (4, 4, 2), 1, documents=True)

@@ -40,7 +40,7 @@ def test_a_step_is_the_definition(apart: bool) -> None:
             torch.testing.assert_close(got.double(), want, rtol=CLOSE, atol=CLOSE)
 
 
-def test_what_its_kernel_does_not_take_is_refused_beforehand() -> None:
+def test_unsupported_settings_of_the_kernel_are_obstacles() -> None:
     shape = replace(SMALL.shape(4), features=256)
     assert obstacle(Setting("cuda", "bfloat16", shape=shape)) is None
     assert obstacle(Setting("cuda", "bfloat16", shape=replace(shape, features=257))) == "its kernel supports 256 features at most"

@@ -35,7 +35,7 @@ def agree(problem: Problem, form: Any = chunked, tolerance: float = 1e-10) -> No
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
-def test_the_definition_is_the_sum_over_the_past(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+def test_the_naive_recurrence_equals_the_sum_over_the_past(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
     """S_t = P_1…t S_0 + Σ_s P_s+1…t k_sᵀ v_s, with P_a…b = M_b ⋯ M_a and M_u = D_u - w_uᵀ r_u as a matrix."""
     problem, length = draw(rank, heads, 6, documents=documents), 6
     output, state = naive(*problem.arguments())
@@ -62,7 +62,7 @@ def test_the_definition_is_the_sum_over_the_past(rank: str, heads: tuple[int, in
 
 
 @pytest.mark.parametrize("form", by_backend(FORMS))
-def test_with_a_key_that_it_reads_by_itself_it_is_the_delta_rule(form: str) -> None:
+def test_reading_by_the_decayed_key_equals_the_delta_rule(form: str) -> None:
     """With r = k D and w = β k, the recurrence is (I - β kᵀ k) D S + β kᵀ v."""
     problem = draw("channel", (4, 2, 1), 17, documents=True)
     assert problem.log_decay is not None
@@ -107,7 +107,7 @@ def test_one_token(rank: str, heads: tuple[int, int, int], documents: bool) -> N
 
 
 @pytest.mark.parametrize("steepness", [60.0, 1e4])
-def test_no_decay_is_too_steep(steepness: float) -> None:
+def test_small_decays_are_exact_between_steep_decays(steepness: float) -> None:
     """Small decays stay exact between steep ones and tokens with a decay of 0."""
     problem = draw("channel", (4, 2, 1), 130, documents=True, steepness=steepness)
     assert problem.log_decay is not None
@@ -142,7 +142,7 @@ def test_any_split_is_the_whole(form: str, cuts: list[int]) -> None:
     close(state, last)
 
 
-def test_float32_holds_over_2048_tokens() -> None:
+def test_float32_is_accurate_over_2048_tokens() -> None:
     """The inputs are as in RWKV-7: keys of any length, r of length 1, w up to r."""
     problem = draw("channel", (2, 2, 2), 2048, features=16, steepness=0.05)
     single = [tensor.float() for tensor in problem.tensors]
@@ -153,7 +153,7 @@ def test_float32_holds_over_2048_tokens() -> None:
 
 
 @pytest.mark.parametrize("form", by_backend(FORMS))
-def test_a_value_is_replaced_by_another(form: str) -> None:
+def test_orthonormal_keys_return_the_newest_value(form: str) -> None:
     """Orthonormal keys that erase everything return the newer value, whatever the length of the written key."""
     keys = torch.linalg.qr(random(1, 8, 8)).Q
     key = torch.cat((keys, keys[:, :3]), dim=1)[:, :, None]
@@ -167,7 +167,7 @@ def test_every_rank_of_decay_is_drawn() -> None:
     assert set(RANKS) == DECAY_RANKS
 
 
-def test_a_token_without_key_and_removal_only_decays() -> None:
+def test_a_token_without_key_and_removal_only_decays_the_state() -> None:
     problem = draw("channel", (4, 2, 1), 5)
     assert problem.log_decay is not None
     assert problem.removed is not None

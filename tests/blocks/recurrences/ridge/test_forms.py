@@ -44,7 +44,7 @@ def agree(problem: Problem, penalty: Tensor, form: Any = chunked) -> None:
 
 @pytest.mark.parametrize("form", by_backend(FORMS))
 @pytest.mark.parametrize("rank", RANKS)
-def test_it_is_the_best_map_of_the_past(rank: str, form: str) -> None:
+def test_the_output_minimises_the_regression_loss_of_the_past(rank: str, form: str) -> None:
     """Σ_s w_s ‖v_s - k_s M‖² + Σ_f λ_f ‖M_f‖² has gradient 0 at the M that a basis of queries reads."""
     problem, penalty = drawn(rank, (4, 2, 1), 9)
     problem = replace(problem, state=torch.zeros_like(problem.state))
@@ -127,7 +127,7 @@ def test_any_split_is_the_whole(form: str, cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_its_steps_reach_the_solution_of_heads_as_wide_as_real_ones(rank: str) -> None:
+def test_the_solver_converges_for_heads_of_64_features(rank: str) -> None:
     """With 64 features and 512 tokens the error is 1e-9 of the largest output in float64, and rounding in float32."""
     problem, penalty = drawn(rank, (1, 1, 1), 512, batch=1, features=64, steepness=0.02, fastest=1.0)
     problem = replace(problem, state=torch.zeros_like(problem.state))
@@ -137,7 +137,7 @@ def test_its_steps_reach_the_solution_of_heads_as_wide_as_real_ones(rank: str) -
         assert (actual - wanted).abs().max() < tolerance * wanted.abs().max()
 
 
-def test_an_ill_conditioned_system_is_solved_and_an_easy_one_needs_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_solver_converges_for_ill_conditioned_systems_and_stops_early_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a penalty of 0.01 for 64 features the error after 32 steps is 7e-3 of the largest output. The steps end at rounding."""
     products: list[Any] = []
     product = MODULE._product
@@ -153,7 +153,7 @@ def test_an_ill_conditioned_system_is_solved_and_an_easy_one_needs_few_steps(mon
         assert fewest <= len(products) <= most
 
 
-def test_a_query_of_nothing_is_answered_by_nothing() -> None:
+def test_zero_queries_have_zero_output() -> None:
     problem, penalty = drawn("head", (2, 2, 2), 70)
     problem.query[:, 3] = 0
     output, _ = chunked(*problem.arguments(), ridge=penalty)
