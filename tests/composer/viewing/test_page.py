@@ -155,7 +155,7 @@ def test_the_hugging_face_space_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         app["demo"].close()
 
 
-def test_a_missing_gradio_is_reported_with_the_install_command(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_missing_gradio_gives_the_install_command(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr(page_module, "version_of", lambda name: None)
     result = compose("view")
     assert result.exit_code == 2
