@@ -17,7 +17,7 @@ SHAPE = SMALL.shape(4)
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_a_document_never_sees_its_neighbour(name: str) -> None:
+def test_documents_are_independent(name: str) -> None:
     assert_documents_apart(HEADS[name], SHAPE, 75, (7, 8, 66), splits=((), (3, 7, 20, 67)))
 
 

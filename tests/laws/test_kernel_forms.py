@@ -38,6 +38,6 @@ def test_every_kernel_form_is_tested() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_the_definition(case: str) -> None:
+def test_the_kernel_matches_the_definition(case: str) -> None:
     form, tokens, place = CASES[case]
     assert_is_definition(runs()[form][place], form, tokens, place)

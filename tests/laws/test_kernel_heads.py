@@ -55,7 +55,7 @@ WITH_GRADIENTS = {
 """The first head of all that run the same kernels in training. Their other steps run on PyTorch, which derives the gradients."""
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_heads_are_found() -> None:
     for backend, least in ((FLA, 30), (TRITON, 12)):
         assert sum(case[2] == backend for case in PROGRAMS.values()) >= least
 

@@ -154,7 +154,7 @@ def test_with_dim_sets_the_dimension_of_a_map_with_a_matrix() -> None:
     assert Relu().with_dim(GROUPED).dim is None
 
 
-def test_operations() -> None:
+def test_operation_count() -> None:
     # A matrix of 4 × 3 and 6 features for 4 query heads and as many key heads; 2 key heads where they own the matrices.
     part = Relu(linear=True, dim=3, two_sided=True)
     assert part.flops(GROUPED, 9) == (4 + 4) * (2 * 4 * 3 + 6)

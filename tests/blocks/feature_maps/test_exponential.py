@@ -8,7 +8,7 @@ from blocks.feature_maps.exponential import Exponential
 from tests.blocks.support import ALIKE, close, random, started
 
 
-def test_it_is_its_formula() -> None:
+def test_exponential_equals_its_formula() -> None:
     part, x = Exponential(), random(1, 3, 2, 4)
     query, _ = part.map(started(part, ALIKE), x, x)
     close(query, torch.cat((torch.exp(x), 1 / torch.exp(x)), dim=-1))

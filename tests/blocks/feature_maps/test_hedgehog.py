@@ -10,7 +10,7 @@ from blocks.feature_maps.hedgehog import Hedgehog
 from tests.blocks.support import ALIKE, close, drawn, random
 
 
-def test_it_is_its_formula() -> None:
+def test_hedgehog_equals_its_formula() -> None:
     part, x = Hedgehog(dim=3), random(1, 2, 2, 4)
     parameters = drawn(part, ALIKE)
     _, key = part.map(parameters, x, x)

@@ -8,7 +8,7 @@ from blocks.feature_maps.relu import Relu
 from tests.blocks.support import random
 
 
-def test_it_is_its_formula() -> None:
+def test_relu_equals_its_formula() -> None:
     assert Relu().activate(torch.tensor([-2.0, -0.0, 0.0, 3.5])).tolist() == [0.0, 0.0, 0.0, 3.5]
 
 

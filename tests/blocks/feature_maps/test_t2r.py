@@ -8,7 +8,7 @@ from blocks.feature_maps.t2r import LearnedRelu
 from tests.blocks.support import ALIKE, close, drawn, random
 
 
-def test_it_is_its_formula() -> None:
+def test_t2r_equals_its_formula() -> None:
     part, x = LearnedRelu(), random(1, 2, 2, 4)
     parameters = drawn(part, ALIKE)
     query, _ = part.map(parameters, x, x)

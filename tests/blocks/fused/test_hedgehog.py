@@ -93,7 +93,7 @@ def test_refused_keys_are_mapped_by_the_definition(monkeypatch: pytest.MonkeyPat
     assert_close(actual, expected)
 
 
-def test_where_it_does_not_fit_it_says_so() -> None:
+def test_settings_that_do_not_fit_have_a_reason() -> None:
     shape = Shape(hidden_size=6, heads=2, key_heads=2, head_dim=6)
     on_gpu = Setting(device="cuda", shape=shape)
     (form, defined) = Hedgehog().forms()

@@ -75,7 +75,7 @@ def test_queries_without_pairs_have_zero_output_and_gradient() -> None:
         ({"dtype": "float64"}, "do not support float64"),
     ],
 )
-def test_it_says_what_it_cannot_serve(setting: dict[str, Any], message: str) -> None:
+def test_obstacle_names_unsupported_dtypes_and_sizes(setting: dict[str, Any], message: str) -> None:
     assert triton_forms.obstacle(Setting()) is None
     reason = triton_forms.obstacle(Setting(**setting))
     assert reason is not None

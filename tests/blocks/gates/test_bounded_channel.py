@@ -15,7 +15,7 @@ SHAPE = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, features=3, state
 
 
 @pytest.mark.parametrize(("per", "state_heads"), [("query_head", 4), ("key_head", 2), ("key_head", 4)])
-def test_it_is_its_formula(per: str, state_heads: int) -> None:
+def test_bounded_channel_equals_its_formula(per: str, state_heads: int) -> None:
     gate = BoundedChannel.model_validate({"rank": 2, "per": per, "steepest": 3.0})
     own = 4 if per == "query_head" else 2
     shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, features=3, state_heads=state_heads)

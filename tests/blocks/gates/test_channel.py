@@ -16,7 +16,7 @@ SHAPE = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, features=3, state
 
 @pytest.mark.parametrize(("per", "state_heads"), [("query_head", 4), ("key_head", 2), ("key_head", 4)])
 @pytest.mark.parametrize("rank", [2, "full"])
-def test_it_is_its_formula(rank: int | str, per: str, state_heads: int) -> None:
+def test_channel_equals_its_formula(rank: int | str, per: str, state_heads: int) -> None:
     gate = PerChannel.model_validate({"rank": rank, "per": per, "temperature": 3.0})
     own = 4 if per == "query_head" else 2
     shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, features=3, state_heads=state_heads)
@@ -68,7 +68,7 @@ def test_a_unit_input_starts_with_a_unit_logit() -> None:
     assert logits.std().item() == pytest.approx(1.0, rel=0.1)
 
 
-def test_operations() -> None:
+def test_operation_count() -> None:
     assert PerChannel(rank=2).flops(SHAPE, 9) == 2 * 2 * (6 + 12)
     assert PerChannel(rank="full").flops(SHAPE, 9) == 2 * 6 * 12
     assert PerChannel(rank=2, per="key_head").flops(SHAPE, 9) == 2 * 2 * (6 + 6)

@@ -21,7 +21,7 @@ def shape_of(features: int, state_heads: int) -> Shape:
 
 @pytest.mark.parametrize("features", [3, 6], ids=["as many features as coordinates", "two-sided"])
 @pytest.mark.parametrize("state_heads", [2, 4])
-def test_it_is_its_formula(features: int, state_heads: int) -> None:
+def test_from_key_equals_its_formula(features: int, state_heads: int) -> None:
     key = random(2, 5, 2, 3)
     decay = FromKey(temperature=3.0).log_decay({}, key, shape_of(features, state_heads))
     assert decay.shape == (2, 5, state_heads, features)

@@ -15,7 +15,7 @@ SHAPE = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, features=3, state
 
 
 @pytest.mark.parametrize("per", ["query_head", "key_head"])
-def test_it_is_its_formula(per: str) -> None:
+def test_head_equals_its_formula(per: str) -> None:
     gate = PerHead.model_validate({"per": per, "temperature": 0.5})
     own = 4 if per == "query_head" else 2
     parameters, hidden = drawn(gate, SHAPE), random(2, 5, 6)

@@ -103,7 +103,7 @@ def test_outputs_equal_the_recurrence_in_any_split(name: str, backend: str) -> N
 
 
 @pytest.mark.parametrize("name", ["rwkv7", "gdn2"])
-def test_gradients_are_those_of_the_recurrence(name: str) -> None:
+def test_gradients_equal_those_of_the_recurrence(name: str) -> None:
     head, data = build_head(complete(head_of(MEMORIES[name])), SHAPE).requires_grad_(), inputs(SHAPE, 1, 5)
     answers = []
     for compute in (lambda: run(head, data)[0], lambda: by_hand(MEMORIES[name], data, head)):

@@ -276,7 +276,7 @@ def test_state_dtype_and_bytes_are_as_declared(dtype: torch.dtype, form: str) ->
     assert held == sum(slot.bytes(2, max(4, dtype.itemsize)) for slot in slots) == 12 * (4 + 2) * kind.itemsize
 
 
-def test_its_parameters_and_operations() -> None:
+def test_parameters_and_operation_count() -> None:
     shape = Shape(hidden_size=50, heads=4, key_heads=2, head_dim=4)
     part = Latents()
     assert {name: fresh.shape for name, fresh in part.parameters(shape).items()} == {"query": (128, 50), "key": (128, 50)}

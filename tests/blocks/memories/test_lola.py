@@ -179,7 +179,7 @@ def test_older_pairs_are_kept_on_ties(earlier: int) -> None:
         ({**LOLA, "memory": [WINDOW, {**SPARSE, "position": "none"}, "state"]}, ON_GPU, "alike"),
     ],
 )
-def test_where_it_does_not_fit_it_says_so(head: dict[str, Any], setting: Setting, why: str) -> None:
+def test_settings_that_do_not_fit_have_a_reason(head: dict[str, Any], setting: Setting, why: str) -> None:
     forms = {lowered_part.part: lowered_part.form for lowered_part in list_forms(graph_of(head), "triton", setting)}
     assert not any(form.startswith(SAYS) for form in forms.values())
     (reason,) = (step.why for step in lower(graph_of(head), "triton", setting).steps if step.covers[0].node.name == "sparse")

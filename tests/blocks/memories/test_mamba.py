@@ -48,7 +48,7 @@ def test_outputs_equal_mamba_2(backend: str) -> None:
     close(torch.cat(outputs, dim=1), actual)
 
 
-def test_gradients_are_those_of_the_recurrence() -> None:
+def test_gradients_equal_those_of_the_recurrence() -> None:
     head, data = build_head(complete(HEAD), SHAPE).requires_grad_(), inputs(SHAPE, 1, 7)
     answers = []
     for compute in (lambda: run(head, data)[0], lambda: by_hand(head, data)):

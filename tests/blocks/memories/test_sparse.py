@@ -231,7 +231,7 @@ def test_gradients_match_numerical_gradients() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("keep", ["self_recall", "squared_error"])
 @pytest.mark.parametrize("heads", [GROUPED, CONVOLVED], ids=["raw", "convolved"])
-def test_its_state_is_what_it_says(heads: Shape, keep: str, dtype: torch.dtype) -> None:
+def test_state_dtype_and_bytes_are_as_declared(heads: Shape, keep: str, dtype: torch.dtype) -> None:
     of = Cascade(window(2, "sliding"), sparse(3, keep), heads)
     before, states = of.start(2, dtype), random(2, 9, 2, 4, dtype=dtype)
     convolved = random(2, 9, 4, 4, dtype=dtype) if heads.convolved_heads else None
@@ -271,6 +271,6 @@ def test_operation_count() -> None:
      {"weight": "other"}, {"weight": 1.0}, {"gate": "none"}],
     ids=str,
 )  # fmt: skip
-def test_what_it_cannot_be(wrong: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Sparse.model_validate(wrong)

@@ -239,7 +239,7 @@ def test_each_form_continues_from_the_state_of_the_other_form() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("exponential", [True, False])
-def test_its_state_is_what_it_says(exponential: bool, normalise: bool, dtype: torch.dtype, form: str) -> None:
+def test_state_dtype_and_bytes_are_as_declared(exponential: bool, normalise: bool, dtype: torch.dtype, form: str) -> None:
     shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=2, exponential=exponential)
     part, kind = StateMemory(normalise=normalise), torch.promote_types(dtype, torch.float32)
     query, key, value = positive(shape, 3, batch=2)
@@ -284,7 +284,7 @@ def test_a_row_of_padding_keeps_its_state() -> None:
         close(after[name], tensor, 1e-14)
 
 
-def test_operations() -> None:
+def test_operation_count() -> None:
     # A multiply-add for each of 5 × (3 + 1) numbers: entering on 4 states, reading for 4 heads, and one product a number to decay.
     entry = 5 * 4
     assert StateMemory().flops(SHAPE, 999) == 2 * entry * (4 + 4)

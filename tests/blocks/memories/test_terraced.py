@@ -157,6 +157,6 @@ def test_gradients(form: str) -> None:
     assert_derivatives(run, (random(1, 7, 4, 2), random(1, 7, 2, 2)))
 
 
-def test_operations() -> None:
+def test_operation_count() -> None:
     # On average a token sees half of its own chunk and all of the one before.
     assert terraced(64).flops(GROUPED, 9) == 2 * 2 * 96 * 4 * 4

@@ -87,7 +87,7 @@ def test_pairs_may_arrive_with_gaps() -> None:
 @pytest.mark.parametrize("evict", ["next", "drop"])
 @pytest.mark.parametrize("convolved", [0, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_its_state_is_what_it_says(dtype: torch.dtype, evict: str, convolved: int) -> None:
+def test_state_dtype_and_bytes_are_as_declared(dtype: torch.dtype, evict: str, convolved: int) -> None:
     shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, convolved_heads=convolved)
     part = Window.model_validate({"size": 3, "evict": evict})
     before = empty(part, shape, 2, dtype)

@@ -83,7 +83,7 @@ def padded() -> Tokens:
         "convolved",
     ],
 )
-def test_it_is_the_definition(head: dict[str, Any], shape: Shape, bounds: tuple[int, ...]) -> None:
+def test_the_kernel_matches_the_definition(head: dict[str, Any], shape: Shape, bounds: tuple[int, ...]) -> None:
     assert_defined(head, shape, LENGTH, parts=JOINT, bounds=bounds)
 
 
@@ -271,13 +271,13 @@ def test_a_decay_of_minus_infinity_equals_a_very_steep_decay(own: tuple[int, ...
     ],
     ids=["decode", "gradients", "documents", "exponential", "float64", "wide"],
 )
-def test_where_it_does_not_fit_it_says_so(head: dict[str, Any], setting: Setting, why: str) -> None:
+def test_settings_that_do_not_fit_have_a_reason(head: dict[str, Any], setting: Setting, why: str) -> None:
     forms = {lowered_part.part: lowered_part for lowered_part in list_forms(graph_of(head), "triton", setting)}
     assert not forms["state"].form.startswith(SAYS)
     assert why in next(step.why for step in lower(graph_of(head), "triton", setting).steps if step.covers[0].node.name == "state")
 
 
-def test_it_is_what_auto_takes_on_a_gpu_and_covers_the_read() -> None:
+def test_auto_selects_the_kernel_on_a_gpu_including_the_read() -> None:
     (step,) = (step for step in lower(graph_of(LOLCATS), "auto", ON_GPU).steps if step.form.description.startswith(SAYS))
     assert step.names == ("window", "state", "read")
 

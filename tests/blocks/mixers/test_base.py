@@ -37,7 +37,7 @@ def ragged(real: list[int], length: int) -> Tokens:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("cuts", [[1] * 9, [4, 5], [2, 1, 6]], ids=str)
 @pytest.mark.parametrize("part", ONE_WAY, ids=named)
-def test_any_split_is_the_whole(part: Mixer, cuts: list[int], form: str) -> None:
+def test_any_split_equals_one_call(part: Mixer, cuts: list[int], form: str) -> None:
     parameters, hidden, tokens = drawn(part, GROUPED), random(2, 9, 6), documents([2, 3, 4], [9])
     whole, last = mixed(part, form, parameters, hidden, tokens, empty(part, GROUPED, 2))
     state, at, pieces = empty(part, GROUPED, 2), 0, []

@@ -29,7 +29,7 @@ def by_taps(row: Tensor, lengths: list[int], behind: Tensor, ahead: Tensor | Non
 
 @pytest.mark.parametrize("both_ways", [False, True])
 @pytest.mark.parametrize("kernel", [1, 2, 3, 9])
-def test_it_is_its_sum_over_taps(kernel: int, both_ways: bool) -> None:
+def test_convolution_equals_the_sum_over_taps(kernel: int, both_ways: bool) -> None:
     part = ConvolutionMixer(kernel=kernel, both_ways=both_ways)
     parameters, hidden = drawn(part, GROUPED), random(2, 8, 6)
     got, _ = mixed(part, "torch", parameters, hidden, documents(*LENGTHS), empty(part, GROUPED, 2))
@@ -48,7 +48,7 @@ def test_convolution_matches_lattes_equation_15() -> None:
 
 @pytest.mark.parametrize("both_ways", [False, True])
 @pytest.mark.parametrize("kernel", [1, 3, 9])
-def test_it_starts_as_the_identity(kernel: int, both_ways: bool) -> None:
+def test_convolution_starts_as_the_identity(kernel: int, both_ways: bool) -> None:
     part, hidden = ConvolutionMixer(kernel=kernel, both_ways=both_ways), random(1, 6, 6)
     got, _ = mixed(part, "torch", started(part, GROUPED), hidden, counted(1, 6), empty(part, GROUPED, 1))
     assert torch.equal(got, hidden)
@@ -62,5 +62,5 @@ def test_the_state_holds_the_last_inputs() -> None:
     assert torch.equal(state["hidden"], torch.cat((torch.zeros(1, 2, 6), hidden[:, 4:]), dim=1))
 
 
-def test_operations() -> None:
+def test_operation_count() -> None:
     assert ConvolutionMixer().flops(GROUPED, 100) == 2 * 3 * 6

@@ -35,7 +35,7 @@ def test_step_and_chunked_match_the_naive_recurrence_for_one_token(
 
 
 @pytest.mark.parametrize(("recurrence", "rank"), CASES)
-def test_gradients_are_derivatives(recurrence: ModuleType, rank: str) -> None:
+def test_gradients_match_numerical_gradients(recurrence: ModuleType, rank: str) -> None:
     problem = PROBLEMS[recurrence].draw(rank, (4, 2, 1), 1, documents=True)
 
     def run(*tensors: torch.Tensor) -> Any:

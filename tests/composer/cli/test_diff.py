@@ -138,7 +138,7 @@ def test_json(compose: Compose, teacher: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("on_source", [False, True])
-def test_mistakes(compose: Compose, teacher: Path, text: str, message: str, on_source: bool) -> None:
+def test_invalid_arguments_are_refused(compose: Compose, teacher: Path, text: str, message: str, on_source: bool) -> None:
     Path("x.yaml").write_text(f"compose: 1\nname: x\n{text}\n")
     for names in (("lawcat", "x.yaml"), ("x.yaml", "x.yaml")):
         result = compose("diff", *names, *(["--from", teacher] if on_source else []))

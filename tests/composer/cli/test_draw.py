@@ -57,7 +57,7 @@ def test_built_models_are_drawn(compose: Compose, student: Path) -> None:
         composer.draw(model, overrides=["head.memory.0.size=3"])
 
 
-def test_mistakes(compose: Compose, teacher: Path) -> None:
+def test_invalid_arguments_are_refused(compose: Compose, teacher: Path) -> None:
     for arguments, expected in (
         (["draw", teacher], "no model that was built here: name a spec"),
         (["draw", "lolcats", "-o", "lolcats.png"], "pictures are SVG"),

@@ -133,7 +133,7 @@ def test_gates_are_learned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ],
     ids=str,
 )
-def test_mistakes(tmp_path: Path, words: list[str], message: str) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
     out = tmp_path / "out"
     texts = ["--data", "stories,samples=20", "--share", "0.2", "--budget", str(BUDGET), "--spec", "streaming", "--tasks", "mqar"]
     done = ran(str(TEACHER), *texts, "-o", str(out), *words, command="fit")

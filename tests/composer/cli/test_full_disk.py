@@ -41,7 +41,7 @@ def full_disk() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_full_disk(compose: Compose, teacher: Path, student: Path, tmp_path: Path, command: str) -> None:
+def test_full_disks_are_reported(compose: Compose, teacher: Path, student: Path, tmp_path: Path, command: str) -> None:
     text = tmp_path / "book.txt"
     text.write_text("once upon a time there was a cat and it slept " * 40)
     names = {"TEACHER": str(teacher), "STUDENT": str(student), "TEXT": str(text)}

@@ -77,7 +77,7 @@ def test_the_prompt_may_come_from_stdin(compose: Compose, student: Path) -> None
     assert json.loads(result.stdout)["text"] == generated(compose, student)["text"]
 
 
-def test_mistakes(compose: Compose, student: Path, teacher: Path) -> None:
+def test_invalid_arguments_are_refused(compose: Compose, student: Path, teacher: Path) -> None:
     def message(*arguments: object) -> str:
         result = compose("generate", *arguments)
         assert result.exit_code == 2

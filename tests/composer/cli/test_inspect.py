@@ -30,7 +30,7 @@ def test_json_is_all_that_was_found(compose: Compose, student: Path, tmp_path: P
     assert findings["tokens"] == ["once", "upon", "a", "time"]
 
 
-def test_mistakes(compose: Compose, student: Path) -> None:
+def test_invalid_arguments_are_refused(compose: Compose, student: Path) -> None:
     for options, words in (
         (("--text", "missing.txt"), "missing.txt cannot be read as text"),
         (("--layers", "one"), '--layers: expected a whole number, such as 0,1,2, got "one"'),

@@ -103,7 +103,7 @@ def test_nothing_is_overwritten(compose: Compose) -> None:
         (["mine", "--like", "flow.yaml"], "does not have its name on a separate line"),
     ],
 )
-def test_mistakes(compose: Compose, arguments: list[str], message: str) -> None:
+def test_invalid_arguments_are_refused(compose: Compose, arguments: list[str], message: str) -> None:
     Path("broken.yaml").write_text("compose: 1\nnam: x\nname: x\nhead: {memory: [full]}\n")
     Path("flow.yaml").write_text(yaml.safe_dump({"compose": 1, "name": "x", "head": {"memory": ["full"]}}, default_flow_style=True))
     result = compose("new", *arguments)

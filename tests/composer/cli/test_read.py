@@ -155,7 +155,7 @@ def test_states_of_other_models(compose: Compose, folder: Path, teacher: Path) -
     assert Path("book.state").read_bytes() == contents
 
 
-def test_mistakes(compose: Compose, folder: Path, teacher: Path) -> None:
+def test_invalid_arguments_are_refused(compose: Compose, folder: Path, teacher: Path) -> None:
     Path("empty.txt").write_text("")
     Path("here.state").write_text("x")
     Path("states").mkdir()

@@ -43,7 +43,7 @@ def test_a_students_texts(compose: Compose, tmp_path: Path) -> None:
         (("nowhere", "-o", "texts.jsonl"), "nowhere"),
     ],
 )
-def test_mistakes(compose: Compose, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_arguments_are_refused(compose: Compose, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     (tmp_path / "there.jsonl").write_text("mine")
     result = compose("sample", *arguments, "--texts", 1, "--length", 8)
     assert result.exit_code == 2

@@ -68,7 +68,7 @@ def test_a_student_that_learns_as_a_whole(tmp_path: Path) -> None:
         (["--keep", "1", "--student", str(TEACHER)], "it is not a built model"),
     ],
 )
-def test_mistakes(tmp_path: Path, words: list[str], message: str) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
     arguments = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "-o", str(tmp_path / "out")]
     done = ran(*arguments, *words)
     assert done.exit_code == 2

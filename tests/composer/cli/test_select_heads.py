@@ -101,7 +101,7 @@ def test_by_other_scores_of_heads_that_need_no_training(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_mistakes(tmp_path: Path, words: list[str], message: str) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
     texts = ["--data", "stories,samples=20", "--share", "0.2", "--set", "recipe.sequence=128"]
     done = ran("lolcats", "--from", str(TEACHER), *texts, "-o", str(tmp_path / "out"), *words)
     assert done.exit_code == 2, done.output

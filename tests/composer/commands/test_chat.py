@@ -197,7 +197,7 @@ def test_a_conversation_that_is_too_long(models: dict[str, Path], tmp_path: Path
     assert "is longer than the 256 tokens that" in caplog.text
 
 
-def test_mistakes(models: dict[str, Path]) -> None:
+def test_invalid_arguments_are_refused(models: dict[str, Path]) -> None:
     with pytest.raises(ComposerError, match="teacher has no chat template, so it reads no conversations: continue a text with"):
         composer.chat(ROOT / "examples" / "teacher")
     with pytest.raises(ComposerError, match="no chat template"):

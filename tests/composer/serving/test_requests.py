@@ -116,7 +116,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("kind", "fields", "param", "message"), TABLE, ids=lambda value: str(value)[:40])
-def test_mistakes(kind: type[TextRequest], fields: dict[str, Any], param: str, message: str) -> None:
+def test_invalid_arguments_are_refused(kind: type[TextRequest], fields: dict[str, Any], param: str, message: str) -> None:
     with pytest.raises(RequestError) as refused:
         read(kind, fields)
     error = refused.value.document()["error"]

@@ -76,7 +76,7 @@ def test_gradients_equal_those_of_the_naive_recurrence(rank: str, steepness: flo
 
 @pytest.mark.usefixtures("small", "ways")
 @pytest.mark.parametrize("rank", RANKS)
-def test_gradients_are_derivatives(rank: str) -> None:
+def test_gradients_match_numerical_gradients(rank: str) -> None:
     problem = draw(rank, (2, 2, 1), 5, documents=True)
 
     def run(*tensors: Tensor) -> Any:

@@ -37,7 +37,7 @@ def test_several_pairs_evicted_at_one_token_enter_after_one_decay(rank: str, hea
 @pytest.mark.parametrize("cuts", [[1] * 11, [4, 7], [1, 9, 1]], ids=str)
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("form", by_backend(FORMS).values(), ids=by_backend(FORMS))
-def test_any_split_is_the_whole(form: Callable[..., Any], rank: str, cuts: list[int]) -> None:
+def test_any_split_equals_one_call(form: Callable[..., Any], rank: str, cuts: list[int]) -> None:
     problem = draw(rank, (4, 4, 2), 11, documents=True)
     wanted, last = naive(*problem.arguments())
     outputs, state, at, number = [], problem.state, 0, torch.zeros(2, 1, dtype=torch.int64)

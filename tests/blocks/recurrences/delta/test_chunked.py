@@ -35,7 +35,9 @@ def agree(problem: Problem, tolerance: float = 1e-10) -> None:
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
-def test_every_length_across_chunks_and_spans(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+def test_every_length_across_chunks_and_spans_matches_the_naive_recurrence(
+    rank: str, heads: tuple[int, int, int], documents: bool
+) -> None:
     for length in (1, 3, 4, 5, 8, 9, 20):
         agree(draw(rank, heads, length, documents=documents))
 
@@ -43,7 +45,9 @@ def test_every_length_across_chunks_and_spans(rank: str, heads: tuple[int, int, 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 130, 197])
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("rank", RANKS)
-def test_chunks_and_spans_as_they_are(rank: str, documents: bool, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_chunks_and_spans_match_the_naive_recurrence(
+    rank: str, documents: bool, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(MODULE, "SPAN", 2 * MODULE.CHUNK)
     agree(draw(rank, (4, 2, 1), length, documents=documents))
 
@@ -70,7 +74,7 @@ def test_a_decay_of_0_gives_no_nan(rank: str) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("rank", RANKS)
-def test_gradients_are_derivatives(rank: str) -> None:
+def test_gradients_match_numerical_gradients(rank: str) -> None:
     problem = draw(rank, (2, 2, 1), 5, documents=True, features=2)
 
     def run(*tensors: Tensor) -> Any:

@@ -18,7 +18,7 @@ LONGER = 67
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_a_split_sequence_from_a_state_is_the_definition(rank: str) -> None:
+def test_a_split_sequence_from_a_state_matches_the_definition(rank: str) -> None:
     problem = draw(rank, (2, 1, 1), LONGER, batch=1)
     tensors = (problem.query, problem.key, problem.value, problem.rate, problem.log_decay, problem.state)
     compared(naive, chunked, tensors, None, 65)
@@ -34,7 +34,7 @@ def test_rows_of_documents_match_the_definition(rank: str) -> None:
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_a_step_is_the_definition(rank: str) -> None:
+def test_a_decode_step_matches_the_definition(rank: str) -> None:
     for documents in (False, True):
         problem = draw(rank, (4, 4, 2), 1, documents=documents)
         inputs = problem.query, problem.key, problem.value, problem.rate, problem.log_decay
@@ -44,7 +44,7 @@ def test_a_step_is_the_definition(rank: str) -> None:
             torch.testing.assert_close(first.double(), other, rtol=CLOSE, atol=CLOSE)
 
 
-def test_without_a_pair_a_step_only_decays_and_asks() -> None:
+def test_a_step_without_a_pair_only_decays_and_reads() -> None:
     problem = draw("head", (2, 2, 2), 1)
     query, decay, state = (of.float() for of in (problem.query, problem.log_decay, problem.state) if of is not None)
     output, left = step(query, None, None, None, decay, None, state)

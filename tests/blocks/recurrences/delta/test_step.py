@@ -15,7 +15,7 @@ from tests.blocks.support import by_backend, close
 
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("rank", RANKS)
-def test_gradients_are_those_of_the_definition(rank: str, documents: bool) -> None:
+def test_gradients_equal_those_of_the_naive_recurrence(rank: str, documents: bool) -> None:
     problem = draw(rank, (4, 2, 1), 1, documents=documents)
     answers = []
     for form in (step, naive):
@@ -30,7 +30,7 @@ def test_gradients_are_those_of_the_definition(rank: str, documents: bool) -> No
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("form", by_backend(FORMS).values(), ids=by_backend(FORMS))
-def test_any_split_is_the_whole(form: Callable[..., Any], rank: str, documents: bool, cuts: list[int]) -> None:
+def test_any_split_equals_one_call(form: Callable[..., Any], rank: str, documents: bool, cuts: list[int]) -> None:
     problem = draw(rank, (4, 4, 2), 11, documents=documents)
     wanted, last = naive(*problem.arguments())
     outputs, state, at = [], problem.state, 0

@@ -15,7 +15,7 @@ LONGER = 131
 
 
 @pytest.mark.parametrize(("documents", "cut"), [(False, 0), (False, 129), (True, 0), (True, 50)])
-def test_it_is_the_definition(documents: bool, cut: int) -> None:
+def test_the_kernel_matches_the_definition(documents: bool, cut: int) -> None:
     inputs, state = (torch.randn(*shape, dtype=torch.float64) for shape in ((2, LONGER, 5), (2, 5)))
     decay = torch.nn.functional.logsigmoid(torch.randn(2, LONGER, 5, dtype=torch.float64))
     segment = None

@@ -25,7 +25,7 @@ def test_every_length_matches_the_naive_recurrence(documents: bool) -> None:
 
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("steepness", [0.0, 1.0, 60.0, 1e4])
-def test_gradients_are_those_of_the_definition(steepness: float, documents: bool) -> None:
+def test_gradients_equal_those_of_the_naive_recurrence(steepness: float, documents: bool) -> None:
     inputs, log_decay, segment, state = draw(40, documents=documents, steepness=steepness)
     answers = []
     for form in (scan, naive):
@@ -36,7 +36,7 @@ def test_gradients_are_those_of_the_definition(steepness: float, documents: bool
         close(got, wanted)
 
 
-def test_gradients_are_derivatives() -> None:
+def test_gradients_match_numerical_gradients() -> None:
     inputs, log_decay, segment, state = draw(7, documents=True, width=2)
 
     def run(*tensors: Tensor) -> Any:
@@ -61,7 +61,7 @@ def test_a_decay_of_minus_infinity_drops_the_past_without_nan(form: Any) -> None
 
 
 @pytest.mark.parametrize("steepness", [0.5, 3.0, 50.0, 300.0, 1e4])
-def test_float32_holds_at_any_steepness(steepness: float) -> None:
+def test_float32_is_accurate_for_any_decay(steepness: float) -> None:
     """Small decays stay exact between steep ones, although decays are summed over a chunk."""
     problem = inputs, log_decay, segment, state = draw(500, documents=True, steepness=steepness)
     log_decay[:, 1::3] *= 1e-3

@@ -14,7 +14,7 @@ from tests.blocks.support import assert_derivatives, by_backend, close
 
 
 @pytest.mark.parametrize("documents", [False, True])
-def test_one_token(documents: bool) -> None:
+def test_one_token_matches_the_naive_recurrence(documents: bool) -> None:
     problem = draw(1, documents=documents)
     wanted = naive(*problem)
     for form in (step, scan):
@@ -22,7 +22,7 @@ def test_one_token(documents: bool) -> None:
             close(got, want)
 
 
-def test_gradients_are_derivatives() -> None:
+def test_gradients_match_numerical_gradients() -> None:
     inputs, log_decay, segment, state = draw(1, documents=True)
 
     def run(*tensors: torch.Tensor) -> Any:
@@ -33,7 +33,7 @@ def test_gradients_are_derivatives() -> None:
 
 @pytest.mark.parametrize("cuts", [[1] * 21, [4, 17], [1, 19, 1], [16, 5]], ids=str)
 @pytest.mark.parametrize("form", by_backend(FORMS).values(), ids=by_backend(FORMS))
-def test_any_split_is_the_whole(form: Callable[..., Any], cuts: list[int]) -> None:
+def test_any_split_equals_one_call(form: Callable[..., Any], cuts: list[int]) -> None:
     problem = inputs, log_decay, segment, state = draw(21, documents=True)
     assert segment is not None
     wanted, last = naive(*problem)

@@ -66,5 +66,5 @@ def test_fla_kernels_match_the_definition() -> None:
         torch.testing.assert_close(got.double(), want, rtol=CLOSE, atol=CLOSE)
 
 
-def test_every_rank_of_decay_is_drawn() -> None:
+def test_the_tests_cover_every_rank_of_decay() -> None:
     assert set(RANKS) == DECAY_RANKS

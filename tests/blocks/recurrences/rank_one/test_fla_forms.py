@@ -19,18 +19,18 @@ from tests.laws.cases import SMALL
 
 
 @pytest.mark.parametrize("rank", ["none", "channel"])
-def test_a_split_sequence_from_a_state_is_the_definition(rank: str) -> None:
+def test_a_split_sequence_from_a_state_matches_the_definition(rank: str) -> None:
     problem = draw(rank, (2, 1, 1), 19, batch=1)
     compared(naive, chunked, (*problem.columns, problem.state), None, 17)
 
 
-def test_rows_of_documents_are_the_definition() -> None:
+def test_rows_of_documents_match_the_definition() -> None:
     problem = draw("channel", (2, 2, 1), 21, documents=True)
     compared(naive, chunked, (*problem.columns, problem.state), problem.segment, 0)
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["the key", "w"])
-def test_a_step_is_the_definition(apart: bool) -> None:
+def test_a_decode_step_matches_the_definition(apart: bool) -> None:
     for documents in (False, True):
         problem = draw("channel", (4, 4, 2), 1, documents=documents, apart=apart)
         wanted = naive(*problem.arguments())

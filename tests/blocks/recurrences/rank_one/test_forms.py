@@ -80,14 +80,16 @@ def test_reading_by_the_decayed_key_equals_the_delta_rule(form: str) -> None:
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
-def test_every_length_across_chunks_and_spans(rank: str, heads: tuple[int, int, int], documents: bool, apart: bool) -> None:
+def test_every_length_across_chunks_and_spans_matches_the_naive_recurrence(
+    rank: str, heads: tuple[int, int, int], documents: bool, apart: bool
+) -> None:
     for length in (1, 2, 4, 5, 8, 9, 20):
         agree(draw(rank, heads, length, documents=documents, apart=apart))
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 197])
 @pytest.mark.parametrize("documents", [False, True])
-def test_chunks_and_spans_as_they_are(documents: bool, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_chunks_and_spans_match_the_naive_recurrence(documents: bool, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "SPAN", 2 * MODULE.CHUNK)
     agree(draw("channel", (4, 2, 1), length, documents=documents))
 
@@ -95,7 +97,7 @@ def test_chunks_and_spans_as_they_are(documents: bool, length: int, monkeypatch:
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
-def test_one_token(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+def test_one_token_matches_the_naive_recurrence(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
     for apart in (False, True):
         problem = draw(rank, heads, 1, documents=documents, apart=apart)
         agree(problem, step)
@@ -119,7 +121,7 @@ def test_small_decays_are_exact_between_steep_decays(steepness: float) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("apart", [False, True], ids=["the key", "w"])
-def test_gradients_are_derivatives(apart: bool) -> None:
+def test_gradients_match_numerical_gradients(apart: bool) -> None:
     problem = draw("channel", (2, 2, 1), 5, documents=True, features=2, apart=apart)
 
     def run(*tensors: Tensor) -> Any:
@@ -130,7 +132,7 @@ def test_gradients_are_derivatives(apart: bool) -> None:
 
 @pytest.mark.parametrize("cuts", [[1] * 11, [4, 7], [1, 9, 1]], ids=str)
 @pytest.mark.parametrize("form", by_backend(FORMS))
-def test_any_split_is_the_whole(form: str, cuts: list[int]) -> None:
+def test_any_split_equals_one_call(form: str, cuts: list[int]) -> None:
     problem = draw("channel", (4, 4, 2), 11, documents=True)
     wanted, last = naive(*problem.arguments())
     outputs, state, at = [], problem.state, 0
@@ -163,7 +165,7 @@ def test_orthonormal_keys_return_the_newest_value(form: str) -> None:
     close(keys @ held[:, 0], 2 * torch.cat((value[:, 8:, 0], value[:, 3:8, 0]), dim=1), 1e-12)
 
 
-def test_every_rank_of_decay_is_drawn() -> None:
+def test_the_tests_cover_every_rank_of_decay() -> None:
     assert set(RANKS) == DECAY_RANKS
 
 

@@ -72,14 +72,16 @@ def test_the_output_minimises_the_regression_loss_of_the_past(rank: str, form: s
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
-def test_every_length_across_chunks_and_spans(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+def test_every_length_across_chunks_and_spans_matches_the_naive_recurrence(
+    rank: str, heads: tuple[int, int, int], documents: bool
+) -> None:
     for length in (1, 2, 4, 5, 8, 9, 20):
         agree(*drawn(rank, heads, length, documents=documents))
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 197])
 @pytest.mark.parametrize("rank", RANKS)
-def test_chunks_and_spans_as_they_are(rank: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_chunks_and_spans_match_the_naive_recurrence(rank: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "SPAN", 2 * MODULE.CHUNK)
     agree(*drawn(rank, (4, 2, 1), length, documents=True, features=16))
 
@@ -87,7 +89,7 @@ def test_chunks_and_spans_as_they_are(rank: str, length: int, monkeypatch: pytes
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
-def test_one_token(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+def test_one_token_matches_the_naive_recurrence(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
     problem, penalty = drawn(rank, heads, 1, documents=documents)
     agree(problem, penalty, step)
     wanted = naive(*problem.arguments(), ridge=penalty)
@@ -103,7 +105,7 @@ def test_one_token(rank: str, heads: tuple[int, int, int], documents: bool) -> N
 
 
 @pytest.mark.usefixtures("small")
-def test_gradients_are_derivatives() -> None:
+def test_gradients_match_numerical_gradients() -> None:
     problem, penalty = drawn("head", (2, 2, 1), 5, documents=True, features=2)
 
     def run(ridge: Tensor, *tensors: Tensor) -> Any:
@@ -114,7 +116,7 @@ def test_gradients_are_derivatives() -> None:
 
 @pytest.mark.parametrize("cuts", [[1] * 11, [4, 7], [1, 9, 1]], ids=str)
 @pytest.mark.parametrize("form", by_backend(FORMS))
-def test_any_split_is_the_whole(form: str, cuts: list[int]) -> None:
+def test_any_split_equals_one_call(form: str, cuts: list[int]) -> None:
     problem, penalty = drawn("head", (4, 4, 2), 11, documents=True)
     wanted, last = naive(*problem.arguments(), ridge=penalty)
     outputs, state, at = [], problem.state, 0
@@ -161,5 +163,5 @@ def test_zero_queries_have_zero_output() -> None:
     assert output.isfinite().all()
 
 
-def test_every_rank_of_decay_is_drawn() -> None:
+def test_the_tests_cover_every_rank_of_decay() -> None:
     assert set(RANKS) == DECAY_RANKS
