@@ -29,6 +29,8 @@ FRESH = {"width": 16, "layers": 1, "heads": 2, "vocabulary": 64}
 STEP = ("--set", "recipe.transfer.steps=1", "--set", "recipe.finetune.steps=1")
 SCORED = ("--tasks", "mqar,pairs=2", "--lengths", "12", "--samples", "2")
 TEXT = "once upon a time there was a cat"
+SHIPPED = str(ROOT / "examples" / "teacher")
+JUDGED = (SHIPPED, "--data", "stories,samples=20", "--share", "0.2", "--rows", "2", "--tasks", "passkey")
 WORK: tuple[tuple[str, ...], ...] = (
     ("new", "OUT/mine.yaml"),
     ("check", "lolcats"),
@@ -54,9 +56,11 @@ WORK: tuple[tuple[str, ...], ...] = (
     ("bench", "IN/tiny", "--prefill", "8", "--repeats", "1", "--steps", "1", "--memory", "-o", "OUT/bench"),
     ("inspect", "IN/tiny", "--text", "IN/text.txt", "-o", "OUT/report"),
     ("select", "IN/tiny.yaml", "--from", "IN/teacher", "--data", "IN/texts.jsonl", "--keep", "1", *STEP, "-o", "OUT/selected"),
+    ("select", "streaming", "--from", *JUDGED, "--heads", "--keep", "1", "--steps", "1", "-o", "OUT/gates"),
+    ("fit", *JUDGED, "--budget", "1.4MiB", "--spec", "streaming", "--gates", "OUT/gates", "-o", "OUT/fitted"),
     ("read", "IN/tiny", "--text", "IN/text.txt", "-o", "OUT/state"),
     ("generate", "IN/tiny", "--prompt", TEXT, "--max-new-tokens", "2", "--chat"),
-    ("sample", str(ROOT / "examples" / "teacher"), "--texts", "1", "--length", "4", "-o", "OUT/samples"),
+    ("sample", SHIPPED, "--texts", "1", "--length", "4", "-o", "OUT/samples"),
     ("chat", "IN/tiny", "--max-new-tokens", "2"),
     ("serve", "IN/tiny", "--port", "0"),
     ("view", "--no-browser"),
