@@ -106,7 +106,8 @@ def test_missing_files_are_refused(write: Write, tmp_path: Path, monkeypatch: py
     assert message_of("some/where.txt") == nowhere
     assert "void has no file that can be read: expected .jsonl, .json, .parquet, .txt" in message_of("void")
     assert 'no file fits the pattern "x*.jsonl"' in message_of("x*.jsonl")
-    assert f'"{tmp_path / "stories.jsonl"}"' in message_of(str(tmp_path / "storie.jsonl"))
+    Path("void", "stories.jsonl").touch()
+    assert f'did you mean "{Path("void", "stories.jsonl")}"?' in message_of("void/storie.jsonl")  # a whole path may be cut
 
 
 def test_unknown_and_mixed_kinds_of_files_are_refused(write: Write, tmp_path: Path) -> None:

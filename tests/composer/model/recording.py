@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from blocks import flow, tensors
-from blocks.memories import ring, window
+from blocks.memories import ring
 from composer.model import cuda_graph as product
 from composer.model import generation
 from composer.model.cuda_graph import Computation
@@ -71,7 +71,7 @@ def recorded(step: Computation) -> Computation:
 
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch, *asking: ModuleType) -> None:
     """Record steps as on a GPU, where Python reads no numbers. asking: modules that ask whether they may record."""
-    for module in (flow, tensors, ring, window):
+    for module in (flow, tensors, ring):
         monkeypatch.setattr(module, "may_read_numbers", lambda numbers: False)
     monkeypatch.setattr(product, "capture", recorded)
     for module in (generation, *asking):
