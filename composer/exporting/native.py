@@ -24,6 +24,7 @@ from composer.files import system_errors
 from composer.model.hosts import attentions
 from composer.spec.dimensions import Dimensions
 from composer.weights.record import CONFIG
+from composer.words import plural
 from converters.composed import ADAPTER_KEY, SPEC_KEYS, TRUNK_KEYS
 from converters.model_types import host_of
 from converters.source import GENERATION_CONFIG
@@ -68,9 +69,8 @@ def native_of(model: Any, target: str | None = None) -> Native:
 def student_of(model: Any) -> StudentModel:
     """Return what classes are compared with, of a loaded model."""
     resolved = model.config.read_spec()
-    hosts = (
-        () if resolved.dimensions.rope_theta is not None else attentions(model)
-    )  # this project's own blocks rotate in all layers
+    # This project's own blocks rotate in all layers.
+    hosts = () if resolved.dimensions.rope_theta is not None else attentions(model)
     unrotated = frozenset(attention.layer for _, attention in hosts if not attention.facts.rotates)
     return StudentModel(resolved, host_of(model.config.model_type), model.config.to_dict(), unrotated)
 
@@ -167,8 +167,8 @@ def _refusal(closest: ClosestFit, kind: str) -> ExportError:
     more = len(differences) - MOST_DIFFERENCES
     lines = [*map(str, differences[:MOST_DIFFERENCES]), *([f"{more} more"] if more > 0 else [])]
     return ExportError(
-        f"transformers has no class with these heads. {_class_of(kind).__name__} comes closest, and differs in {len(differences)} "
-        f"point{'s' if len(differences) > 1 else ''}:\n"
+        f"transformers has no class with these heads. {_class_of(kind).__name__} comes closest, and differs in "
+        f"{plural(len(differences), 'point')}:\n"
         + "".join(f"- {line}\n" for line in lines)
         + "Train a student with these overrides, or export without this option: the folder then has a Python file of its own."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +31,22 @@ SIZES = "the sizes that it was resolved for"
 @dataclass(frozen=True)
 class Target:
     """The sizes that a spec is resolved on. on: their origin in words. size: None for the spec's own trunk. dtype: of the weights.
-
-    windows: for each layer of a source, the tokens that a query sees, None for all; None where all layers see all. trunk: of the
-    source; None without one. rotations: the layers of a source whose rotary frequencies depend on the length of the text so far.
-    """
+    trunk: of the source; None without one."""
 
     on: str
     size: Dimensions | None
     dtype: str
-    windows: Sequence[int | None] | None = None
     trunk: Sizes | None = None
-    rotations: Mapping[int, LengthRotation] = field(default_factory=dict)
+
+    @property
+    def windows(self) -> Sequence[int | None] | None:
+        """For each layer of the source, the tokens that a query sees, None for all; None where all layers see all."""
+        return None if self.trunk is None else self.trunk.windows
+
+    @property
+    def rotations(self) -> Mapping[int, LengthRotation]:
+        """The layers of the source whose rotary frequencies depend on the length of the text so far."""
+        return {} if self.trunk is None else self.trunk.length_rotations
 
 
 def target_of(
@@ -64,7 +69,7 @@ def target_of(
         source = own_source(named)
     if source is not None:
         trunk = describe_model(source, revision, text_only=text_only).trunk
-        return Target(str(source), dimensions(trunk), trunk.dtype, trunk.windows, trunk, trunk.length_rotations)
+        return Target(str(source), dimensions(trunk), trunk.dtype, trunk)
     if fresh or spec.trunk is not None:
         return Target(TRUNK, None, "float32")
     return None if spec.dimensions is None else Target(SIZES, spec.dimensions, "float32")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -13,6 +13,7 @@ from composer.exporting.targets.target import OWN_TRUNK, LayerType, NativeTarget
 from composer.graph.composition import HeadSpec
 from composer.spec.explain import FailedCondition
 from composer.spec.resolve import Resolved
+from composer.spec.writing import format_value
 from composer.weights.config import config_dict
 from composer.words import layers_in_words
 from converters.model_types import host_of
@@ -21,6 +22,7 @@ from converters.trunk import Sizes
 START_ONLY = frozenset({"name", "bias", "slowest", "fastest"})
 """Fields of parts that name a part or set the values of its parameters at the start. Formulas do not depend on them; whether there
 is a bias is a part of the formula."""
+_format_override = partial(format_value, quoted=True)
 ADDED = ("kept", "softmax", "added")
 """Names of a head that an override adds: the first that the spec does not have."""
 
@@ -125,7 +127,7 @@ def _rearranged(student: StudentModel, target: NativeTarget, types: Sequence[Lay
     for kind in target.layers:
         if kind.name in wanted and kind.name not in heads:
             heads[kind.name] = _new_name(student)
-            added.append(f"heads.{heads[kind.name]}={in_flow(kind.document(kind.shape(), student.values(0)))}")
+            added.append(f"heads.{heads[kind.name]}={_format_override(kind.document(kind.shape(), student.values(0)))}")
     return (*added, *_rules(student, [heads[name] for name in wanted]))
 
 
@@ -140,7 +142,7 @@ def _rules(student: StudentModel, heads: Sequence[str]) -> tuple[str, ...]:
         layers.setdefault(head, []).append(layer)
     rules = [{"at": _at(own, student.size.layers), "use": head} for head, own in layers.items() if head != "head"]
     unused = [name for name in student.heads if name not in (*layers, "head", "source")]
-    return (f"layers={in_flow(rules)}", *(f"heads.{name}=null" for name in unused))
+    return (f"layers={_format_override(rules)}", *(f"heads.{name}=null" for name in unused))
 
 
 def _at(layers: list[int], count: int) -> Any:
@@ -187,7 +189,7 @@ def _meeting(student: StudentModel, head: str, path: str, document: Mapping[str,
     if head == "source":  # the source's own attention has no place in the spec
         new = _new_name(student)
         heads = [new if group.head == head else group.head for groups in student.resolved.layers for group in groups[:1]]
-        return (f"heads.{new}={in_flow(document)}", *_rules(student, heads))
+        return (f"heads.{new}={_format_override(document)}", *_rules(student, heads))
     prefix = "head" if head == "head" else f"heads.{head}"
     value: Any = document
     wanted: Any = expected
@@ -200,7 +202,7 @@ def _meeting(student: StudentModel, head: str, path: str, document: Mapping[str,
             value = None
     if value is None and isinstance(wanted, BaseModel):
         value = wanted.model_dump(mode="json")
-    return (f"{prefix}.{path}={in_flow(wanted if value is None else value)}",)
+    return (f"{prefix}.{path}={_format_override(wanted if value is None else value)}",)
 
 
 def _sameness(student: StudentModel, types: Sequence[LayerType]) -> Iterator[FailedCondition]:
@@ -220,7 +222,7 @@ def _sameness(student: StudentModel, types: Sequence[LayerType]) -> Iterator[Fai
                 problem=f"`{path}` is {' and '.join(map(_in_words, values))}; expected the same in all layers",
                 reason="the class has one number for all layers",
                 overrides=tuple(
-                    f"{'head' if head == 'head' else f'heads.{head}'}.{path}={in_flow(first)}"
+                    f"{'head' if head == 'head' else f'heads.{head}'}.{path}={_format_override(first)}"
                     for other in others
                     for head in values[other]
                 ),
@@ -251,14 +253,3 @@ def _in_words(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(_in_words(item) for item in value) + "]"
     return "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def in_flow(value: Any) -> str:
-    """Return a value as YAML on one line."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {in_flow(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(in_flow, value)) + "]"
-    if isinstance(value, str) and value.replace("_", "").replace("-", "").isalnum() and not value[0].isdigit():
-        return value
-    return json.dumps(value)
