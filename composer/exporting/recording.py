@@ -54,8 +54,7 @@ class Recorded:
 
     kind: input, function, method, attribute, operator, reverse, sign, index, store, size, own (a function of ``blocks``), field (of
     the result of another call), kernel (an operation of fla), choice (of the results of two branches), guard (see ``GUARDED``), or
-    host. step: the number of
-    the program's step. number: its place among all calls.
+    host. step: the number of the program's step. number: its place among all calls.
     """
 
     kind: str

@@ -9,9 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from composer.selection.head_choice import KeyHead, keeping_heads, rank_heads
-from composer.spec.loading import load_spec, resolve_spec
-from composer.weights.target import target_of
+from composer.selection.head_choice import KeyHead, rank_heads, subject_of
+from composer.spec.loading import load_spec
 from converters.bounded import MOST_LOG, read_text
 from evidence.smollm2.plan import Keep
 
@@ -45,8 +44,4 @@ def read_gates(path: Path) -> dict[KeyHead, float]:
 
 def build_rules(spec: str, values: Sequence[str], source: str, heads: Collection[KeyHead]) -> list[dict[str, Any]]:
     """Return the rules under ``layers:`` of the spec with these key heads kept. values: as ``--set`` takes them."""
-    loaded = load_spec(spec, values)
-    target = target_of(None, loaded, source)
-    assert target is not None, "there is a source"
-    document = loaded.model_dump(mode="json", exclude_unset=True)
-    return keeping_heads(document, resolve_spec(loaded, target.size), heads)["layers"]
+    return subject_of(load_spec(spec, values), source).keeping(heads)["layers"]
