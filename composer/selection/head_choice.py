@@ -73,7 +73,7 @@ class HeadSubject:
 
 
 def subject_of(spec: Spec, source: str) -> HeadSubject:
-    """Raises SpecError and SourceError."""
+    """Resolve a spec on a source. Raises SpecError and SourceError."""
     target = target_of(None, spec, source)
     assert target is not None, "there is a source"
     return HeadSubject(spec, resolve_spec(spec, target.size), target)
