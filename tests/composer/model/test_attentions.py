@@ -18,7 +18,7 @@ def padded() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @torch.no_grad()
-def test_of_full_heads_they_are_those_of_the_source() -> None:
+def test_weights_of_softmax_students_equal_those_of_the_source() -> None:
     source = llama().float()  # in float64 its eager attention answers NaN to padding
     source.set_attn_implementation("eager")
     ids, mask = padded()
@@ -34,7 +34,7 @@ def test_of_full_heads_they_are_those_of_the_source() -> None:
 
 @pytest.mark.parametrize("spec", ["lolcats", "lola", "lawcat", "latte-macchiato", "mixed-heads", "latte-bidirectional"])
 @torch.no_grad()
-def test_of_others_they_are_what_their_memories_imply(spec: str) -> None:
+def test_implied_weights_ignore_padding_and_sum_to_1(spec: str) -> None:
     model, (ids, mask) = student(spec), padded()
     answer = model(ids, attention_mask=mask, output_attentions=True)
     torch.testing.assert_close(
@@ -50,7 +50,7 @@ def test_of_others_they_are_what_their_memories_imply(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["softmax", "lola", "forgetting", "latte-bidirectional"])
-def test_inference_mode_changes_nothing(spec: str) -> None:
+def test_inference_mode_does_not_change_the_weights(spec: str) -> None:
     """Weights are computed as gradients, which inference mode does not record."""
     model, (ids, mask) = student(spec), padded()
     wanted = model(ids, attention_mask=mask, output_attentions=True).attentions
@@ -61,7 +61,7 @@ def test_inference_mode_changes_nothing(spec: str) -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_where_weights_are_no_attention_it_is_refused() -> None:
+def test_weights_of_delta_memories_and_of_calls_with_a_cache_are_refused() -> None:
     with pytest.raises(ValueError, match="`delta` memory returns a sum"):
         student("delta")(tokens(1, 5), output_attentions=True)
     model = student("lawcat")
@@ -70,7 +70,7 @@ def test_where_weights_are_no_attention_it_is_refused() -> None:
         model(tokens(1, 5), past_key_values=cache, output_attentions=True)
 
 
-def test_parameters_still_learn_afterwards() -> None:
+def test_parameters_require_gradients_after_the_call() -> None:
     model = student("lolcats")
     model(tokens(1, 5), output_attentions=True)
     assert all(parameter.requires_grad for parameter in model.parameters())

@@ -10,7 +10,7 @@ from tests.composer.model.models import student, tokens
 
 
 @pytest.mark.parametrize("spec", ["lolcats", "lolcats-terraced", "lola", "lawcat", "gated-delta", "latte-conv"])
-def test_the_memory_of_a_prefill_is_given_back(spec: str) -> None:
+def test_states_do_not_keep_the_tensors_of_a_prefill_alive(spec: str) -> None:
     sizes = []
     model = student(spec, "trunk=null")
     for length in (70, 300):
@@ -24,7 +24,7 @@ def test_the_memory_of_a_prefill_is_given_back(spec: str) -> None:
 
 
 @torch.no_grad()
-def test_a_call_that_was_cut_short_is_not_gone_on_from() -> None:
+def test_caches_of_interrupted_calls_are_refused() -> None:
     """The first layers have processed the token and the others have not, so the cache is refused."""
     model, ids = student("lolcats"), tokens(1, 7)
     for begun in (model(ids[:, :6]).past_key_values, ComposedCache(len(model.model.layers))):
@@ -39,7 +39,7 @@ def test_a_call_that_was_cut_short_is_not_gone_on_from() -> None:
 
 
 @pytest.mark.parametrize(("columns", "kept"), [(0, True), (1, False)])
-def test_states_that_gradients_need_are_not_overwritten_after_a_mixer_without_them(columns: int, kept: bool) -> None:
+def test_a_mixer_beside_heads_keeps_the_mark_of_states_with_gradients(columns: int, kept: bool) -> None:
     """A mixer beside heads (columns 0) runs first, while the heads still hold the states of a call with gradients."""
     layer = StateLayer()
     layer.keep({"window.key": torch.ones(1, 4, requires_grad=True)}, 1)
@@ -50,7 +50,7 @@ def test_states_that_gradients_need_are_not_overwritten_after_a_mixer_without_th
 
 @torch.no_grad()
 @pytest.mark.parametrize(("spec", "joins"), [("lolcats", True), ("gated-delta", True), ("softmax", False)])
-def test_rows_of_another_cache_are_appended_where_states_have_one_shape(spec: str, joins: bool) -> None:
+def test_rows_of_another_cache_are_appended_if_states_have_equal_shapes(spec: str, joins: bool) -> None:
     model, ids, others = student(spec), tokens(2, 9), tokens(1, 30)
     cache, other = model(ids[:, :8]).past_key_values, model(others[:, :29]).past_key_values
     before = cache.bytes()

@@ -29,11 +29,11 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "a tuple": lambda model: model(IDS, return_dict=False)[0],
     "a tuple with a loss": lambda model: torch.stack(model(IDS, labels=LABELS, return_dict=False, use_cache=False)[:1]),
     "a tuple of the base": lambda model: model.model(IDS, return_dict=False)[0],
-    "more tokens": lambda model: resized(model)(IDS, labels=LABELS).loss,
+    "more tokens": lambda model: resize(model)(IDS, labels=LABELS).loss,
 }
 
 
-def resized(model: Any) -> Any:
+def resize(model: Any) -> Any:
     """Return a copy with more embeddings, which start as the mean of the others."""
     larger = copy.deepcopy(model)
     torch.manual_seed(4)
@@ -47,14 +47,14 @@ def resized(model: Any) -> Any:
 @torch.no_grad()
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("host", ["own", "qwen3"])
-def test_a_student_answers_as_its_source(host: str, call: str) -> None:
+def test_a_softmax_student_equals_its_source_for_every_argument(host: str, call: str) -> None:
     source: Any = llama() if host == "own" else small(host).double()
     answer, wanted = CALLS[call](composer.build("softmax", source)), CALLS[call](source)
     torch.testing.assert_close(answer, wanted, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
-def test_a_tuple_has_what_llamas_has() -> None:
+def test_output_tuples_have_the_elements_of_llamas() -> None:
     actual, wanted = (
         [type(value).__name__ for value in model(IDS, labels=IDS, output_hidden_states=True, use_cache=False, return_dict=False)]
         for model in (student("lolcats"), llama())
@@ -62,7 +62,7 @@ def test_a_tuple_has_what_llamas_has() -> None:
     assert actual == wanted
 
 
-def test_loops_find_llamas_arguments() -> None:
+def test_forward_has_the_arguments_of_llama() -> None:
     """Trainer keeps the columns that ``forward`` names, ``generate`` the masks, and PEFT reads the signature, too."""
     own, llamas = (inspect.signature(model.forward).parameters for model in (student("softmax"), LlamaForCausalLM))
     assert list(own) == [name for name in llamas if name != "self"]
@@ -70,7 +70,7 @@ def test_loops_find_llamas_arguments() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("spec", ["softmax", "lolcats", "gla", "mamba2"])
-def test_tensors_without_numbers(spec: str) -> None:
+def test_models_on_the_meta_device_compute_shapes(spec: str) -> None:
     """A model on the device ``meta`` computes shapes."""
     model = student(spec).to("meta")
     ids, mask = (tensor.to("meta") for tensor in (IDS, torch.ones_like(IDS)))
@@ -80,7 +80,7 @@ def test_tensors_without_numbers(spec: str) -> None:
     assert model(ids[:1], cu_seq_lens_q=bounds, cu_seq_lens_k=bounds).logits.shape == (1, 12, 97)
 
 
-def test_a_classifier_takes_what_trainers_pass() -> None:
+def test_classifiers_accept_use_cache_and_return_dict() -> None:
     spec = {"compose": 1, "name": "reader", "extends": "lolcats", "recipe": None}
     trunk = {"width": 32, "layers": 2, "heads": 4, "vocabulary": 97, "labels": 3}
     built: Any = composer.build(spec | {"trunk": trunk}, fresh=True)

@@ -15,7 +15,7 @@ from tests.composer.model.models import llama, tokens
 from tests.composer.model.trunks import HEADS, TRUNKS, model
 
 
-def test_it_is_the_score_of_the_mean() -> None:
+def test_logits_are_the_score_of_the_mean_hidden_state() -> None:
     built, ids = model(labels=5), tokens(3, 11)
     assert isinstance(built, ComposedForSequenceClassification)
     assert built.config.num_labels == 5
@@ -36,7 +36,7 @@ def test_padding_changes_nothing(head: str, trunk: str) -> None:
             torch.testing.assert_close(built(ids, attention_mask=mask).logits, alone, rtol=0, atol=1e-10)
 
 
-def test_a_row_without_tokens_is_finite() -> None:
+def test_a_row_without_tokens_has_zero_logits_and_finite_gradients() -> None:
     built, ids = model(labels=3), tokens(2, 5)
     mask = torch.tensor([[1] * 5, [0] * 5])
     answer = built(ids, attention_mask=mask, labels=torch.tensor([0, 1]))
@@ -46,7 +46,7 @@ def test_a_row_without_tokens_is_finite() -> None:
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_a_training_step_reaches_every_parameter(head: str) -> None:
+def test_every_parameter_has_a_nonzero_gradient(head: str) -> None:
     built, ids = model(head, labels=3, dropout=0.1, **TRUNKS["learned"]).train(), tokens(4, 20)
     labels = torch.tensor([0, 1, 2, 1])
     answer = built(ids, labels=labels)
@@ -56,7 +56,7 @@ def test_a_training_step_reaches_every_parameter(head: str) -> None:
     assert reached == {name for name, _ in built.named_parameters()}
 
 
-def test_losses_are_transformers_own() -> None:
+def test_losses_are_mse_for_numbers_and_binary_cross_entropy_for_several_labels() -> None:
     ids = tokens(4, 6)
     single, several = model(labels=1), model(labels=3)
     wanted = torch.tensor([0.5, 1.0, -1.0, 2.0], dtype=torch.float64)
@@ -67,20 +67,20 @@ def test_losses_are_transformers_own() -> None:
     torch.testing.assert_close(answer.loss, functional.binary_cross_entropy_with_logits(answer.logits, marks))
 
 
-def test_what_has_no_place_in_a_classifier_is_refused() -> None:
+def test_classifiers_refuse_cu_seqlens() -> None:
     built, ids = model(labels=2), tokens(1, 6)
     with pytest.raises(TypeError, match="does not accept cu_seqlens"):
         built(ids, cu_seqlens=torch.tensor([0, 6]))
 
 
-def test_what_heads_attend_to_comes_with_the_answer() -> None:
+def test_output_attentions_returns_weights_that_sum_to_1() -> None:
     built, ids = model(labels=2), tokens(1, 6)
     sums = torch.stack(built(ids, output_attentions=True).attentions).sum(-1)
     torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_saved_and_loaded_by_the_auto_class(head: str, tmp_path: Path) -> None:
+def test_saved_classifiers_load_by_the_auto_class(head: str, tmp_path: Path) -> None:
     built, ids = model(head, labels=7, **TRUNKS["classic"]), tokens(2, 9)
     built.save_pretrained(tmp_path)
     loaded, report = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype="auto", output_loading_info=True)
@@ -97,7 +97,7 @@ def test_a_classifier_is_a_source_for_other_heads(tmp_path: Path) -> None:
         torch.testing.assert_close(composer.build(spec, source)(ids).logits, teacher(ids).logits, rtol=0, atol=1e-12)
 
 
-def test_a_language_model_becomes_a_classifier_as_transformers_has_it(tmp_path: Path) -> None:
+def test_a_language_model_loads_as_a_classifier_with_a_new_score_matrix(tmp_path: Path) -> None:
     """Its score matrix is new, the saved folder says so, and can be a source."""
     composer.build("softmax", llama()).save_pretrained(tmp_path / "model")
     made = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", num_labels=3)

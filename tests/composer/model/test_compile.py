@@ -21,25 +21,25 @@ PROGRAM = """
     torch.set_grad_enabled(False)
     model = {model}
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
-    for rows, column, told in {calls}:
+    for rows, column, has_mask in {calls}:
         ids, mask, position = tokens(rows, column + 1), torch.ones(rows, column + 1), torch.arange(column + 1).repeat(rows, 1)
         mask[0, :3], position[0] = 0, (position[0] - 3).clamp(min=0)
         if rows > 1:
             mask[1, -1], position[2, -1] = 0, 0
-        more = dict(attention_mask=mask, position_ids=position[:, -1:]) if told else dict()
+        more = dict(attention_mask=mask, position_ids=position[:, -1:]) if has_mask else dict()
         caches = [model(ids[:, :column], attention_mask=mask[:, :column], use_cache=True).past_key_values for _ in range(2)]
         found = compiled(ids[:, column:], past_key_values=caches[0], **more).logits
         expected = model(ids[:, column:], past_key_values=caches[1], **more).logits
-        real = mask[:, -1].bool() if told else slice(None)
+        real = mask[:, -1].bool() if has_mask else slice(None)
         torch.testing.assert_close(found[real], expected[real], rtol=1e-10, atol=1e-10)
         for layer in range({count}):
             found, expected = (cache.state(layer).tensors for cache in caches)
             torch.testing.assert_close(dict(found), dict(expected), rtol=1e-10, atol=1e-10)
     print("compared")
 """
-"""The first step of all is one that is compiled. At column 10 a chunk of a terraced window of 5 begins, another falls.
+"""The first step of all is one that is compiled. At column 10 a chunk of a terraced window of 5 begins, another is evicted.
 
-Of a step that is told mask and positions, one row has padding there, and a document begins in another.
+In a step with mask and positions, one row has padding, and a document begins in another.
 """
 CONVERSATION = """
     import torch
@@ -95,32 +95,32 @@ def test_a_step_of_decode_is_one_graph(part: str) -> None:
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)
-def test_a_step_of_decode_on_a_trunk_of_its_own_is_one_graph(trunk: str) -> None:
+def test_a_step_of_decode_on_each_trunk_is_one_graph(trunk: str) -> None:
     """The heads are softmax, since only the trunk differs from the models above. One trunk is also tested with the other two
     calls.
     """
-    assert compared_on(TRUNKS[trunk], CALLS + OTHERS if trunk == "learned" else CALLS)
+    assert compare_on(TRUNKS[trunk], CALLS + OTHERS if trunk == "learned" else CALLS)
 
 
-def test_a_step_of_decode_behind_padding_may_be_one_column_more_than_positions_are_learned() -> None:
-    assert compared_on(TRUNKS["learned"] | {"length": 10}, ((1, 10, False), (1, 10, True)))
+def test_padding_needs_no_learned_position_in_a_step_of_decode() -> None:
+    assert compare_on(TRUNKS["learned"] | {"length": 10}, ((1, 10, False), (1, 10, True)))
 
 
 @pytest.mark.parametrize(
     ("spec", "calls"), [("latte-macchiato", ((0, 7), (7, 16), (16, 17))), ("softmax", ((0, 7), (7, 16), (16, 17), (17, 18)))]
 )
-def test_calls_of_several_lengths_from_no_cache_on(spec: str, calls: tuple[tuple[int, int], ...]) -> None:
+def test_calls_of_several_lengths_are_compiled_from_an_empty_cache(spec: str, calls: tuple[tuple[int, int], ...]) -> None:
     """The compiled call creates the cache, and a second length marks lengths as dynamic. Softmax's memory grows in two steps
     with positions.
     """
     assert printed_of(layers_of([spec], lambda _: []), CONVERSATION, calls=calls) == "compared"
 
 
-def compared_on(trunk: dict[str, Any], calls: tuple[tuple[int, int, bool], ...]) -> bool:
+def compare_on(trunk: dict[str, Any], calls: tuple[tuple[int, int, bool], ...]) -> bool:
     built = f"fresh('softmax', **{trunk | {'layers': 1}!r})"
     return printed_behind_composer(PROGRAM.format(model=built, calls=calls, count=1)) == "compared"
 
 
-def test_none_is_left_out() -> None:
+def test_published_and_paper_specs_are_compiled() -> None:
     assert {"published/liger-gla", "published/lolcats-llama"} <= set(CAUSAL)
     assert {"softmax", "lolcats", "lolcats-terraced", "lola", "lawcat", "gated-delta", "latte-macchiato"} <= set(CAUSAL)

@@ -9,7 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from composer.model.configuration import host_configuration
 
 
-def test_a_class_that_another_package_registers_is_not_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configurations_registered_by_other_packages_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """flash-linear-attention registers a BitNet, when it is imported, in place of transformers' own."""
     monkeypatch.setitem(CONFIG_MAPPING._extra_content, "bitnet", LlamaConfig)
     assert CONFIG_MAPPING["bitnet"] is LlamaConfig

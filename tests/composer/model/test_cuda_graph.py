@@ -52,7 +52,7 @@ def small(spec: str) -> ComposedForCausalLM:
     return student(spec, "trunk=null", *[f"head.memory.{index}.size=5" for index in SIZES.get(spec, [])])
 
 
-def without(model: ComposedForCausalLM, ids: torch.Tensor, **settings: Any) -> torch.Tensor:
+def generate_without_graph(model: ComposedForCausalLM, ids: torch.Tensor, **settings: Any) -> torch.Tensor:
     model.use_graph = False
     torch.manual_seed(7)
     answer = model.generate(ids, **settings)
@@ -62,10 +62,10 @@ def without(model: ComposedForCausalLM, ids: torch.Tensor, **settings: Any) -> t
 
 
 @pytest.mark.parametrize("spec", CAUSAL)
-def test_every_spec_writes_the_same(spec: str, replays: list[Recorder]) -> None:
+def test_recorded_steps_of_every_spec_generate_the_same_text(spec: str, replays: list[Recorder]) -> None:
     """Steps are recorded if the state does not grow."""
     model, ids = small(spec), tokens(2, 9)
-    wanted = without(model, ids, **GREEDY)
+    wanted = generate_without_graph(model, ids, **GREEDY)
     assert not replays
     assert torch.equal(model.generate(ids, **GREEDY), wanted)
     (recorder,) = replays
@@ -79,23 +79,23 @@ SEVERAL = ("lolcats", "lola", "lawcat", "gated-delta", "latte-macchiato")
 @pytest.mark.parametrize(
     ("spec", "mode"), [*((spec, "beams") for spec in SEVERAL), ("lola", "sampling"), ("latte-macchiato", "several answers")]
 )
-def test_every_mode_writes_the_same(spec: str, mode: str, replays: list[Recorder]) -> None:
+def test_recorded_steps_in_every_mode_generate_the_same_text(spec: str, mode: str, replays: list[Recorder]) -> None:
     model, ids = small(spec), tokens(2, 9)
-    wanted = without(model, ids, **MODES[mode])
+    wanted = generate_without_graph(model, ids, **MODES[mode])
     assert torch.equal(model.generate(ids, **MODES[mode]), wanted)
     assert replays[0].replays
 
 
-def test_padded_rows_write_the_same(replays: list[Recorder]) -> None:
+def test_recorded_steps_of_padded_rows_generate_the_same_text(replays: list[Recorder]) -> None:
     model, ids = small("lolcats"), tokens(2, 9)
     mask = torch.ones(2, 9, dtype=torch.int64)
     mask[0, :4] = 0
-    wanted = without(model, ids, attention_mask=mask, **GREEDY)
+    wanted = generate_without_graph(model, ids, attention_mask=mask, **GREEDY)
     assert torch.equal(model.generate(ids, attention_mask=mask, **GREEDY), wanted)
     assert replays[0].replays
 
 
-def test_a_conversation_goes_on_and_a_copy_is_left_alone(replays: list[Recorder]) -> None:
+def test_recorded_steps_continue_a_cache_and_its_copy(replays: list[Recorder]) -> None:
     model, ids = small("lola"), tokens(2, 30)
     first = model.generate(ids[:, :9], return_dict_in_generate=True, **GREEDY)
     kept = copy.deepcopy(first.past_key_values)
@@ -103,42 +103,44 @@ def test_a_conversation_goes_on_and_a_copy_is_left_alone(replays: list[Recorder]
     more = GREEDY | {"attention_mask": torch.ones_like(longer)}
     generated = model.generate(longer, past_key_values=first.past_key_values, **more)
     assert torch.equal(model.generate(longer, past_key_values=kept, **more), generated)
-    assert torch.equal(without(model, longer, **more), generated)
+    assert torch.equal(generate_without_graph(model, longer, **more), generated)
     assert all(replay.replays for replay in replays)
 
 
-def test_no_recorded_step_goes_beyond_learned_positions(replays: list[Recorder]) -> None:
+def test_recorded_steps_beyond_learned_positions_are_refused(replays: list[Recorder]) -> None:
     """A replay does not check positions, so the model does. A padded text may end beyond them."""
     made: Any = fresh("lolcats", embedding="learned", length=16)
     ids, mask = tokens(1, 9), torch.tensor([[0] * 2 + [1] * 7])
-    assert torch.equal(made.generate(ids, **GREEDY | {"max_new_tokens": 8}), without(made, ids, **GREEDY | {"max_new_tokens": 8}))
+    assert torch.equal(
+        made.generate(ids, **GREEDY | {"max_new_tokens": 8}), generate_without_graph(made, ids, **GREEDY | {"max_new_tokens": 8})
+    )
     with pytest.raises(ValueError, match="token 17 of a document has no position"):
         made.generate(ids, **GREEDY)
     settings = GREEDY | {"attention_mask": mask}
-    assert torch.equal(made.generate(ids, **settings), without(made, ids, **settings))
+    assert torch.equal(made.generate(ids, **settings), generate_without_graph(made, ids, **settings))
     assert all(replay.replays for replay in replays)
 
 
-def test_positions_of_ones_own_are_not_recorded(replays: list[Recorder]) -> None:
+def test_steps_with_explicit_positions_are_not_recorded(replays: list[Recorder]) -> None:
     """Explicit positions are not part of a recorded step."""
     model, ids = small("lolcats"), tokens(2, 9)
     position = torch.arange(9).expand(2, -1) + 3
-    wanted = without(model, ids, position_ids=position, **GREEDY)
+    wanted = generate_without_graph(model, ids, position_ids=position, **GREEDY)
     assert torch.equal(model.generate(ids, position_ids=position, **GREEDY), wanted)
     assert not replays[0].replays
 
 
 @pytest.mark.parametrize("more", [{"output_hidden_states": True}, {"prefill_chunk_size": 4}, {"use_cache": False}])
-def test_what_asks_for_more_runs_as_ever(more: dict[str, Any], replays: list[Recorder]) -> None:
+def test_calls_with_unsupported_options_are_not_recorded(more: dict[str, Any], replays: list[Recorder]) -> None:
     model, ids = small("lolcats"), tokens(2, 9)
     settings = GREEDY | more | {"return_dict_in_generate": True}
-    wanted = without(model, ids, **settings)
+    wanted = generate_without_graph(model, ids, **settings)
     generated = model.generate(ids, **settings)
     assert torch.equal(generated.sequences, wanted.sequences)
     assert not any(replay.replays for replay in replays)
 
 
-def test_logits_stay_as_they_were(replays: list[Recorder]) -> None:
+def test_replays_do_not_overwrite_the_logits_of_earlier_steps(replays: list[Recorder]) -> None:
     """The next step does not overwrite a step's logits, states and columns."""
     model, ids = small("lolcats"), tokens(2, 15)
     with torch.no_grad():
@@ -156,7 +158,7 @@ def test_logits_stay_as_they_were(replays: list[Recorder]) -> None:
             assert torch.equal(tensor, theirs.tensors[name])
 
 
-def test_another_model_and_gradients_are_not_its_own(replays: list[Recorder]) -> None:
+def test_a_recorder_serves_only_plain_steps_of_its_model_without_gradients(replays: list[Recorder]) -> None:
     model, ids = small("lolcats"), tokens(2, 10)
     with torch.no_grad():
         cache = model(ids[:, :9], use_cache=True).past_key_values
@@ -171,10 +173,10 @@ def test_another_model_and_gradients_are_not_its_own(replays: list[Recorder]) ->
     assert not recorder.serves(model, step)
 
 
-def test_a_text_within_another_takes_nothing_from_it(replays: list[Recorder]) -> None:
+def test_nested_calls_of_generate_have_separate_recorders(replays: list[Recorder]) -> None:
     """``generate`` is called at each token of another call, as threads do. Each cache keeps the recorder of its own call."""
     model, ids, settings = small("lolcats"), tokens(2, 9), GREEDY | {"max_new_tokens": 5}
-    wanted = without(model, ids, **settings)
+    wanted = generate_without_graph(model, ids, **settings)
 
     def within(written: torch.Tensor, _: Any) -> torch.Tensor:
         assert torch.equal(model.generate(ids, **settings), wanted)
@@ -186,7 +188,7 @@ def test_a_text_within_another_takes_nothing_from_it(replays: list[Recorder]) ->
     assert all(replay.replays for replay in replays)
 
 
-def test_a_cache_that_is_given_back_has_no_recorder(replays: list[Recorder]) -> None:
+def test_returned_caches_have_no_recorder(replays: list[Recorder]) -> None:
     """A returned cache has no recorder, nor has one that was passed in or whose call failed. A recorder keeps no cache alive."""
     model, ids = small("lolcats"), tokens(2, 12)
     first = model.generate(ids[:, :9], return_dict_in_generate=True, **GREEDY)
@@ -207,9 +209,9 @@ def test_a_cache_that_is_given_back_has_no_recorder(replays: list[Recorder]) -> 
     assert len(replays) == 2
 
 
-def test_what_waits_for_the_host_runs_as_ever(replays: list[Recorder], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_wait_for_the_host_run_without_a_recording(replays: list[Recorder], monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = small("lolcats"), tokens(2, 9)
-    wanted = without(model, ids, **GREEDY)
+    wanted = generate_without_graph(model, ids, **GREEDY)
 
     def waiting(numbers: torch.Tensor) -> bool:
         return bool(numbers.max() >= 0) and False
@@ -220,7 +222,7 @@ def test_what_waits_for_the_host_runs_as_ever(replays: list[Recorder], monkeypat
     assert not replays[0].replays
 
 
-def test_a_recorder_is_nobodys_to_keep(replays: list[Recorder]) -> None:
+def test_recorders_are_neither_copied_nor_pickled(replays: list[Recorder]) -> None:
     model, ids = small("lolcats"), tokens(2, 9)
     with torch.no_grad():
         cache = model(ids, use_cache=True).past_key_values
@@ -230,7 +232,7 @@ def test_a_recorder_is_nobodys_to_keep(replays: list[Recorder]) -> None:
     assert pickle.loads(pickle.dumps(recorder)) is None
 
 
-def test_on_a_cpu_nothing_is_recorded() -> None:
+def test_steps_on_a_cpu_are_not_recorded() -> None:
     model = small("lolcats")
     assert model.use_graph
     assert not cuda_graph.may_record(model)
@@ -239,12 +241,12 @@ def test_on_a_cpu_nothing_is_recorded() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("spec", ["lolcats", "lola", "lawcat", "gated-delta", "latte-macchiato", "delta", "gla"])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_cuda_graph_writes_the_same(spec: str, mode: str) -> None:
+def test_a_cuda_graph_generates_the_same_text(spec: str, mode: str) -> None:
     model, ids = small(spec).float().cuda(), tokens(2, 9).cuda()
     torch.nn.Module.to(model, torch.float32)
     made: list[Recorder] = []
     whole = model.recording
     model.recording = lambda cache: made.append(whole(cache)) or made[-1]  # pyright: ignore[reportAttributeAccessIssue]
-    wanted = without(model, ids, **MODES[mode])
+    wanted = generate_without_graph(model, ids, **MODES[mode])
     assert torch.equal(model.generate(ids, **MODES[mode]), wanted)
     assert [replay.replays for replay in made] == [True]

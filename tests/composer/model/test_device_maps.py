@@ -20,7 +20,7 @@ def moved(module: nn.Module, arguments: Any, options: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("spec", ["softmax", "lolcats", "lola", "gated-delta", "rglru-window"])
-def test_a_layer_takes_what_it_needs_to_its_device(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_move_to_the_device_of_each_layer(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # which meta is no device for
     model: Any = student(spec)
     for module in (*model.model.layers[1:], model.model.norm, model.lm_head):

@@ -28,7 +28,7 @@ def documents() -> list[Tensor]:
     return [tokens(1, length, seed=length) for length in LENGTHS]
 
 
-def collated(**options: Any) -> dict[str, Any]:
+def collate(**options: Any) -> dict[str, Any]:
     """Return the documents packed into one row by transformers."""
     return DataCollatorWithFlattening(**options)([{"input_ids": document[0].tolist()} for document in documents()])
 
@@ -36,41 +36,42 @@ def collated(**options: Any) -> dict[str, Any]:
 @torch.no_grad()
 @pytest.mark.parametrize("how", COLLATORS)
 @pytest.mark.parametrize("spec", SPECS)
-def test_collated_documents_have_the_logits_that_they_have_alone(spec: str, how: str) -> None:
+def test_collated_documents_have_the_logits_of_single_documents(spec: str, how: str) -> None:
     model = student(spec, *SPECS[spec])
     alone = torch.cat([model(document).logits for document in documents()], 1)
-    torch.testing.assert_close(model(**collated(**COLLATORS[how])).logits, alone, rtol=0, atol=1e-10)
+    torch.testing.assert_close(model(**collate(**COLLATORS[how])).logits, alone, rtol=0, atol=1e-10)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "mixtral", "gemma2"])
-def test_collated_documents_of_other_hosts(family: str) -> None:
+def test_collated_documents_are_independent_on_other_hosts(family: str) -> None:
     model: Any = composer.build("softmax", small(family))
     alone = torch.cat([model(document.clamp(max=90)).logits for document in documents()], 1)
-    batch = collated(**COLLATORS["all"])
+    batch = collate(**COLLATORS["all"])
     batch["input_ids"] = batch["input_ids"].clamp(max=90)
     torch.testing.assert_close(model(**batch).logits, alone, rtol=0, atol=1e-4)
 
 
 @torch.no_grad()
-def test_positions_that_do_not_begin_at_0() -> None:
+def test_positions_may_start_at_1() -> None:
     """A collator may count positions from 1. The documents are the same."""
     skip_before("5.16", "collator that counts from 1")
-    model, batch = student("lolcats"), collated(position_ids_start=1)
+    model, batch = student("lolcats"), collate(position_ids_start=1)
     alone = [model(document, position_ids=torch.arange(1, document.shape[1] + 1)[None]).logits for document in documents()]
     torch.testing.assert_close(model(**batch).logits, torch.cat(alone, 1), rtol=0, atol=1e-10)
 
 
-def test_gradients_are_those_of_bounds() -> None:
-    model, batch = student("lolcats", "head.memory.0.size=5").train(), collated(**COLLATORS["all"])
+def test_gradients_of_collated_documents_equal_those_of_cu_seqlens() -> None:
+    model, batch = student("lolcats", "head.memory.0.size=5").train(), collate(**COLLATORS["all"])
     bounds = {"input_ids": batch["input_ids"], "labels": batch["labels"], "cu_seqlens": batch["cu_seq_lens_q"]}
     gradients_of = []
     for packing in (batch, bounds):
         model.zero_grad()
         model(**packing).loss.backward()
-        gradients_of.append({name: of.grad.clone() for name, of in model.named_parameters() if of.grad is not None})
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        gradients_of.append({name: gradient.clone() for name, gradient in gradients.items()})
     assert gradients_of[0].keys() == gradients_of[1].keys()
-    assert all(torch.equal(of, gradients_of[1][name]) for name, of in gradients_of[0].items())
+    assert all(torch.equal(gradient, gradients_of[1][name]) for name, gradient in gradients_of[0].items())
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,6 @@ def test_gradients_are_those_of_bounds() -> None:
         ({"cu_seq_lens_q": torch.tensor([0, 5, 6])}, "cu_seq_lens_q must rise from 0 to the length of one packed row"),
     ],
 )
-def test_statements_that_contradict_each_other_are_refused(changed: dict[str, Any], wrong: str) -> None:
+def test_contradictory_arguments_are_refused(changed: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
-        student("lolcats")(**collated(**COLLATORS["all"]) | changed)
+        student("lolcats")(**collate(**COLLATORS["all"]) | changed)

@@ -25,7 +25,7 @@ def models() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["own", "qwen3"])
 @torch.no_grad()
-def test_a_model_is_pickled_whole(name: str) -> None:
+def test_pickled_and_copied_models_have_the_same_logits(name: str) -> None:
     model, ids = models()[name], tokens(2, 9) % 80
     stored = io.BytesIO()
     torch.save(model, stored)
@@ -36,7 +36,7 @@ def test_a_model_is_pickled_whole(name: str) -> None:
 
 
 @torch.no_grad()
-def test_another_process_reads_them(tmp_path: Path) -> None:
+def test_pickled_models_load_in_another_process(tmp_path: Path) -> None:
     """Another process that has built no such model loads and saves them."""
     ids, built_models = tokens(2, 9) % 80, models()
     torch.save((built_models, ids, {name: model(ids).logits for name, model in built_models.items()}), tmp_path / "models.pt")
@@ -58,5 +58,5 @@ class Derived(composed_causal(Qwen3ForCausalLM)):  # pyright: ignore[reportGener
     """A user's subclass."""
 
 
-def test_a_class_that_inherits_is_found_by_its_name() -> None:
+def test_subclasses_are_pickled_by_name() -> None:
     assert pickle.loads(pickle.dumps(Derived)) is Derived

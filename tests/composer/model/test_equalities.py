@@ -41,7 +41,7 @@ def in_pieces(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
     return torch.cat(pieces, 1)
 
 
-def padded(rows: list[Tensor], before: list[int], width: int) -> tuple[Tensor, Tensor]:
+def pad(rows: list[Tensor], before: list[int], width: int) -> tuple[Tensor, Tensor]:
     """Return ids and mask with some columns of padding before each row and the rest after it."""
     room = [(count, width - count - len(row)) for row, count in zip(rows, before, strict=True)]
     ids = torch.stack([functional.pad(row, sides, value=9) for row, sides in zip(rows, room, strict=True)])
@@ -107,7 +107,7 @@ def shares(weights: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("shape", ["sliding", "terraced"])
 @torch.no_grad()
-def test_lolcats_as_its_code_has_it(shape: str) -> None:
+def test_lolcats_equals_the_formula_of_its_code(shape: str) -> None:
     """The window's exponentials subtract the row maximum and are multiplied by σ(w). The linear term is not rescaled."""
     model = student("lolcats-terraced", "head.memory.0.size=4", f"head.memory.0.shape={shape}")
     layer = Layer(model)
@@ -123,7 +123,7 @@ def test_lolcats_as_its_code_has_it(shape: str) -> None:
 
 
 @torch.no_grad()
-def test_lolcats_as_its_workshop_paper_has_it() -> None:
+def test_lolcats_workshop_equals_equations_6_and_8_of_its_paper() -> None:
     """Equation 8: σ times the window's softmax plus 1 - σ times linear attention to all earlier pairs, with exp(xW + x)
     (equation 6).
     """
@@ -141,7 +141,7 @@ def test_lolcats_as_its_workshop_paper_has_it() -> None:
 
 @pytest.mark.parametrize("read", ["shared", "mixture"])
 @torch.no_grad()
-def test_a_weight_of_each_token(read: str) -> None:
+def test_a_weight_per_token_scales_the_window(read: str) -> None:
     """σ(w·x_t) scales the window's exponentials in one denominator, or is the share of the window beside 1 - σ for the state."""
     head = {"feature_map": "elu", "memory": [{"kind": "window", "size": 4, "weight": "token"}, "state"], "read": read}
     layer = Layer(composer.build({"compose": 1, "name": "x", "head": head}, llama()))
@@ -155,7 +155,7 @@ def test_a_weight_of_each_token(read: str) -> None:
 
 
 @pytest.mark.parametrize("read", ["exact", "row_max"])
-def test_lola_without_a_cache_is_lolcats_on_its_own_weights(read: str) -> None:
+def test_lola_with_a_cache_of_size_0_equals_lolcats_with_the_same_weights(read: str) -> None:
     """Both are the shipped specs except for the read, on texts of more than three chunks of 64."""
     lolcats, ids = student("lolcats-terraced", f"head.read.scale={read}"), tokens(2, 210)
     lola = composer.build("lola", llama(), overrides=["head.memory.1.size=0", f"head.read={{kind: shared, scale: {read}}}"])
@@ -168,28 +168,28 @@ def test_lola_without_a_cache_is_lolcats_on_its_own_weights(read: str) -> None:
     assert (result[:, 128:] - logits(lolcats, ids)[:, 128:]).abs().max() > 1e-3, "a cache of 64 makes a difference once it is used"
 
 
-def test_lola_with_room_for_everything_is_its_source() -> None:
+def test_lola_with_a_cache_for_all_pairs_equals_its_source() -> None:
     source, ids = llama(), tokens(2, 60)
     built = student("lola", "head.memory.0.size=4", "head.memory.1.size=60", source=source)
     torch.testing.assert_close(logits(built, ids), logits(source, ids), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(("keep", "shape"), [("self_recall", "sliding"), ("squared_error", "terraced"), ("random", "sliding")])
-def test_lola_sees_no_padding_and_goes_on_where_it_was(keep: str, shape: str) -> None:
+def test_padding_and_split_calls_do_not_change_lola(keep: str, shape: str) -> None:
     """Rows of 20, 24 and 8 tokens have padding before or after them, whole and in pieces with a cache."""
     source = llama(num_hidden_layers=2)
     model = student("lola", *SMALL, f"head.memory.1.keep={keep}", f"head.memory.0.shape={shape}", source=source)
     rows = [tokens(1, length, seed=length)[0] for length in (20, 24, 8)]
     alone = [logits(model, row[None])[0] for row in rows]
     for left in (True, False):
-        ids, mask = padded(rows, [24 - len(row) if left else 0 for row in rows], 24)
+        ids, mask = pad(rows, [24 - len(row) if left else 0 for row in rows], 24)
         actual = [logits(model, ids, attention_mask=mask), in_pieces(model, ids, mask)]
         for row, real, wanted in zip(range(3), mask.bool(), alone, strict=True):
             for answers in actual:
                 torch.testing.assert_close(answers[row, real], wanted, rtol=0, atol=1e-10)
 
 
-def mixed(hidden: Tensor, filters: Tensor, norm: Tensor) -> Tensor:
+def mix(hidden: Tensor, filters: Tensor, norm: Tensor) -> Tensor:
     """Apply three taps over the last tokens, then RMSNorm."""
     padded = functional.pad(hidden, (0, 0, 2, 0))
     taps = sum(filters[:, tap] * padded[:, tap : tap + LENGTH] for tap in range(3))
@@ -198,11 +198,11 @@ def mixed(hidden: Tensor, filters: Tensor, norm: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def test_queries_and_keys_of_mixed_inputs() -> None:
+def test_queries_and_keys_are_projected_from_mixed_inputs() -> None:
     """Values are projected from the unmixed hidden state."""
     spec = "rglru-window"
     layer = Layer(student(spec, "head.mix_input={kind: conv, kernel: 3, feeds: qk}", "head.memory.0.size=5"))
-    inputs = mixed(layer.hidden, layer.parameter("mix_input.weight"), layer.parameter("mix_input.norm"))
+    inputs = mix(layer.hidden, layer.parameter("mix_input.weight"), layer.parameter("mix_input.norm"))
     layer.query, layer.key, _ = layer.projected(inputs)
     window = (layer.back >= 0) & (layer.back < 5)
     wanted = layer.output(layer.exponents().masked_fill(~window, -math.inf).softmax(-1))
@@ -210,7 +210,7 @@ def test_queries_and_keys_of_mixed_inputs() -> None:
 
 
 @torch.no_grad()
-def test_one_group_of_a_layer_mixes_its_inputs_and_the_other_does_not() -> None:
+def test_only_the_group_with_a_mixer_has_mixed_inputs() -> None:
     near = {"mix_input": {"kind": "conv", "kernel": 3, "feeds": "qk"}, "memory": [{"kind": "window", "size": 5, "evict": "drop"}]}
     halves = [{"head": "exact", "heads": "1/2"}, {"head": "near", "heads": "1/2"}]
     spec = {"compose": 1, "name": "x", "heads": {"exact": {"memory": ["full"]}, "near": near}}
@@ -218,20 +218,20 @@ def test_one_group_of_a_layer_mixes_its_inputs_and_the_other_does_not() -> None:
     filters, norm = (layer.attention.composed.get_parameter(f"near.mix_input.{name}") for name in ("weight", "norm"))
     for parameter in (filters, norm):
         parameter += 0.3 * torch.randn_like(parameter)
-    query, key, _ = layer.projected(mixed(layer.hidden, filters, norm))
+    query, key, _ = layer.projected(mix(layer.hidden, filters, norm))
     layer.query[:, 2:], layer.key[:, 2:] = query[:, 2:], key[:, 2:]
     seen = torch.stack([layer.back >= 0] * 2 + [(layer.back >= 0) & (layer.back < 5)] * 2)
     wanted = layer.output(layer.exponents().masked_fill(~seen, -math.inf).softmax(-1))
     torch.testing.assert_close(layer.answer(), wanted, rtol=0, atol=1e-10)
 
 
-def test_mixed_queries_and_keys_go_on_where_they_were() -> None:
+def test_mixed_inputs_in_split_calls_equal_one_call() -> None:
     model, ids = student("rglru-window", "head.mix_input.blocks=4", "head.memory.0.size=6"), tokens(2, 24)
     torch.testing.assert_close(in_pieces(model, ids, torch.ones_like(ids)), logits(model, ids), rtol=0, atol=1e-10)
 
 
 @torch.no_grad()
-def test_what_a_thread_mixes_is_its_own() -> None:
+def test_threads_mix_their_inputs_independently() -> None:
     """Another thread runs the model between the projections of queries and of keys."""
     model, ids = student("rglru-window", "head.mix_input.blocks=4", "head.memory.0.size=6"), tokens(2, 24)
     expected, runs = logits(model, ids), list[Tensor]()
@@ -259,7 +259,7 @@ def classifier() -> ComposedForSequenceClassification:
     return model
 
 
-def test_a_classifier_of_both_directions_sees_no_padding_forward_or_backward() -> None:
+def test_padding_changes_neither_logits_nor_gradients_of_a_bidirectional_classifier() -> None:
     model, rows, labels = classifier(), [tokens(1, length, seed=length)[0] for length in (4, 12, 9)], torch.tensor([0, 2, 1])
     alone = torch.cat([model(row[None]).logits for row in rows])
     loss = functional.cross_entropy(alone, labels)
@@ -268,7 +268,7 @@ def test_a_classifier_of_both_directions_sees_no_padding_forward_or_backward() -
     wanted = torch.autograd.grad(loss, [*used.values()])
     assert all(gradient.any() for gradient in wanted)
     for before in ([0, 0, 0], [3, 3, 3], [11, 3, 6]):
-        ids, mask = padded(rows, before, 15)
+        ids, mask = pad(rows, before, 15)
         model.zero_grad()
         answer = model(ids, attention_mask=mask, labels=labels)
         torch.testing.assert_close(answer.logits, alone, rtol=0, atol=1e-10)
@@ -278,7 +278,7 @@ def test_a_classifier_of_both_directions_sees_no_padding_forward_or_backward() -
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-10)
 
 
-def test_a_classifier_of_both_directions_hangs_on_every_token_whatever_their_order() -> None:
+def test_a_bidirectional_classifier_depends_on_all_tokens_but_not_on_their_order() -> None:
     """Without positions the order of tokens does not matter, and the first tokens see the last."""
     model, ids = classifier(), tokens(1, 12)
     result = logits(model, ids)

@@ -15,7 +15,7 @@ PARTS = dealt(layers_of(["softmax", "lolcats", "lola", "lawcat", "gated-deltanet
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_prefill_has_its_shapes(part: str) -> None:
+def test_a_prefill_on_fake_tensors_has_the_shape_of_its_logits(part: str) -> None:
     """A prefill has its shapes with gradients and a mask, and without either."""
     layers = PARTS[part]
     model = composer.build(document(layers), llama(num_hidden_layers=len(layers)))

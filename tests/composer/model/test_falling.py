@@ -15,7 +15,7 @@ KEY = torch.tensor([1.0, 0.0], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("pieces", [(4,), (3, 1), (1, 1, 1, 1)], ids=str)
-def test_a_score_sees_the_state_before_the_decay_of_its_token(pieces: tuple[int, ...]) -> None:
+def test_scores_use_the_state_before_the_decay_of_their_token(pieces: tuple[int, ...]) -> None:
     """The cache has one place above a state that keeps 7 % per token. Of values 8 and 4 the cache keeps 8 and evicts 4. When -1
     follows, the state predicts 4 for both, so that -1 has the larger error. One decay later it would predict 0.27, and 8
     would have the larger error.
@@ -39,7 +39,7 @@ def test_a_score_sees_the_state_before_the_decay_of_its_token(pieces: tuple[int,
 
 @pytest.mark.parametrize("scale", ["none", "root"])
 @pytest.mark.parametrize("backend", ["reference", "torch"])
-def test_a_score_sees_what_a_state_of_exponentials_answers(backend: str, scale: str) -> None:
+def test_scores_use_the_prediction_of_a_state_with_exponential_features(backend: str, scale: str) -> None:
     """The prediction is Σ_s exp(k) exp(k_s) v_s, or divided by √F with a root, for any storage of the state. The pair with the
     smallest error is evicted.
     """

@@ -46,7 +46,7 @@ def wrap(model: Any) -> Any:
 
 @pytest.mark.parametrize("fsdp", [shard_in_place, wrap])
 @pytest.mark.parametrize("spec", ["lawcat", "gated-deltanet"])
-def test_float32_trains_with_a_policy_of_bfloat16(spec: str, fsdp: Callable[[Any], Any]) -> None:
+def test_float32_students_train_with_a_bfloat16_policy(spec: str, fsdp: Callable[[Any], Any]) -> None:
     model: Any = composer.build(spec, llama(), dtype="float32")
     expected = model(IDS, labels=IDS).loss
     sharded = fsdp(model.train())
@@ -59,7 +59,7 @@ def test_float32_trains_with_a_policy_of_bfloat16(spec: str, fsdp: Callable[[Any
 
 
 @pytest.mark.parametrize(("fsdp", "problem"), [(shard_in_place, AssertionError), (wrap, ValueError)])
-def test_bfloat16_is_refused_for_its_precise_parameters(fsdp: Callable[[Any], Any], problem: type[Exception]) -> None:
+def test_fsdp_refuses_bfloat16_students_with_precise_parameters(fsdp: Callable[[Any], Any], problem: type[Exception]) -> None:
     """The page names these messages; where PyTorch no longer refuses, the page can lose its advice."""
     model: Any = composer.build("lawcat", llama(), dtype="bfloat16")
     assert {str(parameter.dtype) for parameter in model.parameters()} == {"torch.bfloat16", "torch.float32"}

@@ -39,7 +39,7 @@ PAIRS += [("gla", "prefill in chunks"), ("hybrid", "sampling")]
 
 
 @pytest.mark.parametrize(("spec", "mode"), PAIRS)
-def test_cached_is_uncached(spec: str, mode: str) -> None:
+def test_generation_with_a_cache_equals_generation_without(spec: str, mode: str) -> None:
     model, ids = student(spec, *SPECS[spec]), tokens(2, 13)
     texts = []
     for use_cache in (True, False):
@@ -50,7 +50,7 @@ def test_cached_is_uncached(spec: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_left_padding_changes_nothing(spec: str) -> None:
+def test_left_padding_does_not_change_generated_text(spec: str) -> None:
     model = student(spec, *SPECS[spec])
     rows = [tokens(1, length, seed=length)[0] for length in (4, 11, 7)]
     width = max(len(row) for row in rows)
@@ -64,7 +64,7 @@ def test_left_padding_changes_nothing(spec: str) -> None:
 
 @pytest.mark.parametrize("side", ["left", "right", "middle"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_padding_anywhere_is_unseen(spec: str, side: str) -> None:
+def test_padding_anywhere_changes_no_logits(spec: str, side: str) -> None:
     model, ids = student(spec, *SPECS[spec]), tokens(1, 12)
     at = {"left": [0, 1, 2], "right": [12, 13, 14], "middle": [0, 5, 9]}[side]
     mask = torch.ones(1, 15, dtype=torch.int64)
@@ -77,7 +77,7 @@ def test_padding_anywhere_is_unseen(spec: str, side: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_conversation_goes_on(spec: str) -> None:
+def test_a_second_call_continues_from_the_cache(spec: str) -> None:
     """The cache of a first call is passed to a second call with more text."""
     model, ids = student(spec, *SPECS[spec]), tokens(2, 30)
     first = model.generate(ids[:, :9], return_dict_in_generate=True, **GREEDY)
@@ -88,7 +88,7 @@ def test_a_conversation_goes_on(spec: str) -> None:
     assert torch.equal(again, model.generate(longer, use_cache=False, **settings))
 
 
-def test_new_tokens_alone_continue_a_conversation() -> None:
+def test_new_tokens_alone_continue_from_the_cache() -> None:
     """The mask has the columns of all tokens."""
     model, ids = student("lolcats", *SPECS["lolcats"]), tokens(2, 30)
     first = model.generate(ids[:, :9], return_dict_in_generate=True, **GREEDY)
@@ -120,7 +120,7 @@ def test_a_cache_that_has_seen_the_whole_input_is_refused(spec: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_text_goes_on_at_any_position(spec: str) -> None:
+def test_split_calls_with_jumps_of_positions_equal_one_call(spec: str) -> None:
     """Several calls equal one call, with and without padding, and with a jump of positions at the start of a call."""
     model, ids, position = student(spec, *SPECS[spec]), tokens(2, 30), torch.arange(30).repeat(2, 1)
     position[:, 9:] += 100
@@ -137,7 +137,7 @@ def test_a_text_goes_on_at_any_position(spec: str) -> None:
 
 @pytest.mark.parametrize("how", ["position_ids", "cu_seqlens"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_packed_documents_are_apart(spec: str, how: str) -> None:
+def test_packed_documents_are_independent(spec: str, how: str) -> None:
     model, documents = student(spec, *SPECS[spec]), [tokens(1, length, seed=length) for length in (5, 1, 17)]
     if how == "position_ids":
         packing = {"position_ids": torch.cat([torch.arange(document.shape[1]) for document in documents])[None]}
@@ -150,7 +150,7 @@ def test_packed_documents_are_apart(spec: str, how: str) -> None:
 
 
 @torch.no_grad()
-def test_padding_in_a_packed_row_is_part_of_no_document() -> None:
+def test_padding_in_packed_rows_belongs_to_no_document() -> None:
     """Documents may begin with padding, or have nothing else."""
     model, ids = student("lolcats-terraced", "head.memory.0.size=3"), tokens(1, 23)
     mask = torch.ones_like(ids)
@@ -163,7 +163,7 @@ def test_padding_in_a_packed_row_is_part_of_no_document() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_loss_and_checkpointed_gradients(spec: str) -> None:
+def test_loss_is_cross_entropy_and_checkpointing_keeps_its_gradients(spec: str) -> None:
     model, ids = student(spec, *SPECS[spec]).train(), tokens(2, 20)
     labels = ids.clone()
     labels[:, :5] = -100
@@ -183,7 +183,7 @@ def test_loss_and_checkpointed_gradients(spec: str) -> None:
 
 
 @torch.no_grad()
-def test_a_cache_is_refused_where_checkpointed_layers_would_not_look_at_it() -> None:
+def test_checkpointed_layers_refuse_a_cache_in_training() -> None:
     """transformers drops the cache in checkpointed layers in training, so the earlier text would be ignored. In evaluation the
     cache is used.
     """
@@ -196,7 +196,7 @@ def test_a_cache_is_refused_where_checkpointed_layers_would_not_look_at_it() -> 
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_autocast_stays_near_a_float32_model(spec: str) -> None:
+def test_autocast_is_close_to_float32(spec: str) -> None:
     """Projections are rounded to 8 bits and sums are not, so outputs differ by a few times 2^-8 of their size."""
     model, ids = student(spec, *SPECS[spec]).float(), tokens(2, 70)
     with torch.no_grad():
@@ -207,7 +207,7 @@ def test_autocast_stays_near_a_float32_model(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", CAUSAL)
-def test_a_cache_goes_on_where_autocast_begins_or_ends(spec: str) -> None:
+def test_a_cache_continues_when_autocast_begins_or_ends(spec: str) -> None:
     """The calls are a prefill in float32, a piece and a token under autocast, and a token in float32."""
     model, ids, cache, outputs = student(spec, "trunk=null").float(), tokens(2, 40), None, []
     with torch.no_grad():
@@ -228,7 +228,7 @@ def test_autocast_keeps_states_in_float32() -> None:
     assert kinds["state"] == kinds["maximum"] == torch.float32
 
 
-def test_state_bytes_are_what_the_cache_holds() -> None:
+def test_the_cache_has_the_state_bytes_of_explain() -> None:
     from composer.spec.explain import explain_resolved
 
     for spec, overrides in SPECS.items():
@@ -240,7 +240,7 @@ def test_state_bytes_are_what_the_cache_holds() -> None:
             assert cache.bytes() == 2 * explained.state_bytes
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     model, ids = student("lawcat"), tokens(1, 5)
     with pytest.raises(TypeError, match="DynamicCache.*its own states"):
         model(ids, past_key_values=DynamicCache())
@@ -278,7 +278,7 @@ def test_a_broken_configuration_is_refused() -> None:
         student("lawcat", "head.memory.0.gate.rank=0")
 
 
-def test_saved_and_loaded_by_the_auto_classes(tmp_path) -> None:
+def test_saved_models_load_by_the_auto_classes(tmp_path) -> None:
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     model, ids = student("hybrid"), tokens(1, 20)
@@ -290,7 +290,7 @@ def test_saved_and_loaded_by_the_auto_classes(tmp_path) -> None:
         torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=0)
 
 
-def test_a_student_of_a_student_keeps_what_fits() -> None:
+def test_a_student_of_a_student_keeps_equal_parameters() -> None:
     import composer
 
     first = student("lolcats")
@@ -305,7 +305,7 @@ def test_a_student_of_a_student_keeps_what_fits() -> None:
     )
 
 
-def test_a_tokenizer_for_what_stops_a_text_is_taken() -> None:
+def test_generate_accepts_a_tokenizer() -> None:
     """transformers passes it from ``generate`` to the model."""
     model, ids = student("lolcats"), tokens(1, 9)
     options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}

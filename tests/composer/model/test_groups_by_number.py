@@ -62,7 +62,7 @@ def spec_of(layers: list[list[dict[str, Any]]]) -> dict[str, Any]:
     }
 
 
-def reordered(owners: list[list[str]], sizes: dict[str, int]) -> tuple[LlamaForCausalLM, dict[str, Any]]:
+def reorder(owners: list[list[str]], sizes: dict[str, int]) -> tuple[LlamaForCausalLM, dict[str, Any]]:
     """Return the source with the heads of each group side by side, and the spec that counts them."""
     source, per_key, layers = llama(**sizes), sizes["num_attention_heads"] // KEY_HEADS, []
     for block, layer in zip(source.model.layers, owners, strict=True):
@@ -83,7 +83,7 @@ def logits(model: Any, ids: Tensor, **more: Any) -> Tensor:
         return model(ids, **more).logits
 
 
-def near(actual: Tensor, wanted: Tensor, within: float = 1e-9) -> None:
+def assert_near(actual: Tensor, wanted: Tensor, within: float = 1e-9) -> None:
     torch.testing.assert_close(actual, wanted, rtol=0, atol=within * max(1.0, float(wanted.abs().max())))
 
 
@@ -96,14 +96,14 @@ def in_calls(model: Any, ids: Tensor, bounds: tuple[int, ...]) -> Tensor:
     return torch.cat(results, 1)
 
 
-def hold(model: Any, ids: Tensor, within: float = 1e-9) -> Tensor:
+def check_calls(model: Any, ids: Tensor, within: float = 1e-9) -> Tensor:
     """Check that whole = split = decode = each row alone = padded on the left. Returns the logits of the whole."""
     whole, (rows, length) = logits(model, ids), ids.shape
     with torch.no_grad():
-        near(in_calls(model, ids, (9, 10, 11)), whole, within)
-    near(torch.cat([logits(model, row[None]) for row in ids]), whole, within)
+        assert_near(in_calls(model, ids, (9, 10, 11)), whole, within)
+    assert_near(torch.cat([logits(model, row[None]) for row in ids]), whole, within)
     padded = torch.cat((torch.zeros(rows, 3, dtype=torch.int64), ids), 1)
-    near(logits(model, padded, attention_mask=(torch.arange(length + 3) >= 3).long().expand(rows, -1))[:, 3:], whole, within)
+    assert_near(logits(model, padded, attention_mask=(torch.arange(length + 3) >= 3).long().expand(rows, -1))[:, 3:], whole, within)
     return whole
 
 
@@ -115,21 +115,23 @@ KEPT = [["source"] * KEY_HEADS] * LAYERS
 @example(INTERLEAVED, Random(0), SHARED)
 @example(KEPT, Random(0), SHARED)
 @given(OWNERS, st.randoms(use_true_random=False), st.sampled_from([SHARED, SINGLE]))
-def test_random_groupings(owners: list[list[str]], chance: Any, sizes: dict[str, int]) -> None:
+def test_groups_by_number_equal_consecutive_groups_of_a_reordered_source(
+    owners: list[list[str]], chance: Any, sizes: dict[str, int]
+) -> None:
     """The order of the list means nothing; heads equal those of a reordered source; the laws hold, packed rows included."""
     ids, source = tokens(2, LENGTH), llama(**sizes)
     model = moved(composer.build(by_number(owners), source))
     shuffled = composer.build(by_number(owners, lambda items: chance.sample(items, len(items))), source)
     assert shuffled.config.spec_hash == model.config.spec_hash
-    whole = hold(model, ids)
+    whole = check_calls(model, ids)
     assert torch.equal(logits(moved(shuffled), ids), whole)
     if owners == KEPT:
         assert torch.equal(whole, logits(composer.build("softmax", source), ids))
-        near(whole, logits(source, ids))
-    other, counted = reordered(owners, sizes)
-    near(logits(moved(composer.build(counted, other)), ids), whole)
+        assert_near(whole, logits(source, ids))
+    other, counted = reorder(owners, sizes)
+    assert_near(logits(moved(composer.build(counted, other)), ids), whole)
     position = torch.arange(LENGTH).repeat(2)[None]
-    near(logits(model, ids.flatten()[None], position_ids=position), whole.flatten(0, 1)[None])
+    assert_near(logits(model, ids.flatten()[None], position_ids=position), whole.flatten(0, 1)[None])
 
 
 @FEWEST
@@ -139,15 +141,15 @@ def test_exported_files_and_served_models_have_the_same_logits(owners: list[list
     model = randomised(composer.build(by_number(owners), llama(**SHARED).float()))
     ids = tokens(2, LENGTH)
     _, own = of_file(model)
-    near(hold(own, ids, 2e-5), logits(model, ids), 2e-5)
+    assert_near(check_calls(own, ids, 2e-5), logits(model, ids), 2e-5)
     rows = [ids[0], ids[1, :5]]
     wanted = [logits(model, row[None])[0] for row in rows]
     for served, alone in zip(serve(model, rows), wanted, strict=True):
-        near(served, alone, 2e-5)
+        assert_near(served, alone, 2e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "gemma2", "gpt2", "lfm2", "deepseek_v3"])
-def test_groups_of_the_sources_own_attention_are_the_source(family: str) -> None:
+def test_groups_with_the_attention_of_the_source_equal_the_source(family: str) -> None:
     """A group has the source's rotation, window, sinks and soft cap, and a hybrid's other layers stay."""
     more = {} if family in ("gpt2", "deepseek_v3") else {"num_attention_heads": 8, "num_key_value_heads": 4}
     source: Any = small(family, **more)
@@ -156,9 +158,9 @@ def test_groups_of_the_sources_own_attention_are_the_source(family: str) -> None
     model = composer.build(spec, source)
     assert any(group.numbers == (0, 3) for layer in model.config.read_spec().layers for group in layer)
     ids = tokens(2, LENGTH).clamp(max=90)
-    near(logits(model, ids), logits(source, ids), 1e-5)
+    assert_near(logits(model, ids), logits(source, ids), 1e-5)
     with torch.no_grad():
-        near(in_calls(model, ids, (9, 10, 11)), logits(source, ids), 1e-5)
+        assert_near(in_calls(model, ids, (9, 10, 11)), logits(source, ids), 1e-5)
 
 
 OWNED = [["source", "lawcat", "lawcat", "source"], ["lolcats", "source", "lolcats", "lawcat"]]
@@ -173,7 +175,7 @@ def test_a_saved_model_loads_and_keeps_its_groups(tmp_path: Path) -> None:
     assert torch.equal(logits(loaded, tokens(2, LENGTH)), logits(model, tokens(2, LENGTH)))
 
 
-def test_trained_parameters_are_kept_by_the_same_heads_alone() -> None:
+def test_only_the_same_key_heads_keep_trained_parameters() -> None:
     """The same key heads in another listing keep what was learned; other key heads start anew."""
     student = moved(composer.build(by_number(OWNED), llama(**SHARED)))
     again = composer.build(by_number(OWNED, lambda items: items[::-1]), student)
@@ -184,17 +186,17 @@ def test_trained_parameters_are_kept_by_the_same_heads_alone() -> None:
     assert not torch.equal(other.get_parameter(name), student.get_parameter(name))
 
 
-def test_attention_weights_are_in_the_order_of_the_layer() -> None:
+def test_attention_weights_are_in_the_head_order_of_the_layer() -> None:
     source = llama(**SHARED)
     model = composer.build(by_number([["source", "exact", "source", "source"]] * LAYERS), source)
     weights = model(tokens(1, 9), output_attentions=True).attentions[0]
     plain = composer.build("softmax", source)(tokens(1, 9), output_attentions=True).attentions[0]
     same = [0, 1, 4, 5, 6, 7]
-    near(weights[:, same], plain[:, same])
+    assert_near(weights[:, same], plain[:, same])
     assert not torch.allclose(weights[:, 2:4], plain[:, 2:4])
 
 
-def test_heads_know_their_numbers() -> None:
+def test_each_group_has_the_numbers_of_its_query_heads() -> None:
     model = composer.build(by_number(OWNED), llama(**SHARED))
     _, attention = list(attentions(model))[1]
     assert {name: list(anatomy(head).numbers) for name, head in groups_of(attention.composed)} == {

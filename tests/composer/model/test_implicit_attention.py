@@ -28,7 +28,7 @@ LOLA = {
 }
 
 
-def test_of_a_full_memory_they_are_its_softmax() -> None:
+def test_weights_of_a_full_memory_equal_softmax() -> None:
     shape = SMALL.shape(4)
     head, data = build_head(complete({"position": "none", "memory": ["full"]}), shape), inputs(shape, 2, 12)
     weights = implicit_attention(head, data.of_head(), range(12), "auto").total()
@@ -39,7 +39,7 @@ def test_of_a_full_memory_they_are_its_softmax() -> None:
         assert not weights[:, query, :, query + 1 :].any()
 
 
-def test_of_a_state_they_are_its_features_products() -> None:
+def test_weights_of_a_state_equal_decayed_products_of_features() -> None:
     """The weights are φ(q)·φ(k)γ^(t-s) over their sum, with φ = elu + 1 and the gate's decay γ."""
     shape = SMALL.shape(4)
     gated = {"kind": "state", "gate": "constant"}
@@ -52,14 +52,14 @@ def test_of_a_state_they_are_its_features_products() -> None:
         .cumsum(1)
         .repeat_interleave(4 // piece.values["state_gate", "decay"].shape[2], 2)
     )
-    features = (torch.nn.functional.elu(of) + 1 for of in (data.query, data.key.repeat_interleave(2, dim=2)))
+    features = (torch.nn.functional.elu(states) + 1 for states in (data.query, data.key.repeat_interleave(2, dim=2)))
     products = torch.einsum("bthf,bshf->bths", *features)
     products = products * (decay[:, :, :, None] - decay.transpose(1, 2)[:, None]).exp()
     products = products * torch.ones(9, 9).tril()[None, :, None]
     torch.testing.assert_close(weights, products / products.sum(-1, keepdim=True), rtol=0, atol=1e-12)
 
 
-def test_in_pieces_they_are_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_in_pieces_equal_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = SMALL.shape(4)
     for head in (LOLA, {"memory": ["full"]}, {"memory": [{"kind": "latents", "size": 8}]}):
         monkeypatch.setattr(stepwise, "LONGEST", 1024)
@@ -72,7 +72,7 @@ def test_in_pieces_they_are_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -
             torch.testing.assert_close(parted.weights()[name], weights, rtol=0, atol=1e-11)
 
 
-def test_no_document_sees_another() -> None:
+def test_weights_between_documents_are_0() -> None:
     shape = SMALL.shape(4)
     made, data = build_head(complete(LOLA), shape), inputs(shape, 1, 40)
     segment = torch.tensor([[1] * 15 + [2] * 25])
@@ -85,7 +85,7 @@ def test_no_document_sees_another() -> None:
 
 
 @pytest.mark.parametrize("memory", [["meta", "state"], [{"kind": "delta", "steps": 2}]])
-def test_a_head_that_inference_mode_made_is_asked_as_any_other(memory: Any) -> None:
+def test_heads_built_in_inference_mode_have_the_same_weights(memory: Any) -> None:
     spec, shape = complete({"feature_map": "hedgehog", "memory": memory, "output": "norm"}), SMALL.shape(4)
     wanted = implicit_attention(build_head(spec, shape), inputs(shape, 1, 9).of_head(), (3, 8), "auto").total()
     with torch.inference_mode():
@@ -154,7 +154,7 @@ def test_live_bytes_are_counted_until_they_are_freed() -> None:
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_memory_grows_with_the_tokens_and_not_with_their_square(name: str) -> None:
+def test_no_matrix_of_all_pairs_is_allocated(name: str) -> None:
     """One T × T matrix of one head would have 256 MiB."""
     shape, length = Shape(hidden_size=8, heads=1, key_heads=1, head_dim=4), 8192
     head, data = build_head(complete(LONG[name]), shape).float(), inputs(shape, 1, length).to(torch.float32)

@@ -32,32 +32,32 @@ def model(request: pytest.FixtureRequest):
     return student(spec, *[f"head.memory.{index}.size=5" for index in SIZES.get(spec, [])], *overrides)
 
 
-def held(cache: ComposedCache) -> dict[str, torch.Tensor]:
-    return {f"{layer}.{name}": of for layer in range(len(cache.layers)) for name, of in cache.state(layer).tensors.items()}
+def read_states(cache: ComposedCache) -> dict[str, torch.Tensor]:
+    return {f"{layer}.{name}": tensor for layer in range(len(cache.layers)) for name, tensor in cache.state(layer).tensors.items()}
 
 
 @torch.no_grad()
-def test_a_users_copy_of_a_cache_is_left_alone(model) -> None:
+def test_steps_do_not_change_a_copy_of_the_cache(model) -> None:
     """The copy continues as the first cache did, across the eviction of a chunk."""
     ids = tokens(2, LENGTH + 4)
     cache = model(ids[:, :LENGTH], use_cache=True).past_key_values
     kept = copy.deepcopy(cache)
-    before = {name: tensor.clone() for name, tensor in held(kept).items()}
+    before = {name: tensor.clone() for name, tensor in read_states(kept).items()}
     steps = [model(ids[:, [column]], past_key_values=cache).logits for column in range(LENGTH, LENGTH + 4)]
-    assert all(torch.equal(tensor, before[name]) for name, tensor in held(kept).items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in read_states(kept).items())
     for column, wanted in enumerate(steps, LENGTH):
         assert torch.equal(model(ids[:, [column]], past_key_values=kept).logits, wanted)
     torch.testing.assert_close(torch.cat(steps, dim=1), model(ids).logits[:, LENGTH:], rtol=1e-9, atol=1e-9)
 
 
-def test_with_gradients_nothing_is_written_over(model) -> None:
+def test_steps_with_gradients_overwrite_no_state(model) -> None:
     """The autograd graph holds the earlier state, so each step leaves it unchanged and equals the step without gradients."""
     ids = tokens(2, LENGTH + 3)
     with torch.no_grad():
         cache = model(ids[:, :LENGTH], use_cache=True).past_key_values
     other = copy.deepcopy(cache)
     for column in range(LENGTH, LENGTH + 3):
-        states = held(cache)
+        states = read_states(cache)
         before = {name: tensor.clone() for name, tensor in states.items()}
         gradients = model(ids[:, [column]], past_key_values=cache).logits
         assert all(torch.equal(tensor, before[name]) for name, tensor in states.items())
@@ -66,7 +66,7 @@ def test_with_gradients_nothing_is_written_over(model) -> None:
     gradients.sum().backward()
 
 
-def test_what_gradients_need_is_left_alone_by_steps_without_them(model) -> None:
+def test_steps_without_gradients_do_not_change_the_gradients_of_a_prefill(model) -> None:
     """This holds also after a prompt of one token, whose states are the tensors of the autograd graph."""
 
     def gradients(logits: torch.Tensor) -> list[torch.Tensor]:
@@ -85,7 +85,7 @@ def test_what_gradients_need_is_left_alone_by_steps_without_them(model) -> None:
 
 
 @torch.no_grad()
-def test_beams_have_states_of_their_own(model) -> None:
+def test_beams_have_separate_states(model) -> None:
     """Two beams of one row continue independently."""
     ids = tokens(2, LENGTH + 2)
     cache = model(ids[:, :LENGTH], use_cache=True).past_key_values
@@ -99,18 +99,18 @@ def test_beams_have_states_of_their_own(model) -> None:
 @pytest.mark.parametrize(
     ("spec", "names"), [("lolcats", ["window.key", "state.state"]), ("gated-delta", ["delta.state"]), ("latte", ["latents.state"])]
 )
-def test_a_step_moves_no_state(spec: str, names: list[str]) -> None:
+def test_steps_overwrite_their_states_in_place(spec: str, names: list[str]) -> None:
     model = student(spec, *(["head.memory.0.size=12"] if spec == "latte" else []))
     ids = tokens(2, LENGTH + 2)
     cache = model(ids[:, :LENGTH], use_cache=True).past_key_values
     model(ids[:, [LENGTH]], past_key_values=cache)
-    before = held(cache)
+    before = read_states(cache)
     model(ids[:, [LENGTH + 1]], past_key_values=cache)
-    assert all(held(cache)[f"0.head.{name}"].data_ptr() == before[f"0.head.{name}"].data_ptr() for name in names)
+    assert all(read_states(cache)[f"0.head.{name}"].data_ptr() == before[f"0.head.{name}"].data_ptr() for name in names)
 
 
 @pytest.mark.parametrize("spec", CAUSAL)
-def test_inference_mode_and_no_gradients_may_take_turns(spec: str) -> None:
+def test_steps_may_alternate_between_inference_mode_and_no_grad(spec: str) -> None:
     """Outside inference mode, PyTorch refuses to overwrite tensors that were created in it."""
     model, ids = student(spec), tokens(2, LENGTH + 4)
     with torch.inference_mode():

@@ -35,7 +35,7 @@ KERNELS = {
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Any:
+def forget_failures(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Clear the failures and compiled programs of earlier tests."""
     monkeypatch.setattr(blocks.kernels, "_failed", {})
     forget()
@@ -75,7 +75,9 @@ def too_large(*_: Any, **__: Any) -> None:
 
 @pytest.mark.parametrize("backend", STUDENTS)
 @pytest.mark.parametrize("broken", ["import", "removed", "refused", "missing"])
-def test_a_student_answers(backend: str, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_students_run_on_pytorch_forms_with_one_warning_per_failed_kernel(
+    backend: str, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted, kernels = answers(backend, "torch"), KERNELS[backend]
     # One that is not there stands for all of the part that calls it.
     gone = [(name, module) for name, module in kernels.items() if backend == "triton" or name == "chunk_gla"]

@@ -26,7 +26,7 @@ def teacher() -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_prefill_and_steps_of_decode_say_the_same(spec: str) -> None:
+def test_prefill_and_decode_have_the_same_logits(spec: str) -> None:
     model = composer.build(spec, teacher())
     ids = torch.randint(3, 60, (2, LENGTH), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -21,7 +21,7 @@ def logits(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_softmax_is_the_source(variant: str) -> None:
+def test_softmax_students_equal_their_source(variant: str) -> None:
     source, ids = llama(**VARIANTS[variant]), tokens(2, 90)
     built = composer.build("softmax", source)
     torch.testing.assert_close(logits(built, ids), logits(source, ids), rtol=0, atol=1e-9)
@@ -30,7 +30,7 @@ def test_softmax_is_the_source(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_greedy_text_is_the_sources(variant: str) -> None:
+def test_greedy_text_equals_that_of_the_source(variant: str) -> None:
     source = llama(**VARIANTS[variant])
     built, ids = composer.build("softmax", source), tokens(2, 9)
     settings = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
@@ -38,7 +38,7 @@ def test_greedy_text_is_the_sources(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_window_that_never_overflows_is_softmax_whatever_its_weight(variant: str) -> None:
+def test_a_window_for_all_tokens_equals_softmax_with_any_weight(variant: str) -> None:
     source, ids = llama(**VARIANTS[variant]), tokens(2, 60)
     built = student("lolcats", "head.memory.0.size=60", source=source)
     torch.testing.assert_close(logits(built, ids), logits(source, ids), rtol=0, atol=1e-9)
@@ -72,7 +72,7 @@ def lolcats_attention(hidden: torch.Tensor, attention: torch.nn.Module, rotate, 
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_beyond_the_window_it_is_the_whole_matrix(variant: str) -> None:
+def test_lolcats_equals_its_formula_over_the_whole_matrix(variant: str) -> None:
     source: LlamaForCausalLM = llama(**VARIANTS[variant])
     built, size = student("lolcats", "head.memory.0.size=7", source=source), 7
     hidden = torch.randn(2, 50, 64, dtype=torch.float64)
@@ -88,7 +88,7 @@ def test_beyond_the_window_it_is_the_whole_matrix(variant: str) -> None:
         torch.testing.assert_close(answers, lolcats_attention(hidden, attention, rotate, size), rtol=0, atol=1e-10)
 
 
-def test_groups_of_heads_in_one_layer_each_do_their_own() -> None:
+def test_softmax_and_a_window_for_all_tokens_in_one_layer_equal_the_source() -> None:
     """Softmax in heads 0 and 1, and LoLCATs with a window for all tokens in heads 2 and 3, equal the source."""
     mixed = {
         "compose": 1,
@@ -106,6 +106,6 @@ def test_groups_of_heads_in_one_layer_each_do_their_own() -> None:
     torch.testing.assert_close(logits(composer.build(mixed, source), ids), logits(source, ids), rtol=0, atol=1e-9)
 
 
-def test_a_spec_of_no_layer_is_an_error() -> None:
+def test_heads_that_no_layer_uses_are_refused() -> None:
     with pytest.raises(SpecError, match="no layer uses this head"):
         composer.build({"compose": 1, "name": "x", "head": {"memory": ["full"]}, "heads": {"y": {"memory": ["full"]}}}, llama())

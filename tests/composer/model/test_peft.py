@@ -57,7 +57,7 @@ def adapted(model: Any, adapter: str) -> PeftModel:
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("host", ["llama", "qwen3"])
-def test_a_student_is_adapted_as_its_source(host: str, adapter: str) -> None:
+def test_adapters_change_a_student_as_they_change_its_source(host: str, adapter: str) -> None:
     """Loss, gradients and generated text match with padding, and no config lists target modules."""
     ids, mask, outcomes = tokens(2, 9).clamp(max=90), torch.ones(2, 9, dtype=torch.int64), []
     mask[0, -3:] = 0
@@ -65,7 +65,7 @@ def test_a_student_is_adapted_as_its_source(host: str, adapter: str) -> None:
         changed = adapted(model, adapter)
         loss = changed(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
         loss.backward()
-        norm = sum(float(of.grad.norm()) for of in changed.parameters() if of.grad is not None)
+        norm = sum(float(parameter.grad.norm()) for parameter in changed.parameters() if parameter.grad is not None)
         with torch.no_grad():
             settings: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
             text = changed.generate(input_ids=ids[1:], attention_mask=mask[1:], **settings)
@@ -84,7 +84,7 @@ def test_a_prefix_of_keys_and_values_is_refused(call: str) -> None:
         model(input_ids=ids) if call == "forward" else model.generate(input_ids=ids, max_new_tokens=2)
 
 
-def test_nested_modules_are_adapted(tmp_path: Any) -> None:
+def test_adapters_of_nested_modules_are_saved_and_merged(tmp_path: Any) -> None:
     """Saved adapters load, and merge into the weights."""
     model = get_peft_model(student("lolcats"), LoraConfig(target_modules=["self_attn.o_proj", "mlp.down_proj"], **CAUSAL))
     with torch.no_grad():

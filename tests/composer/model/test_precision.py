@@ -70,7 +70,7 @@ CASTS: dict[str, Callable[[Any, torch.dtype], object]] = {
 
 @pytest.mark.parametrize("cast", CASTS)
 @pytest.mark.parametrize("kind", NARROW, ids=str)
-def test_casts(cast: str, kind: torch.dtype) -> None:
+def test_casts_keep_precise_parameters_in_float32(cast: str, kind: torch.dtype) -> None:
     model = student()
     wide = copy.deepcopy(model.state_dict())
     CASTS[cast](model, kind)
@@ -78,7 +78,7 @@ def test_casts(cast: str, kind: torch.dtype) -> None:
     assert model(torch.arange(20)[None]).logits.isfinite().all()
 
 
-def test_gradients_keep_the_type_of_their_parameters() -> None:
+def test_gradients_keep_the_dtype_of_their_parameters() -> None:
     model = student()
     tokens = torch.arange(20)[None]
     model(tokens, labels=tokens).loss.backward()
@@ -90,7 +90,7 @@ def test_gradients_keep_the_type_of_their_parameters() -> None:
     assert all(torch.equal(after[name], before[name]) for name in PRECISE)
 
 
-def test_wide_types_are_as_wide_as_ever() -> None:
+def test_casts_to_float32_and_float64_apply_to_every_parameter() -> None:
     model = student().double()
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
     wide = {name: tensor.float() for name, tensor in model.state_dict().items()}
@@ -98,14 +98,14 @@ def test_wide_types_are_as_wide_as_ever() -> None:
     assert {parameter.dtype for parameter in model.float().parameters()} == {torch.float32}
 
 
-def test_moves_leave_types_alone() -> None:
+def test_moves_between_devices_keep_dtypes() -> None:
     model = student().to("meta")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert model.to_empty(device="cpu").model.layers[0].self_attn.composed.head.fine_gate.bias.shape == (4 * 16,)
 
 
 @pytest.mark.parametrize("kind", NARROW, ids=str)
-def test_loads(kind: torch.dtype, tmp_path: Path) -> None:
+def test_loading_in_a_narrow_dtype_keeps_precise_parameters_in_float32(kind: torch.dtype, tmp_path: Path) -> None:
     model = student()
     model.save_pretrained(tmp_path)
     wide = model.state_dict()
@@ -121,7 +121,7 @@ def test_loads(kind: torch.dtype, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("source", ["a source", "nothing"])
-def test_builds(source: str, dtype: Dtype, tmp_path: Path) -> None:
+def test_builds_in_a_narrow_dtype_keep_precise_parameters_in_float32(source: str, dtype: Dtype, tmp_path: Path) -> None:
     """Initial values are the same for every dtype of the other weights, also in a build from a float32 student."""
     options: dict[str, Any] = {"fresh": True} if source == "nothing" else {"source": llama(tmp_path / "llama")}
     spec = SPEC | ({"trunk": TRUNK} if source == "nothing" else {})
@@ -138,7 +138,7 @@ def test_builds(source: str, dtype: Dtype, tmp_path: Path) -> None:
     assert_precise(composer.build(spec, dtype=dtype, **options).state_dict(), wide, kind)
 
 
-def test_autocast_does_not_reach_them() -> None:
+def test_errors_under_autocast_do_not_grow_with_position() -> None:
     """Autocast would compute projections in bfloat16. Its error is constant, but heads read parameters directly."""
     model = composer.build(SPEC | {"trunk": TRUNK | {"layers": 1}}, fresh=True)
     tokens = torch.randint(64, (1, 4096), generator=torch.Generator().manual_seed(0))

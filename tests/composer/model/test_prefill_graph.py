@@ -46,7 +46,7 @@ def test_a_prefill_is_one_graph(part: str) -> None:
     assert printed_of(PARTS[part], PROGRAM, exported=part == next(iter(PARTS))) == "compared"
 
 
-def test_none_is_left_out() -> None:
+def test_the_compiled_layers_are_a_part_of_all_distinct_layers() -> None:
     assert len(CAUSAL) > 20
     assert len(EXPORTED) < len(LAYERS) < len(ALL)
     assert {*SMALL, *EXPORTED} <= set(CAUSAL)

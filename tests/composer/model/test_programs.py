@@ -27,7 +27,7 @@ def logits(model: ComposedForCausalLM, ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_every_backend_gives_the_same_logits(spec: str) -> None:
+def test_every_backend_has_the_same_logits(spec: str) -> None:
     model, ids = student(spec, *SPECS[spec]), tokens(2, 17)
     expected = logits(model, ids)
     for backend in ("reference", "torch", "auto"):
@@ -35,7 +35,7 @@ def test_every_backend_gives_the_same_logits(spec: str) -> None:
         torch.testing.assert_close(logits(model, ids), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_a_backend_of_ones_own_runs_in_a_model_that_was_loaded_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_backend_runs_after_build_load_and_set_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backend may be set by build, load or set_backend, and generation uses it."""
     expected = logits(student("lawcat"), tokens(1, 9))
     with own_backend(monkeypatch) as calls:
@@ -56,7 +56,7 @@ def test_a_backend_of_ones_own_runs_in_a_model_that_was_loaded_with_it(tmp_path:
         assert [shape[1] for shape in calls] == [5] * 3 + [1] * 9
 
 
-def test_an_unknown_backend_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+def test_unknown_backends_are_refused_with_a_list_of_backends(tmp_path: Path) -> None:
     model = student("lolcats")
     model.save_pretrained(tmp_path / "student")
     for attempt in (
@@ -74,23 +74,23 @@ def test_an_unknown_backend_is_refused_with_those_that_there_are(tmp_path: Path)
         composer.load(None)  # pyright: ignore[reportArgumentType]
 
 
-def test_forward_hooks_fire_on_every_part() -> None:
+def test_forward_hooks_run_once_per_operation() -> None:
     """A hook fires once per call and operation with its outputs, also for a cache that is one step with the state below it."""
     model: Any = student("lola", *SPECS["lola"])
     head, seen = model.model.layers[1].self_attn.composed.head, dict[str, list[Any]]()
     for name, module in head.named_children():
-        module.register_forward_hook(lambda _module, _inputs, gave, name=name: seen.setdefault(name, []).append(gave))
+        module.register_forward_hook(lambda _module, _inputs, output, name=name: seen.setdefault(name, []).append(output))
     logits(model, tokens(2, 11))
     assert seen.keys() == dict(head.named_children()).keys() >= {"window", "sparse", "state", "feature_map", "read"}
     ((output,), _state) = seen["read"][0]
     assert output.shape == (2, 11, 4, 16)
-    assert {name: len(gave) for name, gave in seen.items() if name in {"read", "sparse", "state"}} == dict.fromkeys(
+    assert {name: len(output) for name, output in seen.items() if name in {"read", "sparse", "state"}} == dict.fromkeys(
         ("read", "sparse", "state"), 1
     )
     assert len(seen["window"]) == 2, "its answer, and its weight"
 
 
-def test_hooks_for_all_modules_see_heads_and_parts() -> None:
+def test_global_forward_hooks_run_on_heads_and_parts() -> None:
     model: Any = student("lolcats")
     seen: set[str] = set()
     hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.add(type(module).__name__))
@@ -101,11 +101,11 @@ def test_hooks_for_all_modules_see_heads_and_parts() -> None:
     assert seen >= {"ComposedHeads", "Head", "PartModule"}
 
 
-def test_a_hook_may_change_what_a_part_gives() -> None:
+def test_hooks_may_change_the_output_of_a_part() -> None:
     model: Any = student("lolcats")
     ids, read = tokens(1, 7), model.model.layers[0].self_attn.composed.head.read
     before = logits(model, ids)
-    hook = read.register_forward_hook(lambda _module, _inputs, gave: ((torch.zeros_like(gave[0][0]),), gave[1]))
+    hook = read.register_forward_hook(lambda _module, _inputs, output: ((torch.zeros_like(output[0][0]),), output[1]))
     assert not torch.allclose(logits(model, ids), before)
     hook.remove()
     assert torch.equal(logits(model, ids), before)
@@ -120,7 +120,7 @@ def test_a_model_is_printed_with_its_programs() -> None:
 
 @pytest.mark.parametrize("spec", ["lolcats", "lawcat", "softmax"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_what_is_printed_is_what_runs_on_the_models_device_and_in_its_dtype(spec: str, dtype: torch.dtype) -> None:
+def test_the_printed_program_is_for_the_device_and_dtype_of_the_model(spec: str, dtype: torch.dtype) -> None:
     """This includes heads without parameters and heads with precise ones. The meta device stands for one that is no CPU."""
     model: Any = student(spec)
     model.to(dtype)
@@ -132,7 +132,7 @@ def test_what_is_printed_is_what_runs_on_the_models_device_and_in_its_dtype(spec
     assert f"# backend reference on meta, {dtype_name}." in repr(model.to("meta"))
 
 
-def test_a_head_by_itself_is_printed_by_its_own_parameters() -> None:
+def test_a_head_is_printed_with_the_dtype_of_its_parameters() -> None:
     model: Any = student("lawcat")
     head = model.bfloat16().model.layers[0].self_attn.composed.head
     assert "# backend auto on cpu, bfloat16." in repr(head)

@@ -32,7 +32,7 @@ def published(layer: Layer, near: Tensor, far: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("window", "same"), [(4, True), (8, True), (20, True), (6, False), (7, False), (40, False), (64, False)])
 @torch.no_grad()
-def test_whole_texts_are_computed_alike_at_multiples_of_the_window(window: int, same: bool) -> None:
+def test_whole_texts_equal_the_published_code_at_multiples_of_the_window(window: int, same: bool) -> None:
     """This holds as in its training, on 1,024 tokens with a window of 64. In a text of one chunk its pairs count twice."""
     layer = Layer(student("lolcats-terraced", f"head.memory.0.size={window}"))
     difference = (layer.answer() - published(layer, *masks(window))).abs().max()
@@ -40,7 +40,7 @@ def test_whole_texts_are_computed_alike_at_multiples_of_the_window(window: int, 
 
 
 @torch.no_grad()
-def test_its_decode_slides() -> None:
+def test_decode_of_the_published_code_uses_a_sliding_window() -> None:
     """A decoded token sees the last ``window`` keys and a state of all earlier ones, as with a sliding window."""
     layer = Layer(student("lolcats-terraced", "head.memory.0.size=4", "head.memory.0.shape=sliding"))
     near, far = (layer.back >= 0) & (layer.back < 4), layer.back >= 4
@@ -49,7 +49,7 @@ def test_its_decode_slides() -> None:
     assert (published(layer, *masks(4)) - decoded)[:, 8:].abs().max() > 1e-3
 
 
-def test_its_chunks_hang_on_the_text_s_end() -> None:
+def test_chunks_of_the_published_code_depend_on_the_length_of_the_text() -> None:
     """Its chunks are not offered as a memory, since one more token changes what earlier tokens see."""
     for window in (4, 6):
         (near, far), (nearer, farther) = masks(window), masks(window, LENGTH - 1)

@@ -31,7 +31,7 @@ masks = st.integers(1, 3).flatmap(
 
 
 @given(masks)
-def test_real_tokens_come_first_in_their_order_and_go_back(is_real: list[list[bool]]) -> None:
+def test_real_tokens_are_moved_to_the_front_and_back(is_real: list[list[bool]]) -> None:
     mask = torch.tensor(is_real)
     order = rows(*mask.shape, mask=mask)
     columns = torch.arange(mask.shape[1]).expand_as(mask)
@@ -47,7 +47,7 @@ def test_real_tokens_come_first_in_their_order_and_go_back(is_real: list[list[bo
     assert order.seen.tolist() == mask.sum(1).tolist()
 
 
-def test_a_call_goes_on_behind_what_was_seen() -> None:
+def test_positions_continue_after_the_seen_tokens() -> None:
     seen = torch.tensor([3, 5])
     single, several = rows(2, 1, seen=seen, columns=5), rows(2, 2, seen=seen, columns=5, mask=torch.ones(2, 7))
     assert single.tokens.position.tolist() == [[3], [5]]
@@ -58,7 +58,7 @@ def test_a_call_goes_on_behind_what_was_seen() -> None:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_bounds_and_positions_say_the_same_documents(padded: bool) -> None:
+def test_bounds_and_positions_define_the_same_documents(padded: bool) -> None:
     """A row has documents of 3, 1 and 4 tokens. In the padded row the last document's first token is padding."""
     mask = torch.tensor([[1, 1, 1, 1, 0, 1, 1, 1]]) if padded else None
     position = torch.tensor([[0, 1, 2, 0, 9, 0, 1, 2]]) if padded else torch.tensor([[0, 1, 2, 0, 0, 1, 2, 3]])
@@ -71,7 +71,7 @@ def test_bounds_and_positions_say_the_same_documents(padded: bool) -> None:
         assert batch.tokens.segment[0, real].tolist() == [0, 0, 0, 1, 2, 2, 2, 2][real]
 
 
-def test_a_first_document_continues_an_empty_state_and_ends_another() -> None:
+def test_position_0_starts_a_new_document_only_after_seen_tokens() -> None:
     position = torch.tensor([[0, 1, 2]])
     assert rows(1, 3, positions=position).tokens.segment is None
     segment = rows(1, 3, positions=position, seen=torch.tensor([7])).tokens.segment
@@ -117,7 +117,7 @@ def test_a_first_document_continues_an_empty_state_and_ends_another() -> None:
         ),
     ],
 )
-def test_what_cannot_be_told(options: dict[str, Any], wrong: str) -> None:
+def test_invalid_and_contradictory_arguments_are_refused(options: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
         rows(1, 4, **options)
 
@@ -140,7 +140,7 @@ BEGINS_AT_3_AND_4: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("how", BEGINS_AT_3_AND_4)
-def test_documents_are_read_from_every_statement_of_them(how: str) -> None:
+def test_documents_are_read_from_every_accepted_argument(how: str) -> None:
     statement = BEGINS_AT_3_AND_4[how]
     tokens = rows(1, 8, **statement).tokens
     assert tokens.segment is not None
@@ -148,7 +148,7 @@ def test_documents_are_read_from_every_statement_of_them(how: str) -> None:
     assert tokens.position.tolist() == statement.get("positions", torch.tensor([[0, 1, 2, 0, 0, 1, 2, 3]])).tolist()
 
 
-def test_each_row_has_documents_of_its_own() -> None:
+def test_rows_have_separate_documents() -> None:
     """Padding of any number belongs to no document."""
     numbers, mask = torch.tensor([[0, 0, 1, 1, 1], [7, 3, 3, 9, 9]]), torch.tensor([[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]])
     tokens = rows(2, 5, seq_idx=numbers, mask=mask).tokens

@@ -50,7 +50,7 @@ READ, MORE = 90, 7
 
 @torch.no_grad()
 @pytest.mark.parametrize("spec", [*BOUNDED, *GROWING])
-def test_a_file_continues_as_one_run(spec: str, tmp_path: Path) -> None:
+def test_a_loaded_state_continues_like_the_cache_in_memory(spec: str, tmp_path: Path) -> None:
     """The logits of each token equal a run without a file, and the bytes equal those of ``explain``."""
     model, ids, path = student(spec), tokens(1, READ + MORE), tmp_path / "state"
     cache = new_cache(model.config)
@@ -69,7 +69,7 @@ def test_a_file_continues_as_one_run(spec: str, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_reading_in_pieces_is_the_same_wherever_the_file_lies(tmp_path: Path) -> None:
+def test_saving_and_loading_between_pieces_changes_no_state(tmp_path: Path) -> None:
     """A text of three pieces is read at once, or with a file after the second piece."""
     model, ids = student("lawcat"), tokens(1, 2 * PIECE + 100)
     whole, first, progress = new_cache(model.config), new_cache(model.config), []
@@ -85,7 +85,7 @@ def test_reading_in_pieces_is_the_same_wherever_the_file_lies(tmp_path: Path) ->
         assert all(torch.equal(wanted[name], actual[name]) for name in wanted)
 
 
-def test_a_state_in_bfloat16_has_the_types_of_the_model(tmp_path: Path) -> None:
+def test_a_state_of_a_bfloat16_model_keeps_its_dtypes_and_values(tmp_path: Path) -> None:
     model = student("lolcats").bfloat16()
     cache = new_cache(model.config)
     read_in_pieces(model, tokens(1, READ), cache)
@@ -118,7 +118,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     ],
     ids=lambda value: "" if isinstance(value, str) else "+".join(value),
 )
-def test_another_model(saved: tuple[Any, Path], change: dict[str, Any], problem: str) -> None:
+def test_states_of_other_models_are_refused(saved: tuple[Any, Path], change: dict[str, Any], problem: str) -> None:
     model, path = saved
     with pytest.raises(ComposerError) as caught:
         load_cache(path, model, OWNER.model_copy(update=change))
@@ -126,7 +126,7 @@ def test_another_model(saved: tuple[Any, Path], change: dict[str, Any], problem:
     assert problem in str(caught.value)
 
 
-def test_a_state_of_other_heads(saved: tuple[Any, Path]) -> None:
+def test_states_of_other_heads_are_refused(saved: tuple[Any, Path]) -> None:
     """With forged hashes, the names and shapes of the states are still checked."""
     with pytest.raises(ComposerError, match=r"is damaged: this model has no state layers\.0\.head\."):
         load_cache(saved[1], student("latte"), OWNER)
@@ -135,7 +135,7 @@ def test_a_state_of_other_heads(saved: tuple[Any, Path]) -> None:
 Tensors = dict[str, torch.Tensor]
 
 
-def rewritten(change: Callable[[Tensors, dict[str, Any]], object]) -> Callable[[Path], None]:
+def rewrite(change: Callable[[Tensors, dict[str, Any]], object]) -> Callable[[Path], None]:
     """Write a damage as a valid safetensors file with the right hash."""
 
     def write(path: Path) -> None:
@@ -151,7 +151,7 @@ def rewritten(change: Callable[[Tensors, dict[str, Any]], object]) -> Callable[[
     return write
 
 
-def edited(change: Callable[[bytearray], object]) -> Callable[[Path], None]:
+def edit(change: Callable[[bytearray], object]) -> Callable[[Path], None]:
     def write(path: Path) -> None:
         contents = bytearray(path.read_bytes())
         change(contents)
@@ -160,14 +160,14 @@ def edited(change: Callable[[bytearray], object]) -> Callable[[Path], None]:
     return write
 
 
-def header_of(length: int) -> Callable[[bytearray], None]:
+def set_header_length(length: int) -> Callable[[bytearray], None]:
     def change(contents: bytearray) -> None:
         contents[:8] = struct.pack("<Q", length)
 
     return change
 
 
-def padded(path: Path) -> None:
+def pad_header(path: Path) -> None:
     """Write an otherwise valid header of 9 MB."""
     contents = path.read_bytes()
     (length,) = struct.unpack("<Q", contents[:8])
@@ -180,41 +180,41 @@ def first(tensors: Tensors, ending: str) -> torch.Tensor:
 
 
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "truncated": (edited(lambda contents: contents.__delitem__(slice(-5, None))), "is truncated"),
-    "longer": (edited(lambda contents: contents.extend(b"12345")), "longer than its header states"),
+    "truncated": (edit(lambda contents: contents.__delitem__(slice(-5, None))), "is truncated"),
+    "longer": (edit(lambda contents: contents.extend(b"12345")), "longer than its header states"),
     "empty": (lambda path: path.write_bytes(b""), "does not begin with a safetensors header"),
     "text": (lambda path: path.write_text("once upon a time " * 9), "does not begin with a safetensors header"),
-    "huge header": (edited(header_of(2**62)), "does not begin with a safetensors header"),
-    "long header": (padded, "has a header of 9,00"),
-    "a changed byte": (edited(lambda contents: contents.__setitem__(-1, contents[-1] ^ 1)), "its tensors have the SHA-256"),
+    "huge header": (edit(set_header_length(2**62)), "does not begin with a safetensors header"),
+    "long header": (pad_header, "has a header of 9,00"),
+    "a changed byte": (edit(lambda contents: contents.__setitem__(-1, contents[-1] ^ 1)), "its tensors have the SHA-256"),
     "no state": (lambda path: save_file({"x": torch.ones(1)}, path), "its metadata lack composer_state"),
-    "unknown name": (rewritten(lambda tensors, _: tensors.update(x=torch.ones(1))), "this model has no state x"),
-    "missing": (rewritten(lambda tensors, _: tensors.pop("seen")), "it lacks seen"),
-    "shape": (rewritten(lambda tensors, _: tensors.update(seen=torch.tensor([[READ]]))), "expected I64 of shape [1] in 8 bytes"),
-    "dtype": (rewritten(lambda tensors, _: tensors.update(seen=torch.ones(1, dtype=torch.float64))), "expected I64 of shape [1]"),
-    "count": (rewritten(lambda tensors, _: tensors["seen"].fill_(5)), "seen has [5], expected [90]"),
-    "position": (rewritten(lambda tensors, _: first(tensors, "position").fill_(2**40)), "positions outside of -1 to 89"),
+    "unknown name": (rewrite(lambda tensors, _: tensors.update(x=torch.ones(1))), "this model has no state x"),
+    "missing": (rewrite(lambda tensors, _: tensors.pop("seen")), "it lacks seen"),
+    "shape": (rewrite(lambda tensors, _: tensors.update(seen=torch.tensor([[READ]]))), "expected I64 of shape [1] in 8 bytes"),
+    "dtype": (rewrite(lambda tensors, _: tensors.update(seen=torch.ones(1, dtype=torch.float64))), "expected I64 of shape [1]"),
+    "count": (rewrite(lambda tensors, _: tensors["seen"].fill_(5)), "seen has [5], expected [90]"),
+    "position": (rewrite(lambda tensors, _: first(tensors, "position").fill_(2**40)), "positions outside of -1 to 89"),
     "reordered": (
-        rewritten(lambda tensors, _: first(tensors, "position").copy_(first(tensors, "position").roll(1))),
+        rewrite(lambda tensors, _: first(tensors, "position").copy_(first(tensors, "position").roll(1))),
         "in an order that",
     ),
     "absent": (
-        rewritten(lambda tensors, _: first(tensors, "position").fill_(-1)),
+        rewrite(lambda tensors, _: first(tensors, "position").fill_(-1)),
         "positions in an order that reading does not leave",
     ),
-    "infinite": (rewritten(lambda tensors, _: first(tensors, "value").view(-1)[0].fill_(torch.inf)), "value has infinite values"),
-    "negative mass": (rewritten(lambda tensors, _: first(tensors, "state.state")[..., -1].neg_()), "state has values below 0"),
-    "NaN": (rewritten(lambda tensors, _: first(tensors, "key").fill_(torch.nan)), "has values that are no numbers"),
-    "tokens": (rewritten(lambda _, record: record.update(tokens=10**15)), "composer_state: tokens: expected at most 2.14748e+09"),
-    "no tokens": (rewritten(lambda _, record: record.update(tokens=0)), "expected at least 1"),
-    "format": (rewritten(lambda _, record: record.update(format=2)), "composer_state: format: input should be 1"),
-    "field": (rewritten(lambda _, record: record.update(more=1)), "composer_state: more: the field is unknown"),
-    "types": (rewritten(lambda _, record: record.update(model=[])), "composer_state: model: "),
+    "infinite": (rewrite(lambda tensors, _: first(tensors, "value").view(-1)[0].fill_(torch.inf)), "value has infinite values"),
+    "negative mass": (rewrite(lambda tensors, _: first(tensors, "state.state")[..., -1].neg_()), "state has values below 0"),
+    "NaN": (rewrite(lambda tensors, _: first(tensors, "key").fill_(torch.nan)), "has values that are no numbers"),
+    "tokens": (rewrite(lambda _, record: record.update(tokens=10**15)), "composer_state: tokens: expected at most 2.14748e+09"),
+    "no tokens": (rewrite(lambda _, record: record.update(tokens=0)), "expected at least 1"),
+    "format": (rewrite(lambda _, record: record.update(format=2)), "composer_state: format: input should be 1"),
+    "field": (rewrite(lambda _, record: record.update(more=1)), "composer_state: more: the field is unknown"),
+    "types": (rewrite(lambda _, record: record.update(model=[])), "composer_state: model: "),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_damaged_files(saved: tuple[Any, Path], tmp_path: Path, kind: str) -> None:
+def test_damaged_files_are_refused_with_the_damage(saved: tuple[Any, Path], tmp_path: Path, kind: str) -> None:
     model, original = saved
     path = tmp_path / "state"
     path.write_bytes(original.read_bytes())
@@ -226,13 +226,13 @@ def test_damaged_files(saved: tuple[Any, Path], tmp_path: Path, kind: str) -> No
     assert "ompose read" in str(caught.value)
 
 
-def test_a_growing_state_is_bounded_by_its_file(tmp_path: Path) -> None:
+def test_more_tokens_than_a_growing_state_holds_are_refused(tmp_path: Path) -> None:
     """A number of tokens beyond the size of the file is rejected before memory is allocated."""
     model, path = student("softmax"), tmp_path / "state"
     cache = new_cache(model.config)
     read_in_pieces(model, tokens(1, READ), cache)
     save_cache(path, cache, model, OWNER)
-    rewritten(lambda _, record: record.update(tokens=2**31))(path)
+    rewrite(lambda _, record: record.update(tokens=2**31))(path)
     with pytest.raises(ComposerError, match=r"expected F64 of shape \[1, 2147483648, 2, 16\]"):
         load_cache(path, model, OWNER)
 
@@ -252,13 +252,13 @@ class _Largest(TorchDispatchMode):
         return result
 
 
-def test_a_claimed_number_of_tokens_takes_no_memory(tmp_path: Path) -> None:
+def test_a_large_token_count_allocates_no_large_tensor(tmp_path: Path) -> None:
     """A state of constant size continues as after so many tokens, without a tensor of that length."""
     model, path = student("lawcat"), tmp_path / "state"
     cache = new_cache(model.config)
     read_in_pieces(model, tokens(1, READ), cache)
     save_cache(path, cache, model, OWNER)
-    rewritten(lambda tensors, record: (tensors["seen"].fill_(2**31), record.update(tokens=2**31)))(path)
+    rewrite(lambda tensors, record: (tensors["seen"].fill_(2**31), record.update(tokens=2**31)))(path)
     with _Largest() as largest:
         claimed = load_cache(path, model, OWNER)
         made = model.generate(tokens(1, 5), **continuation(5, claimed), max_new_tokens=3, do_sample=False, eos_token_id=None)
@@ -268,7 +268,7 @@ def test_a_claimed_number_of_tokens_takes_no_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_irregular_files(saved: tuple[Any, Path], tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_irregular_files_are_refused(saved: tuple[Any, Path], tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, original = saved
     path = tmp_path / "state"
     path.write_bytes(original.read_bytes())
@@ -277,5 +277,5 @@ def test_irregular_files(saved: tuple[Any, Path], tmp_path: Path, kind: str, mon
         load_cache(path, model, OWNER)
 
 
-def test_every_state_is_declared(saved: tuple[Any, Path]) -> None:
+def test_the_declared_states_are_those_of_the_file(saved: tuple[Any, Path]) -> None:
     assert list(declare_states(saved[0], READ)) == sorted(load_file(saved[1]))

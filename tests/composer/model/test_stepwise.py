@@ -17,16 +17,16 @@ HEADS = {name: head for name, head in every_head().items() if name.startswith("m
 LENGTH = 40
 
 
-def called(spec: HeadSpec) -> tuple[Head, HeadInputs, torch.Tensor]:
+def run_once(spec: HeadSpec) -> tuple[Head, HeadInputs, torch.Tensor]:
     """Return the head, its inputs, and its output in one call."""
     head, data = build_head(spec, SMALL.shape(4)), inputs(SMALL.shape(4), 2, LENGTH)
     return head, data.of_head(), run(head, data)[0]
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_pieces_are_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_equal_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stepwise, "LONGEST", 16)
-    head, data, whole = called(HEADS[name])
+    head, data, whole = run_once(HEADS[name])
     parts = list(pieces(head, data, "auto", bounds=(5, 30, 30, 99)))
     ends = [piece.columns.stop for piece in parts]
     assert ends == sorted(set(ends))
@@ -39,8 +39,8 @@ def test_pieces_are_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         assert piece.tokens.position[0].tolist() == list(range(LENGTH))[piece.columns]
 
 
-def test_with_gradients_answers_depend_on_what_enters() -> None:
-    head, data, _ = called(HEADS["memory: window"])
+def test_memory_outputs_have_gradients_of_their_values() -> None:
+    head, data, _ = run_once(HEADS["memory: window"])
     (piece,) = pieces(head, data, "auto", gradients=True)
     (answer,) = piece.memory_outputs.values()
     (by_value,) = torch.autograd.grad(answer.sum(), piece.memory_values)
@@ -50,6 +50,6 @@ def test_with_gradients_answers_depend_on_what_enters() -> None:
 
 def test_tensors_of_inference_mode_are_copied() -> None:
     with torch.inference_mode():
-        _, data, _ = called(HEADS["memory: window"])
+        _, data, _ = run_once(HEADS["memory: window"])
     assert data.query.is_inference()
-    assert not any(of.is_inference() for of in (ordinary_inputs(data).query, ordinary_inputs(data).tokens.position))
+    assert not any(tensor.is_inference() for tensor in (ordinary_inputs(data).query, ordinary_inputs(data).tokens.position))

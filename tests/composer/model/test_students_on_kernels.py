@@ -105,7 +105,9 @@ def close(actual: Tensor, wanted: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("spec", "backend"), ANSWERS)
-def test_a_student_is_the_same(spec: str, backend: str, student: Callable[[str], tuple[Path, Answers]]) -> None:
+def test_students_on_kernels_equal_students_on_pytorch_forms(
+    spec: str, backend: str, student: Callable[[str], tuple[Path, Answers]]
+) -> None:
     folder, wanted = student(spec)
     close(torch.cat((wanted.prefill, wanted.decode), dim=1), wanted.text[:, :DECODED])
     with count_launches() as kernels:
@@ -118,5 +120,5 @@ def test_a_student_is_the_same(spec: str, backend: str, student: Callable[[str],
         close(actual.gradients[name], gradient)
 
 
-def test_both_are_asked_of_each_student() -> None:
+def test_every_student_is_tested_on_both_backends() -> None:
     assert ANSWERS.keys() == {(spec, backend) for spec in STUDENTS for backend in ("fla", "triton")}

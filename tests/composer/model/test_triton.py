@@ -46,7 +46,7 @@ IDS = torch.randint(3, 500, (1, 40), generator=torch.Generator().manual_seed(0))
     ],
     ids=["its code's", "lizard", "streaming"],
 )
-def test_logits_and_gradients(spec: str, overrides: tuple[str, ...], kernels: dict[str, int]) -> None:
+def test_logits_and_gradients_on_triton_match_pytorch(spec: str, overrides: tuple[str, ...], kernels: dict[str, int]) -> None:
     model, answers = student(spec, *overrides), []
     for backend in ("torch", "triton"):
         model.set_backend(backend)
@@ -73,7 +73,7 @@ def test_logits_and_gradients(spec: str, overrides: tuple[str, ...], kernels: di
     ],
     ids=["lolcats", "lola", "lawcat"],
 )
-def test_what_is_written_behind_a_prompt(spec: str, overrides: tuple[str, ...], kernels: dict[str, int]) -> None:
+def test_generated_text_on_triton_equals_that_on_pytorch(spec: str, overrides: tuple[str, ...], kernels: dict[str, int]) -> None:
     """The first of two rows has left padding."""
     model = student(spec, *overrides)
     ids = IDS.view(2, 20)

@@ -27,7 +27,7 @@ def logits(made: torch.nn.Module, ids: torch.Tensor, **more: Any) -> torch.Tenso
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_trunk_like_llamas_is_llama(tied: bool, bias: bool) -> None:
+def test_the_default_trunk_equals_llama(tied: bool, bias: bool) -> None:
     built, ids = model(tied=tied, bias=bias, theta=500), tokens(2, 50)
     config = LlamaConfig(
         vocab_size=97,
@@ -69,7 +69,7 @@ def classic(ids: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor
     return norm(hidden, "model.norm") @ weights["model.embed_tokens.weight"].T
 
 
-def test_the_classic_trunk_is_its_formula() -> None:
+def test_the_classic_trunk_equals_its_formula() -> None:
     sizes = {"width": 32, "layers": 2, "heads": 4, "key_heads": 2, "vocabulary": 97, "norm": "layer", "mlp": "plain"}
     spec = {"compose": 1, "name": "x", "head": {"position": "none", "memory": ["full"]}}
     built = composer.build(spec | {"trunk": sizes | {"embedding": "learned", "length": 40}}, fresh=True, dtype="float64", seed=3)
@@ -81,7 +81,7 @@ def test_the_classic_trunk_is_its_formula() -> None:
 
 
 @pytest.mark.parametrize("width", [32, 20])
-def test_sinusoidal_positions(width: int) -> None:
+def test_sinusoidal_positions_equal_their_formula(width: int) -> None:
     """With all other weights at 0, the hidden state is the positions."""
     built = model(embedding="sinusoidal", width=width, head_dim=8)
     ids = tokens(1, 9)
@@ -95,7 +95,7 @@ def test_sinusoidal_positions(width: int) -> None:
 
 @pytest.mark.parametrize("trunk", TRUNKS)
 @pytest.mark.parametrize("head", HEADS)
-def test_step_by_step_is_one_call(head: str, trunk: str) -> None:
+def test_split_calls_equal_one_call(head: str, trunk: str) -> None:
     built, ids = model(head, **TRUNKS[trunk]), tokens(2, 24)
     expected, cache, pieces = logits(built, ids), None, []
     for start, end in ((0, 7), (7, 8), (8, 20), *((step, step + 1) for step in range(20, 24))):
@@ -108,7 +108,7 @@ def test_step_by_step_is_one_call(head: str, trunk: str) -> None:
 
 @pytest.mark.parametrize("side", ["left", "right", "middle"])
 @pytest.mark.parametrize("trunk", TRUNKS)
-def test_padding_anywhere_is_unseen(trunk: str, side: str) -> None:
+def test_padding_anywhere_changes_no_logits(trunk: str, side: str) -> None:
     built, ids = model("lolcats", **TRUNKS[trunk]), tokens(1, 12)
     at = {"left": [0, 1, 2], "right": [12, 13, 14], "middle": [0, 5, 9]}[side]
     mask = torch.ones(1, 15, dtype=torch.int64)
@@ -120,7 +120,7 @@ def test_padding_anywhere_is_unseen(trunk: str, side: str) -> None:
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)
-def test_packed_documents_are_apart(trunk: str) -> None:
+def test_packed_documents_are_independent(trunk: str) -> None:
     built, documents = model("lawcat", **TRUNKS[trunk]), [tokens(1, length, seed=length) for length in (5, 1, 17)]
     alone = torch.cat([logits(built, text) for text in documents], 1)
     found_logits = logits(built, torch.cat(documents, 1), cu_seqlens=torch.tensor([0, 5, 6, 23]))
@@ -128,7 +128,7 @@ def test_packed_documents_are_apart(trunk: str) -> None:
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)
-def test_left_padded_rows_are_generated_as_alone(trunk: str) -> None:
+def test_left_padded_rows_generate_the_text_of_single_rows(trunk: str) -> None:
     built, settings = model("lolcats", **TRUNKS[trunk]), {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None}
     rows = [tokens(1, length, seed=length)[0] for length in (4, 9)]
     ids = torch.stack([functional.pad(row, (9 - len(row), 0)) for row in rows])
@@ -138,7 +138,7 @@ def test_left_padded_rows_are_generated_as_alone(trunk: str) -> None:
         assert torch.equal(together[index, 9:], built.generate(row[None], **settings)[0, len(row) :])
 
 
-def test_a_document_that_is_too_long_for_learned_positions_is_refused() -> None:
+def test_documents_longer_than_the_learned_positions_are_refused() -> None:
     built = model(embedding="learned", length=10)
     logits(built, tokens(1, 10))
     with pytest.raises(ValueError, match="token 11 of a document has no position: this model has learned 10 of them"):
@@ -160,7 +160,7 @@ def test_a_training_step_reaches_every_parameter(head: str, trunk: str) -> None:
     assert logits(built.eval(), ids).isfinite().all()
 
 
-def test_dropout_is_for_training() -> None:
+def test_dropout_applies_only_in_training() -> None:
     built, ids = model(dropout=0.5), tokens(1, 9)
     plain = model()
     assert torch.equal(logits(built, ids), logits(plain, ids))
@@ -172,7 +172,7 @@ def test_dropout_is_for_training() -> None:
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)
-def test_saved_and_loaded_and_made_anew(trunk: str, tmp_path) -> None:
+def test_trunks_load_from_a_folder_and_initialise_from_their_config(trunk: str, tmp_path) -> None:
     built, ids = model("lawcat", **TRUNKS[trunk]), tokens(1, 9)
     built.save_pretrained(tmp_path)
     loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto", output_loading_info=True)
@@ -184,7 +184,7 @@ def test_saved_and_loaded_and_made_anew(trunk: str, tmp_path) -> None:
     assert all((parameter == ("weight" in name)).all() for name, parameter in anew.named_parameters() if "norm" in name)
 
 
-def test_it_is_a_source_for_other_heads() -> None:
+def test_a_trunk_is_a_source_for_other_heads() -> None:
     teacher, ids = model(**TRUNKS["learned"]), tokens(2, 30)
     spec = {"compose": 1, "name": "y", "head": HEADS["softmax"]}
     student = composer.build(spec, teacher)
@@ -196,7 +196,7 @@ def test_it_is_a_source_for_other_heads() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_the_norm_is_llamas_to_the_bit(dtype: torch.dtype) -> None:
+def test_the_norm_equals_llamas_bit_for_bit(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     own, llamas, hidden = RMSNorm(24, 1e-6).to(dtype), LlamaRMSNorm(24, 1e-6).to(dtype), torch.randn(2, 5, 24, dtype=dtype)
     with torch.no_grad():

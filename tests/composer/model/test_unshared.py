@@ -34,7 +34,7 @@ def ids(seed: int = 1, length: int = 23) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", PASSED)
 @torch.no_grad()
-def test_it_starts_as_its_source_on_every_family(family: str) -> None:
+def test_unshared_heads_start_as_their_source_on_every_family(family: str) -> None:
     """This includes families with joint projections. No weight of the trunk is copied."""
     skip_before(LATER.get(family, "0"), f"place for heads in {family}")
     source = small(family)
@@ -43,7 +43,7 @@ def test_it_starts_as_its_source_on_every_family(family: str) -> None:
 
 @pytest.mark.parametrize("spec", ["lawcat", "lolcats", "gated-delta", "lola", "forgetting"])
 @torch.no_grad()
-def test_it_starts_as_the_same_student_with_shared_ones(spec: str) -> None:
+def test_unshared_heads_start_as_shared_heads(spec: str) -> None:
     source, token_ids = llama(), ids()
     plain, own = composer.build(spec, source), composer.build(spec, source, overrides=[OWN])
     theirs = dict(plain.named_parameters())
@@ -58,7 +58,7 @@ def test_it_starts_as_the_same_student_with_shared_ones(spec: str) -> None:
 
 
 @torch.no_grad()
-def test_what_it_learns_is_a_copy_of_the_projections() -> None:
+def test_trained_unshared_heads_equal_a_model_with_one_key_head_per_query_head() -> None:
     """A model with one key head per query head, whose projections are the shared ones plus the differences, has the same logits."""
     source: Any = llama()
     own: Any = composer.build("softmax", source, overrides=[OWN])
@@ -83,7 +83,7 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_student(folder / "student", make_teacher(folder / "teacher"), UNSHARED | {"recipe": RECIPE})
 
 
-def test_transfer_and_adapters_train_it_and_it_is_loaded(student: Path, tmp_path: Path) -> None:
+def test_trained_unshared_parameters_are_saved_and_loaded(student: Path, tmp_path: Path) -> None:
     texts = write_texts(tmp_path / "texts.jsonl")
     report = run(student, tmp_path / "out", texts, "recipe.transfer.init=calibrated", merge=True)
     assert [outcome.stage for outcome in report.stages] == ["transfer", "finetune"]
@@ -97,14 +97,14 @@ def test_transfer_and_adapters_train_it_and_it_is_loaded(student: Path, tmp_path
         assert torch.equal(loaded(ids() % 64).logits, trained(ids() % 64).logits)
 
 
-def test_streamed_and_in_memory(student: Path, tmp_path: Path) -> None:
+def test_streamed_transfer_equals_transfer_in_memory(student: Path, tmp_path: Path) -> None:
     texts = write_texts(tmp_path / "texts.jsonl")
     run(student, tmp_path / "whole", texts, which="transfer")
     run(student, tmp_path / "out", texts, **STREAM)
     assert same(weights(tmp_path / "whole"), tmp_path / "out")
 
 
-def test_its_attention_weights_are_compared(student: Path, tmp_path: Path) -> None:
+def test_transfer_with_attention_weights_has_finite_losses(student: Path, tmp_path: Path) -> None:
     """Weights do not depend on the heads of values."""
     report = run(
         student, tmp_path / "out", write_texts(tmp_path / "texts.jsonl"), "recipe.transfer.cross_entropy=1", which="transfer"
@@ -114,7 +114,7 @@ def test_its_attention_weights_are_compared(student: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("named", "count"), [("[k]", 1), ("[v]", 1), ("[k, v]", 2)])
-def test_what_it_costs_is_said(named: str, count: int) -> None:
+def test_explain_counts_parameters_operations_and_state_of_unshared_heads(named: str, count: int) -> None:
     """Parameters are H · D · C for each, with their operations, and a state per query head, here twice the source's cache."""
     overrides = ["head.position=none", f"head.unshare={{kind: copies, inputs: {named}}}"]
     plain, own = (explain_resolved(resolve(load_spec("softmax", overrides[:most]), SMALL), sequence=64) for most in (1, 2))

@@ -68,13 +68,13 @@ def small(spec: str) -> ComposedForCausalLM:
 
 
 @pytest.mark.parametrize("spec", CAUSAL)
-def test_steps_of_padded_rows_wait_for_nothing(spec: str, counted: Counter[str]) -> None:
+def test_steps_of_padded_rows_do_not_wait_for_the_host(spec: str, counted: Counter[str]) -> None:
     small(spec).generate(tokens(2, 9), attention_mask=MASK, **GREEDY)
     assert not waiting(counted)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_with_learned_positions_and_in_every_mode(mode: str, counted: Counter[str]) -> None:
+def test_steps_with_learned_positions_do_not_wait_in_any_mode(mode: str, counted: Counter[str]) -> None:
     made: Any = fresh("lolcats", embedding="learned", length=64)
     ids = tokens(2, 9)
     torch.manual_seed(7)
@@ -85,7 +85,7 @@ def test_with_learned_positions_and_in_every_mode(mode: str, counted: Counter[st
     assert torch.equal(generated, made.generate(ids, attention_mask=MASK, use_cache=False, **plain))
 
 
-def test_a_text_that_goes_on(counted: Counter[str]) -> None:
+def test_steps_of_continued_texts_do_not_wait(counted: Counter[str]) -> None:
     """A padded text continues with several tokens, also with padding between them."""
     model, ids = small("lolcats"), tokens(2, 30)
     first = model.generate(ids[:, :9], attention_mask=MASK, return_dict_in_generate=True, **GREEDY)
@@ -98,7 +98,7 @@ def test_a_text_that_goes_on(counted: Counter[str]) -> None:
     assert torch.equal(generated, model.generate(longer, attention_mask=mask, use_cache=False, **GREEDY))
 
 
-def test_positions_that_do_not_follow_are_heeded(counted: Counter[str]) -> None:
+def test_steps_continue_from_explicit_positions(counted: Counter[str]) -> None:
     """With a second document in the prompt, the steps use the given positions."""
     model, ids = small("lolcats"), tokens(1, 9)
     position = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
@@ -106,7 +106,7 @@ def test_positions_that_do_not_follow_are_heeded(counted: Counter[str]) -> None:
     assert torch.equal(generated[:, 9:], model.generate(ids[:, 4:], **GREEDY)[:, 5:])
 
 
-def test_a_text_that_outgrows_learned_positions_is_refused_in_time(counted: Counter[str]) -> None:
+def test_texts_longer_than_the_learned_positions_are_refused(counted: Counter[str]) -> None:
     made: Any = fresh("lolcats", embedding="learned", length=12)
     made.generate(tokens(1, 9), **GREEDY | {"max_new_tokens": 4})
     with pytest.raises(ValueError, match="token 13 of a document has no position"):
