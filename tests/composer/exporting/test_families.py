@@ -53,7 +53,7 @@ def test_exports_equal_their_models(chunk: int, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("family", REFUSED)
-def test_other_families_are_refused_by_name(family: str) -> None:
+def test_unsupported_families_are_refused_by_name(family: str) -> None:
     if family in HYBRIDS and not hybrids_run():
         pytest.skip(f"transformers {transformers.__version__} cannot continue the states of {family}'s layers")
     with pytest.raises(ExportError, match=f"family {family} are not exported"):

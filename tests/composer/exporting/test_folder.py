@@ -36,9 +36,9 @@ class Missing(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Missing())
 import torch
 from transformers import AutoModelForCausalLM
-folder, asked, answers, again = sys.argv[1:]
+folder, inputs, answers, again = sys.argv[1:]
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
-tokens, mask = torch.load(asked)
+tokens, mask = torch.load(inputs)
 with torch.no_grad():
     logits = model(tokens, attention_mask=mask).logits[mask.bool()]
 text = model.generate(tokens[2:, : tokens.shape[1] // 2], max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)
@@ -62,7 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def uncompared(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exports are written without the process that loads them, which takes seconds."""
     monkeypatch.setattr("composer.exporting.folder.compare", lambda _: [Comparison(0.0, None)])
 
@@ -75,14 +75,14 @@ def exported(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_its_card_has_the_command_with_the_output_as_named(model: Path, exported: Path) -> None:
+def test_the_model_card_contains_the_command_with_the_output_folder(model: Path, exported: Path) -> None:
     assert f"Written by `compose export {model} -o {exported}`." in (exported / "README.md").read_text()
 
 
-def test_it_loads_and_saves_without_this_package(model: Path, exported: Path, tmp_path: Path) -> None:
+def test_exports_load_and_save_without_this_package(model: Path, exported: Path, tmp_path: Path) -> None:
     tokens, mask = texts(507, LENGTH)
-    torch.save((tokens, mask), tmp_path / "asked.pt")
-    words = [sys.executable, "-c", LOADS, exported, tmp_path / "asked.pt", tmp_path / "answers.pt", tmp_path / "again"]
+    torch.save((tokens, mask), tmp_path / "inputs.pt")
+    words = [sys.executable, "-c", LOADS, exported, tmp_path / "inputs.pt", tmp_path / "answers.pt", tmp_path / "again"]
     environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1", "PATH": "", "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
         [str(word) for word in words], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
@@ -104,22 +104,22 @@ def test_it_loads_and_saves_without_this_package(model: Path, exported: Path, tm
         (("return output.contiguous(), None", "return output.missing, None"), "it does not compute a text: AttributeError"),
     ],
 )
-def test_no_folder_appears_unless_it_equals_its_model(
+def test_exports_that_differ_from_their_model_are_not_written(
     change: tuple[str, str], problem: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def changed(*arguments: Any, **options: Any) -> Exported:
+    def write_changed(*arguments: Any, **options: Any) -> Exported:
         exported = text_of(*arguments, **options)
         assert change[0] in exported.text
         return replace(exported, text=exported.text.replace(*change))
 
-    monkeypatch.setattr("composer.exporting.folder.text_of", changed)
+    monkeypatch.setattr("composer.exporting.folder.text_of", write_changed)
     with pytest.raises(ExportError, match=problem):
         composer.export(model, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")] == []
 
 
-@pytest.mark.usefixtures("uncompared")
-def test_named_chat_templates_go_along(model: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_comparison")
+def test_named_chat_templates_are_exported(model: Path, tmp_path: Path) -> None:
     templates = "additional_chat_templates/tool_use.jinja", "chat_template.jinja"
     shutil.copytree(model, tmp_path / "model")
     for name in templates:
@@ -135,8 +135,8 @@ def test_named_chat_templates_go_along(model: Path, tmp_path: Path) -> None:
         composer.export(tmp_path / "model", tmp_path / "out", force=True)
 
 
-@pytest.mark.usefixtures("uncompared")
-def test_weights_are_links_unless_copies_are_wanted(model: Path, exported: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_comparison")
+def test_weights_are_linked_unless_copy_is_set(model: Path, exported: Path, tmp_path: Path) -> None:
     composer.export(model, tmp_path / "copied", copy=True)
     for path in model.glob("*.safetensors"):
         assert (exported / path.name).samefile(path)
@@ -159,10 +159,10 @@ def test_verify_checks_files_code_and_logits(exported: Path, model: Path, tmp_pa
     assert (failed.what, failed.subject) == ("code", file.name), "a file that differs from what is written does not run"
 
 
-def test_a_broken_export_fails_in_a_sentence(exported: Path, tmp_path: Path) -> None:
+def test_verify_reports_broken_weights_and_configs(exported: Path, tmp_path: Path) -> None:
     """Its record agrees with its files."""
 
-    def verified(name: str, contents: bytes) -> Check:
+    def verify_changed(name: str, contents: bytes) -> Check:
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         shutil.copytree(exported, tmp_path / "out")
         (tmp_path / "out" / name).write_bytes(contents)
@@ -175,19 +175,19 @@ def test_a_broken_export_fails_in_a_sentence(exported: Path, tmp_path: Path) -> 
 
     weights = load_file(exported / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
-    assert verified("model.safetensors", save(weights, {"format": "pt"})).detail == (
+    assert verify_changed("model.safetensors", save(weights, {"format": "pt"})).detail == (
         "its weights do not fit its class (missing keys): model.layers.1.mlp.up_proj.weight"
     )
     config = (exported / "config.json").read_bytes()
     assert (
         "it does not load"
-        in verified("config.json", config.replace(b'"num_hidden_layers": 2', b'"num_hidden_layers": "two"')).detail
+        in verify_changed("config.json", config.replace(b'"num_hidden_layers": 2', b'"num_hidden_layers": "two"')).detail
     )
-    assert verified("config.json", b"[").detail.startswith("it is no JSON object")
+    assert verify_changed("config.json", b"[").detail.startswith("it is no JSON object")
 
 
-@pytest.mark.usefixtures("uncompared")
-def test_an_export_is_replaced_by_force_alone_and_only_where_nobody_has_changed_it(model: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_comparison")
+def test_force_replaces_only_unchanged_exports(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     composer.export(model, out)
     with pytest.raises(ComposerError, match="exists already"):
@@ -202,8 +202,8 @@ def test_an_export_is_replaced_by_force_alone_and_only_where_nobody_has_changed_
         composer.export(model, out, force=True)
 
 
-@pytest.mark.usefixtures("uncompared")
-def test_an_export_that_fails_leaves_what_was_there(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("without_comparison")
+def test_a_failed_export_keeps_the_existing_export(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     composer.export(model, out)
     before = (out / "export.json").read_bytes()
@@ -218,7 +218,7 @@ def test_an_export_that_fails_leaves_what_was_there(model: Path, tmp_path: Path,
     assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")] == ["out"]
 
 
-def test_adapters_are_merged(tmp_path: Path) -> None:
+def test_exports_of_models_with_adapters_are_verified(tmp_path: Path) -> None:
     texts_file = tmp_path / "texts.txt"
     texts_file.write_text("the little dog sat in the sun and it was happy. " * 60, encoding="utf-8")
     composer.build_folder("lolcats", TEACHER, tmp_path / "built")
@@ -229,14 +229,14 @@ def test_adapters_are_merged(tmp_path: Path) -> None:
     assert composer.verify(tmp_path / "out").ok
 
 
-def test_what_is_not_a_causal_language_model_is_refused(tmp_path: Path) -> None:
+def test_bidirectional_models_are_refused(tmp_path: Path) -> None:
     composer.build_folder("latte-bidirectional", TEACHER, tmp_path / "built", overrides=["trunk=null"])
     with pytest.raises(ComposerError, match="bidirectional"):
         composer.export(tmp_path / "built", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_no_command_opens_an_export_and_says_what_to_take(exported: Path, tmp_path: Path) -> None:
+def test_build_and_load_refuse_exports_with_a_remedy(exported: Path, tmp_path: Path) -> None:
     for call in (lambda: composer.build_folder("lolcats", exported, tmp_path / "out"), lambda: composer.load(exported)):
         with pytest.raises(ComposerError, match=r"is an exported model \(export\.json\).* names its folder"):
             call()

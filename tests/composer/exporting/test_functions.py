@@ -53,7 +53,7 @@ def module(tmp_path: Path) -> Iterator[ModuleType]:
     del sys.modules["functions_to_fold"]
 
 
-def _written(name: str, **facts: Any) -> tuple[str, Any]:
+def _write(name: str, **facts: Any) -> tuple[str, Any]:
     functions = Functions([(f"functions_to_fold:{name}", facts)], ())
     (text,) = function_texts(functions)
     place: dict[str, Any] = {"torch": torch}
@@ -61,22 +61,22 @@ def _written(name: str, **facts: Any) -> tuple[str, Any]:
     return text, place[name]
 
 
-def test_a_parameter_that_is_assigned_anew_stays(module: ModuleType) -> None:
-    text, function = _written("assigned", states=NotNone(1), factor=Known(None), offset=Known(None))
+def test_reassigned_parameters_are_kept(module: ModuleType) -> None:
+    text, function = _write("assigned", states=NotNone(1), factor=Known(None), offset=Known(None))
     assert "factor" in text
     assert "offset" not in text
     assert torch.equal(function(torch.ones(2)), module.assigned(torch.ones(2)))
 
 
-def test_branches_that_no_call_takes_go(module: ModuleType) -> None:
-    text, function = _written("by_rank", states=NotNone(1), decay=NotNone(2))
+def test_unreachable_branches_are_removed(module: ModuleType) -> None:
+    text, function = _write("by_rank", states=NotNone(1), decay=NotNone(2))
     assert "if" not in text
     decay = torch.rand(2, 3)
     assert torch.equal(function(torch.ones(2), decay), module.by_rank(torch.ones(2), decay))
 
 
-def test_a_whole_quotient_is_converted(module: ModuleType) -> None:
-    _, function = _written("divided", states=NotNone(1), masses=NotNone(1), dtype=NotNone())
+def test_the_dtype_is_converted_after_the_division(module: ModuleType) -> None:
+    _, function = _write("divided", states=NotNone(1), masses=NotNone(1), dtype=NotNone())
     inputs = torch.rand(9), torch.rand(9), torch.bfloat16
     result = function(*inputs)
     assert result.dtype == torch.bfloat16
@@ -91,5 +91,5 @@ def test_a_whole_quotient_is_converted(module: ModuleType) -> None:
         ("tuple[Float[Tensor, 'B T H V'], Float[Tensor, 'B N F V']]", None, "B T H V, B N F V"),
     ],
 )
-def test_shapes_are_those_of_the_calls(written: str, rank: int | None, shapes: str) -> None:
+def test_annotated_shapes_have_the_rank_of_the_calls(written: str, rank: int | None, shapes: str) -> None:
     assert annotation(ast.parse(written, mode="eval").body, rank)[1] == shapes

@@ -73,7 +73,7 @@ def _recurrence(name: str, inputs: dict[str, Tensor], decay: Tensor | None, stat
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_file_computes_the_same_with_the_operations_of_fla(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_with_operations_of_fla_equal_the_model(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = randomised(composer.build(spec, TEACHER))
     exported, own = of_file(model)
     module, calls = sys.modules[type(own).__module__], list[str]()
@@ -90,7 +90,7 @@ def test_a_file_computes_the_same_with_the_operations_of_fla(spec: str, monkeypa
 
 @pytest.mark.skipif(find_spec("fla") is None, reason="flash-linear-attention is not installed")
 @pytest.mark.parametrize("spec", SPECS)
-def test_fla_has_the_arguments_of_the_call(spec: str) -> None:
+def test_fla_accepts_the_arguments_of_the_file(spec: str) -> None:
     """Read from the source of fla, which takes seconds to import."""
     package = find_spec("fla")
     assert package is not None
@@ -107,7 +107,7 @@ def test_fla_has_the_arguments_of_the_call(spec: str) -> None:
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
-def test_a_file_imports_fla_where_there_is_a_gpu(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_import_fla_only_with_a_gpu(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     text = write_file(composer.build("lawcat", TEACHER)).text
     end = text.index("class LawcatConfig")
     stand_in = ModuleType("fla.ops.gla")

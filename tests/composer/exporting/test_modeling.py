@@ -71,7 +71,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_every_shipped_spec(name: str, hosts: dict[str, Path]) -> None:
+def test_files_of_shipped_specs_equal_their_models(name: str, hosts: dict[str, Path]) -> None:
     """A spec with equal layers is tested on one layer of the teacher's size, others on the teacher's two."""
     layers = resolve(load_spec(name, ["trunk=null"]), dimensions(describe_model(TEACHER).trunk)).layers
     model = randomised(
@@ -83,7 +83,7 @@ def test_every_shipped_spec(name: str, hosts: dict[str, Path]) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["lolcats", "gated-deltanet", "lola"])
-def test_steps_compute_the_same_and_write_over_states(name: str) -> None:
+def test_decode_steps_of_files_equal_the_model_and_overwrite_states(name: str) -> None:
     """The steps of LoLA cross the ends of two chunks, where its file takes the method for any number of tokens."""
     model = randomised(composer.build(name, TEACHER))
     _, own = of_file(model)
@@ -101,7 +101,7 @@ def test_steps_compute_the_same_and_write_over_states(name: str) -> None:
     assert name == "lola" or kept >= {slot for slot in after if slot.startswith(("window", "state", "delta."))}
 
 
-def test_no_step_writes_over_states_that_gradients_or_another_mode_need() -> None:
+def test_steps_do_not_overwrite_states_of_gradients_or_inference_mode() -> None:
     _, own = of_file(randomised(composer.build("lolcats", TEACHER)))
     tokens = texts(507, 70)[0]
     answer = own(tokens[:, :68], use_cache=True)
@@ -115,7 +115,7 @@ def test_no_step_writes_over_states_that_gradients_or_another_mode_need() -> Non
     torch.testing.assert_close(*steps)
 
 
-def test_lola_takes_many_tokens_at_once() -> None:
+def test_lola_computes_64_tokens_at_once() -> None:
     exported, own = of_file(randomised(composer.build("lola", TEACHER)))
     assert exported.one_by_one is None
     head = own.model.layers[0].self_attn.composed["head"]
@@ -127,7 +127,7 @@ def test_lola_takes_many_tokens_at_once() -> None:
 
 
 @pytest.mark.parametrize(("name", "lines"), [("lawcat", 630), ("lolcats", 700), ("gated-deltanet", 630), ("lola", 860)])
-def test_files_stay_short_enough_to_be_read(name: str, lines: int) -> None:
+def test_files_and_their_forward_functions_are_short(name: str, lines: int) -> None:
     text = of_file(composer.build(name, TEACHER))[0].text
     assert text.count("\n") <= lines
     tree = ast.parse(text)
@@ -151,7 +151,7 @@ def test_another_size_changes_one_line(name: str, field: str, constant: str, hos
     assert [pair for pair in pairs if pair[0] != pair[1]] == [(f"    {constant} = 24", f"    {constant} = 28")]
 
 
-def test_a_file_with_named_sizes_leaves_the_model_with_numbers() -> None:
+def test_named_sizes_of_a_file_do_not_change_later_models() -> None:
     of_file(composer.build("lolcats", TEACHER))
     heads = [head for layer in composer.build("lolcats", TEACHER).model.layers for head in layer.self_attn.composed.children()]
     sizes = [size for head in heads for slot in head._slots.values() for size in slot.shape]
@@ -160,7 +160,7 @@ def test_a_file_with_named_sizes_leaves_the_model_with_numbers() -> None:
 
 
 @pytest.mark.parametrize(("role", "kind"), ELSEWHERE)
-def test_every_other_part(role: str, kind: str, hosts: dict[str, Path]) -> None:
+def test_files_of_other_parts_equal_their_models(role: str, kind: str, hosts: dict[str, Path]) -> None:
     head = around(role.replace(" ", "_"), kind)
     model = randomised(composer.build({"compose": 1, "name": "part", "head": head}, hosts["one layer"]))
     _, own = of_file(model)
@@ -168,7 +168,7 @@ def test_every_other_part(role: str, kind: str, hosts: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize(("family", "name"), [(family, name) for family, names in ON_HOSTS.items() for name in names])
-def test_hosts(family: str, name: str, hosts: dict[str, Path]) -> None:
+def test_files_of_other_hosts_equal_their_models(family: str, name: str, hosts: dict[str, Path]) -> None:
     model = randomised(composer.build(name, hosts[family]))
     _, own = of_file(model)
     check_equal(model, own, SMALL["vocab_size"])
@@ -177,7 +177,7 @@ def test_hosts(family: str, name: str, hosts: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["sdpa", "flex_attention", "flash_attention_2"])
-def test_no_setting_of_transformers_replaces_the_heads(name: str, hosts: dict[str, Path]) -> None:
+def test_attention_implementations_of_transformers_do_not_replace_the_heads(name: str, hosts: dict[str, Path]) -> None:
     model = randomised(composer.build("linear", hosts["llama"]))
     _, own = of_file(model)
     own.config._attn_implementation = name
@@ -186,9 +186,7 @@ def test_no_setting_of_transformers_replaces_the_heads(name: str, hosts: dict[st
         own.generate(torch.arange(3, 9)[None], max_new_tokens=2, cache_implementation="static")
 
 
-def test_a_file_is_the_same_every_time_and_needs_no_package_but_torch_and_transformers(
-    hosts: dict[str, Path], tmp_path: Path
-) -> None:
+def test_files_are_deterministic_and_need_only_torch_and_transformers(hosts: dict[str, Path], tmp_path: Path) -> None:
     texts = [of_file(composer.build("lolcats", hosts["llama"]))[0].text for _ in range(2)]
     assert texts[0] == texts[1]
     roots = {
@@ -212,7 +210,7 @@ def test_text_of_a_spec_never_becomes_code(hosts: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
-def test_a_cache_is_accepted_under_its_name_in_each_version_of_transformers(name: str, hosts: dict[str, Path]) -> None:
+def test_caches_are_accepted_by_both_names_of_transformers(name: str, hosts: dict[str, Path]) -> None:
     """transformers 5.24 calls it `cache`, and earlier versions `past_key_values`."""
     _, own = of_file(randomised(composer.build("lolcats", hosts["llama"])))
     tokens = torch.arange(3, 60)[None]
@@ -227,7 +225,7 @@ def test_a_cache_is_accepted_under_its_name_in_each_version_of_transformers(name
 
 
 @pytest.mark.parametrize("name", ["lambda", "step"])
-def test_a_name_that_the_file_cannot_have_is_refused(name: str, hosts: dict[str, Path]) -> None:
+def test_reserved_names_of_memories_are_refused(name: str, hosts: dict[str, Path]) -> None:
     window = {"kind": "window", "size": 8, "weight": "learned", "name": name}
     head = {"feature_map": "elu", "memory": [window, "state"]}
     with pytest.raises(ExportError, match=f"`{name}`"):
@@ -235,7 +233,7 @@ def test_a_name_that_the_file_cannot_have_is_refused(name: str, hosts: dict[str,
 
 
 @pytest.mark.parametrize(("title", "name"), [("1abc", "Composed1abc"), ("a\0b", "AB"), ("日本", "Composed")])
-def test_any_name_and_paper_of_a_folder_is_written(title: str, name: str, hosts: dict[str, Path]) -> None:
+def test_any_name_and_paper_in_a_config_are_exported(title: str, name: str, hosts: dict[str, Path]) -> None:
     """A spec has neither name; a folder that was edited may have them."""
     model = randomised(composer.build("linear", hosts["llama"]))
     resolved = model.config.read_spec()
@@ -245,7 +243,7 @@ def test_any_name_and_paper_of_a_folder_is_written(title: str, name: str, hosts:
     check_equal(model, own, SMALL["vocab_size"], gradients=False)
 
 
-def test_a_trunk_that_llama_is_not_is_refused() -> None:
+def test_trunks_unlike_llama_are_refused() -> None:
     trunk = {"width": 32, "layers": 1, "heads": 2, "vocabulary": 61, "norm": "layer"}
     model = composer.build({"compose": 1, "name": "own", "head": {"memory": ["full"]}, "trunk": trunk}, fresh=True)
     with pytest.raises(ExportError, match="norm_type layer"):

@@ -58,7 +58,7 @@ def loaded(native: Native, model: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "mixtral", "gpt_oss"])
-def test_softmax_in_every_layer_is_the_host_s_own_class(family: str, tmp_path: Path) -> None:
+def test_softmax_students_are_exported_as_the_class_of_their_host(family: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     options = {"num_local_experts": 2, "num_experts_per_tok": 1} if family in ("mixtral", "gpt_oss") else {}
     source = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SMALL | options))
@@ -83,7 +83,7 @@ def test_softmax_in_every_layer_is_the_host_s_own_class(family: str, tmp_path: P
         (MAMBA, [EPSILON, "head.output.bias=false", "head.memory.0.gate.per=key_head"], "GraniteMoeHybridForCausalLM"),
     ],
 )
-def test_it_computes_what_the_model_does(name: str, overrides: list[str], architecture: str) -> None:
+def test_native_classes_equal_their_models(name: str, overrides: list[str], architecture: str) -> None:
     model = randomised(composer.build(name, TEACHER, overrides=overrides))
     check_class(model, architecture)
 
@@ -96,13 +96,13 @@ def check_class(model: Any, architecture: str) -> None:
     tokens, mask = texts(model.config.vocab_size, LENGTH)
     own = loaded(native, model)
     with torch.no_grad():
-        for compute in (lambda of: padded(of, tokens, mask), lambda of: in_pieces(of, tokens)):
+        for compute in (lambda each: padded(each, tokens, mask), lambda each: in_pieces(each, tokens)):
             expected = compute(model)
             torch.testing.assert_close(compute(own), expected, rtol=0, atol=CLOSE * float(expected.abs().max()))
     assert torch.equal(generated(own, tokens, mask), generated(model, tokens, mask))
 
 
-def test_a_mistral_is_a_source(tmp_path: Path) -> None:
+def test_students_of_mistral_are_exported_as_native_classes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(AutoConfig.for_model("mistral", **SMALL, sliding_window=None)).save_pretrained(tmp_path)
     check_class(randomised(composer.build(MAMBA, tmp_path, overrides=[EPSILON])), "GraniteMoeHybridForCausalLM")
@@ -127,14 +127,14 @@ def test_all_differences_are_listed_at_once(name: str, overrides: list[str], exp
         assert difference in str(error.value)
 
 
-def test_a_narrow_model_is_written_in_float32() -> None:
+def test_bfloat16_models_are_written_in_float32() -> None:
     model = randomised(composer.build(FITS, TEACHER, overrides=[EPSILON, KEPT_EPSILON], dtype="bfloat16"))
     native = native_of(model)
     assert native.config["dtype"] == "float32"
     check_class(model.float(), "Qwen3_5ForCausalLM")
 
 
-def test_other_blocks_than_llama_s_are_a_difference(tmp_path: Path) -> None:
+def test_blocks_unlike_llamas_are_refused(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **SMALL)).save_pretrained(tmp_path)
     with pytest.raises(ExportError, match="are those of qwen3; expected those of llama or mistral"):
         native_of(composer.build(FITS, tmp_path), "qwen3_5")
@@ -149,7 +149,7 @@ def exported(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("target", ["qwen3_5", "granitemoehybrid", "mistral"])
-def test_a_student_that_its_recipe_trained_is_the_class(target: str, tmp_path: Path) -> None:
+def test_trained_students_of_new_specs_are_exported_as_their_target(target: str, tmp_path: Path) -> None:
     """Its spec fits the class from the start, so that nothing is removed from trained weights."""
     (tmp_path / "texts.txt").write_text("the little dog sat in the sun and it was happy. " * 40, encoding="utf-8")
     spec = composer.new(tmp_path / "mine", target=target, source=TEACHER)
@@ -182,13 +182,13 @@ def test_a_student_that_its_recipe_trained_is_the_class(target: str, tmp_path: P
     assert not list((tmp_path / "native").glob("*.py"))
 
 
-def test_a_native_folder_is_a_source_like_any_other(exported: Path, tmp_path: Path) -> None:
+def test_native_folders_are_sources(exported: Path, tmp_path: Path) -> None:
     assert composer.verify(exported).ok
     composer.build_folder("lolcats", exported, tmp_path / "again")
     assert composer.verify(tmp_path / "again").ok
 
 
-def test_nothing_is_written_where_no_class_fits(tmp_path: Path) -> None:
+def test_nothing_is_written_if_no_class_fits(tmp_path: Path) -> None:
     composer.build_folder("lolcats", TEACHER, tmp_path / "built")
     with pytest.raises(composer.ComposerError, match="export without this option"):
         composer.export(tmp_path / "built", tmp_path / "out", native=True)

@@ -33,12 +33,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "model", folder / "exported"
 
 
-def loaded(exported: Path) -> tuple[Any, Any]:
+def load(exported: Path) -> tuple[Any, Any]:
     model = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True, dtype=torch.float32)
     return model, AutoTokenizer.from_pretrained(exported, trust_remote_code=True)
 
 
-def test_a_pipeline_writes_the_model_s_text(folders: tuple[Path, Path]) -> None:
+def test_a_pipeline_generates_the_text_of_the_model(folders: tuple[Path, Path]) -> None:
     folder, exported = folders
     writer = pipeline("text-generation", str(exported), trust_remote_code=True, dtype=torch.float32, device="cpu")
     (result,) = writer("1 2 3", max_new_tokens=6, do_sample=False, return_full_text=False)
@@ -49,7 +49,7 @@ def test_a_pipeline_writes_the_model_s_text(folders: tuple[Path, Path]) -> None:
     assert expected.shape[1] > ids.shape[1]
 
 
-def test_lm_eval_gives_the_figures_of_compose_eval(
+def test_scores_of_lm_eval_equal_those_of_compose_eval(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import lm_eval
@@ -75,10 +75,10 @@ def test_lm_eval_gives_the_figures_of_compose_eval(
     assert 0 < figure < 1
 
 
-def test_trl_trains_it_with_an_adapter(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_trl_trains_exports_with_an_adapter(folders: tuple[Path, Path], tmp_path: Path) -> None:
     disable_progress_bars()
     logging.getLogger("trl").setLevel(logging.ERROR)
-    model, tokenizer = loaded(folders[1])
+    model, tokenizer = load(folders[1])
     settings: dict[str, Any] = {"bf16": False, "disable_tqdm": True, "report_to": "none", "save_strategy": "no", "use_cpu": True}
     arguments = SFTConfig(
         str(tmp_path), max_steps=4, learning_rate=1e-2, per_device_train_batch_size=4, logging_steps=1, **settings

@@ -61,7 +61,7 @@ def fits_after(target: str, spec: str, overrides: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("spec", [name for name in SHIPPED if "/" not in name or name.startswith("native/")])
-def test_following_the_overrides_makes_any_spec_fit(spec: str) -> None:
+def test_the_suggested_overrides_make_any_shipped_spec_fit(spec: str) -> None:
     own = ["trunk=null"] if load_spec(spec).trunk else []
     causal = ["direction=null"] if load_spec(spec).direction != "causal" else []
     for target in TARGETS:
@@ -69,15 +69,13 @@ def test_following_the_overrides_makes_any_spec_fit(spec: str) -> None:
 
 
 @pytest.mark.parametrize(("target", "changes", "override"), AWAY)
-def test_a_student_one_override_away_is_refused_with_its_name(
-    target: str, changes: list[str], override: str, tmp_path: Path
-) -> None:
+def test_the_override_that_restores_the_class_is_suggested(target: str, changes: list[str], override: str, tmp_path: Path) -> None:
     spec = str(composer.new(tmp_path / "mine", target=target, source=TEACHER))
     assert differences(target, spec, []) == []
     assert override in fits_after(target, spec, changes)
 
 
-def test_all_conditions_are_listed_for_all_classes() -> None:
+def test_explain_lists_the_conditions_of_all_classes() -> None:
     report = composer.explain("lolcats", TEACHER, native=True)
     beside = {target.name: target for target in report.native}
     assert list(beside) == list(TARGETS)
@@ -97,7 +95,7 @@ def test_all_conditions_are_listed_for_all_classes() -> None:
         ("qwen3_5", {"model_type": "qwen3"}, "are those of qwen3; expected those of llama or mistral"),
     ],
 )
-def test_a_source_that_no_override_changes(target: str, changes: dict[str, object], problem: str, tmp_path: Path) -> None:
+def test_unsuitable_sources_are_refused(target: str, changes: dict[str, object], problem: str, tmp_path: Path) -> None:
     config = json.loads((TEACHER / "config.json").read_text(encoding="utf-8")) | changes
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(composer.ComposerError, match=problem):
@@ -105,7 +103,7 @@ def test_a_source_that_no_override_changes(target: str, changes: dict[str, objec
     assert not (tmp_path / "mine.yaml").exists()
 
 
-def test_a_class_and_a_source_belong_together(tmp_path: Path) -> None:
+def test_a_target_needs_a_source(tmp_path: Path) -> None:
     with pytest.raises(composer.ComposerError, match="belong together"):
         composer.new(tmp_path / "mine", target="qwen3_5")
     with pytest.raises(composer.ComposerError, match="belong together"):
