@@ -21,7 +21,7 @@ def scored(*restored: float) -> list[LayerScore]:
     ]
 
 
-def test_the_highest_scores_in_the_order_of_layers() -> None:
+def test_the_best_layers_are_returned_in_order() -> None:
     scores = scored(0.1, 3.0, 0.2, 0.2)
     assert best(scores, "restored", 2) == (1, 2)
     assert best(scores, "swapped", 1) == (0,)
@@ -29,14 +29,14 @@ def test_the_highest_scores_in_the_order_of_layers() -> None:
     assert best(scores, "error", 3) == (0, 1, 2)
 
 
-def test_a_budget_is_filled_and_not_passed() -> None:
+def test_a_budget_is_filled_but_not_exceeded() -> None:
     assert count_within(lambda count: 100 + 50 * count, 4, 210) == 2
     assert count_within(lambda count: 100 + 50 * count, 4, 10_000) == 4
     with pytest.raises(SelectionError, match="needs 100 bytes with no layer kept, and 150 with one"):
         count_within(lambda count: 100 + 50 * count, 4, 149)
 
 
-def test_the_rule_comes_last_and_wins() -> None:
+def test_the_added_rule_is_last_and_overrides_earlier_rules() -> None:
     document = composer.load_spec("lawcat", overrides=["layers=[{at: all, use: head}]"]).model_dump(mode="json", exclude_unset=True)
     from composer.spec.loading import load_spec
     from composer.spec.resolve import resolve
@@ -48,7 +48,7 @@ def test_the_rule_comes_last_and_wins() -> None:
     assert keeping(document, (), 4) == document
 
 
-def test_heads_without_a_layer_go_with_their_rules() -> None:
+def test_heads_without_a_layer_are_removed_with_their_rules() -> None:
     """Unused heads would be an error in a spec, so they are removed. Rules and heads that still have a layer stay."""
     document = composer.load_spec("alternating-delta").model_dump(mode="json", exclude_unset=True)
     near, far = document["layers"]
@@ -64,7 +64,7 @@ def test_heads_without_a_layer_go_with_their_rules() -> None:
         assert [index for index, groups in enumerate(resolved.layers) if groups[0].head == "source"] == list(layers)
 
 
-def test_groups_of_heads_and_overridden_rules() -> None:
+def test_heads_are_kept_if_a_rule_that_names_them_has_a_layer() -> None:
     """A head stays while a rule that names it has a layer, and negative layers count."""
     head = {"position": "rope", "memory": [{"kind": "window", "size": 4, "evict": "drop"}]}
     halves = [{"head": "near", "heads": "1/2"}, {"head": "far", "heads": "1/2"}]

@@ -38,7 +38,7 @@ STREAMING: dict[str, Any] = {
 LENGTH = 24
 
 
-def gated(source: Any, spec: dict[str, Any] = STREAMING) -> tuple[Any, Gates]:
+def gate_heads(source: Any, spec: dict[str, Any] = STREAMING) -> tuple[Any, Gates]:
     model, other = (composer.build(name, source).eval() for name in ("softmax", spec))
     assert isinstance(model, ComposedForCausalLM)
     heads = candidate_heads(other.config.read_spec())
@@ -56,10 +56,10 @@ def open_only(gates: Gates, kept: set[KeyHead]) -> Tensor:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "gemma2", "lfm2"])
-def test_open_and_closed_gates_are_the_model_of_the_spec(family: str) -> None:
+def test_fixed_gates_equal_the_model_built_with_their_heads(family: str) -> None:
     """Windows, sinks, soft caps and the layers of a hybrid without attention are the source's."""
     source: Any = small(family, num_attention_heads=8, num_key_value_heads=4)
-    model, gates = gated(source)
+    model, gates = gate_heads(source)
     ids = tokens(2, LENGTH).clamp(max=90)
     layers = sorted({layer for layer, _ in gates.heads})
     kept = {(layers[0], 1), (layers[0], 3), (layers[-1], 0)}
@@ -72,10 +72,10 @@ def test_open_and_closed_gates_are_the_model_of_the_spec(family: str) -> None:
     assert not torch.allclose(logits(model, ids), logits(source, ids), atol=1e-3)
 
 
-def test_key_heads_without_a_gate_keep_the_source() -> None:
+def test_key_heads_of_the_source_have_no_gate() -> None:
     rule = {"at": 0, "use": [{"head": "source", "heads": [0]}, {"head": "head", "heads": "rest"}]}
     source = llama()
-    model, gates = gated(source, {**STREAMING, "layers": [rule, {"at": 1, "use": "source"}]})
+    model, gates = gate_heads(source, {**STREAMING, "layers": [rule, {"at": 1, "use": "source"}]})
     assert gates.heads == ((0, 1), (2, 0), (2, 1))
     built = composer.build({**STREAMING, "layers": [rule, {"at": 1, "use": "source"}]}, source)
     with gates.fixed(open_only(gates, set())):
@@ -90,7 +90,7 @@ def rows_of(count: int) -> PackedRows:
     return PackedRows(ids, labels, position, np.ones_like(ids, dtype=np.bool_))
 
 
-def planted() -> LlamaForCausalLM:
+def source_with_one_effective_head() -> LlamaForCausalLM:
     """Return a source of which only key head 1 of layer 1 has an output."""
     source = llama().float()
     with torch.no_grad():
@@ -107,8 +107,8 @@ def planted() -> LlamaForCausalLM:
 STAGE = Stage(lr=0.08, steps=16, batch=1, schedule="cosine", clip=None, keep="last")
 
 
-def learned(folder: Path, share: float = 0.2) -> dict[KeyHead, float]:
-    model, gates = gated(planted())
+def learn_gates(folder: Path, share: float = 0.2) -> dict[KeyHead, float]:
+    model, gates = gate_heads(source_with_one_effective_head())
     course = GateCourse(model, gates, STAGE, share)
     folder.mkdir()
     run_stage("gates", course, STAGE, rows_of(16), None, StageSetting(folder, Journal(folder)))
@@ -116,14 +116,14 @@ def learned(folder: Path, share: float = 0.2) -> dict[KeyHead, float]:
     return dict(zip(gates.heads, gates.values.tolist(), strict=True))
 
 
-def test_gates_close_where_a_head_has_no_effect(tmp_path: Path) -> None:
-    values = learned(tmp_path / "run")
+def test_gates_of_heads_without_effect_close(tmp_path: Path) -> None:
+    values = learn_gates(tmp_path / "run")
     assert values.pop((1, 1)) > 0.5
     assert max(values.values()) < 0.1
 
 
 def test_the_penalty_rises_until_enough_gates_are_closed() -> None:
-    model, gates = gated(planted())
+    model, gates = gate_heads(source_with_one_effective_head())
     penalties = {}
     for share in (0.1, 0.9):
         with torch.no_grad():
@@ -138,9 +138,9 @@ def test_the_penalty_rises_until_enough_gates_are_closed() -> None:
     assert penalties[0.9] == pytest.approx(0.3)
 
 
-def test_both_divergences_are_of_their_tokens() -> None:
+def test_divergences_are_0_with_open_gates_and_positive_with_closed_gates() -> None:
     """Open gates have none. Closed ones have one where a document is longer than the window, and none in shorter texts."""
-    model, gates = gated(llama())
+    model, gates = gate_heads(llama())
     batch = rows_of(1).batch([0])
     assert int(answers_in(batch).sum()) == 16
     with gates.fixed(torch.ones(len(gates.heads))):
@@ -150,10 +150,10 @@ def test_both_divergences_are_of_their_tokens() -> None:
     assert min(float(answer), float(text)) > 1e-4
 
 
-def test_errors_of_single_key_heads_are_those_of_layers() -> None:
+def test_errors_of_single_key_heads_equal_those_of_layers() -> None:
     """Of one key head a layer they are the layers' own, and a head that has no output has no error."""
     source, rows = llama(num_key_value_heads=1), rows_of(2)
-    model, gates = gated(source)
+    model, gates = gate_heads(source)
     student, teacher = (composer.build(spec, source).eval() for spec in (STREAMING, "softmax"))
     assert isinstance(student, ComposedForCausalLM)
     assert isinstance(teacher, ComposedForCausalLM)
@@ -163,7 +163,7 @@ def test_errors_of_single_key_heads_are_those_of_layers() -> None:
     attention: Any = halved.model.layers[0].self_attn
     with torch.no_grad():
         attention.v_proj.weight[:16].zero_()
-    model, gates = gated(halved)
+    model, gates = gate_heads(halved)
     errors = dict(zip(gates.heads, head_errors(model, gates, rows), strict=True))
     assert errors[0, 0] == 0
     assert min(error for head, error in errors.items() if head != (0, 0)) > 0.01

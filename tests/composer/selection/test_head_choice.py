@@ -35,13 +35,13 @@ def test_layers_with_the_same_heads_share_a_rule() -> None:
     assert [head for head in every if head not in left] == [(1, 0), (1, 2), (2, 3), (3, 0), (3, 2)]
 
 
-def test_a_whole_layer_and_none() -> None:
+def test_whole_layers_use_the_source_and_no_heads_change_nothing() -> None:
     document = document_of("lawcat")
     assert kept_in(document, *((2, head) for head in range(4)))["layers"] == [{"at": 2, "use": "source"}]
     assert kept_in(document) == document
 
 
-def test_heads_of_several_groups_and_earlier_rules_stay() -> None:
+def test_groups_keep_their_other_heads_and_empty_heads_are_removed() -> None:
     """Of a layer with two heads both keep what is left of them; a head without a key head is removed."""
     document = kept_in(document_of("mixed-heads"), (0, 1), (0, 3), *((layer, head) for layer in (1, 2, 3) for head in (2, 3)))
     groups = resolve_spec(load_spec(document), SIZES).layers
@@ -51,7 +51,7 @@ def test_heads_of_several_groups_and_earlier_rules_stay() -> None:
     assert set(kept_in(alone, *((0, head) for head in range(4)))["heads"]) == {"lolcats"}
 
 
-def test_a_selection_of_a_selection() -> None:
+def test_heads_of_an_earlier_selection_are_kept() -> None:
     """Key heads that already have the source's attention are no candidates, and stay."""
     first = kept_in(document_of("lolcats"), (0, 1), (1, 1))
     resolved = resolve_spec(load_spec(first), SIZES)
@@ -63,14 +63,14 @@ def test_a_selection_of_a_selection() -> None:
     ]
 
 
-def test_one_key_head_a_layer_reduces_to_layers() -> None:
+def test_layers_with_one_key_head_are_kept_whole() -> None:
     single = SIZES.model_copy(update={"key_heads": 1})
     resolved = resolve_spec(load_spec("lawcat"), single)
     assert candidate_heads(resolved) == ((0, 0), (1, 0), (2, 0), (3, 0))
     assert keeping_heads(document_of("lawcat"), resolved, [(3, 0), (1, 0)])["layers"] == [{"at": [1, 3], "use": "source"}]
 
 
-def test_a_budget_is_filled_and_not_passed() -> None:
+def test_a_budget_is_filled_but_not_exceeded() -> None:
     assert heads_within(lambda count: 100 + 50 * count, 9, 210) == 2
     assert heads_within(lambda count: 100 + 50 * count, 4, 10_000) == 4
     with pytest.raises(SelectionError, match="needs 100 bytes with no key head kept, and 150 with one"):
@@ -84,5 +84,5 @@ def test_a_budget_is_filled_and_not_passed() -> None:
     assert heads_within(lambda count: subject.bytes(heads[:count], 4096), 15, sizes[0], least=0) == 0
 
 
-def test_the_highest_scores_first_and_of_equal_ones_the_earlier() -> None:
+def test_heads_are_ranked_by_score_and_then_by_position() -> None:
     assert rank_heads([(0, 0), (0, 1), (1, 0)], [0.2, 0.9, 0.2]) == ((0, 1), (0, 0), (1, 0))

@@ -12,7 +12,9 @@ from tests.composer.legible import assert_legible, kept_open
 
 
 @pytest.mark.parametrize("layers", [2, 80])
-def test_what_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int) -> None:
+def test_the_picture_has_a_bar_per_layer_and_marks_kept_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int
+) -> None:
     figures = kept_open(monkeypatch)
     scores = tuple(LayerScore(layer=index, restored=index - 0.5, swapped=-0.1 * index, error=0.3) for index in range(layers))
     selection = Selection.model_construct(

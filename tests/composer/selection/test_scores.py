@@ -36,8 +36,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory):
     )
 
 
-def apart(wanted: torch.nn.Module, actual: torch.nn.Module, rows: PackedRows) -> float:
-    """Return KL(wanted ‖ found), the mean over tokens in float64."""
+def measure_divergence(wanted: torch.nn.Module, actual: torch.nn.Module, rows: PackedRows) -> float:
+    """Return KL(wanted ‖ actual), the mean over tokens in float64."""
     total, tokens = 0.0, 0
     with torch.no_grad():
         for batch in rows.in_order(1):
@@ -48,18 +48,18 @@ def apart(wanted: torch.nn.Module, actual: torch.nn.Module, rows: PackedRows) ->
     return total / tokens
 
 
-def test_scores_are_those_of_models_that_were_built_so(pair) -> None:
+def test_scores_equal_those_of_separately_built_models(pair) -> None:
     student, teacher, rows = pair
     before = {name: tensor.clone() for model in (student, teacher) for name, tensor in model.state_dict().items()}
     divergence, scores = score_layers(student, teacher, rows)
-    assert divergence == pytest.approx(apart(teacher, student, rows), rel=1e-4)
+    assert divergence == pytest.approx(measure_divergence(teacher, student, rows), rel=1e-4)
     for score in scores:
         rule = [f"layers=[{{at: {score.layer}, use: source}}]"]
         restored = composer.build("lawcat", TEACHER, overrides=rule, seed=3)
-        assert score.restored == pytest.approx(divergence - apart(teacher, restored, rows), rel=1e-3, abs=1e-5)
+        assert score.restored == pytest.approx(divergence - measure_divergence(teacher, restored, rows), rel=1e-3, abs=1e-5)
         others = [index for index in range(2) if index != score.layer]
         swapped = composer.build("lawcat", TEACHER, overrides=[f"layers=[{{at: {others}, use: source}}]"], seed=3)
-        assert score.swapped == pytest.approx(apart(teacher, swapped, rows), rel=1e-3)
+        assert score.swapped == pytest.approx(measure_divergence(teacher, swapped, rows), rel=1e-3)
         assert score.error > 0
     for name, tensor in before.items():
         model = student if ".composed." in name else teacher
@@ -70,7 +70,7 @@ def test_scores_are_those_of_models_that_were_built_so(pair) -> None:
     )
 
 
-def test_all_layers_kept_are_the_teacher(pair) -> None:
+def test_keeping_all_layers_equals_the_teacher(pair) -> None:
     student, teacher, rows = pair
     kept, tokens = divergence_with(student, teacher, rows, (0, 1))
     assert abs(kept) < 1e-6
