@@ -50,7 +50,7 @@ def by_name(candidates: list[Candidate]) -> dict[str, Candidate]:
     return {candidate.name: candidate for candidate in candidates}
 
 
-def test_states_are_those_of_explain() -> None:
+def test_candidates_have_the_states_of_explain_and_the_scores_of_their_runs() -> None:
     candidates, missing = find_candidates(runs_of(SCORES))
     assert missing == MISSING
     assert [candidate.max_state for candidate in candidates] == sorted(candidate.max_state for candidate in candidates)
@@ -63,7 +63,7 @@ def test_states_are_those_of_explain() -> None:
         assert candidate.spread == pytest.approx(0.01)
 
 
-def test_the_three_follow_from_the_figures() -> None:
+def test_recommendations_follow_from_states_and_scores() -> None:
     candidates = by_name(find_candidates(runs_of(SCORES))[0])
     three = {recommendation.title: recommendation.candidate for recommendation in recommend(list(candidates.values()))}
     assert (
@@ -81,12 +81,12 @@ def test_the_three_follow_from_the_figures() -> None:
     assert recommend([]) == ()
 
 
-def test_of_equal_scores_the_least_state_is_best() -> None:
+def test_the_smallest_state_is_best_among_equal_scores() -> None:
     candidates = find_candidates(runs_of(dict.fromkeys(SCORES, 0.5)))[0]
     assert {recommendation.candidate.name for recommendation in recommend(candidates)} == {candidates[0].name}
 
 
-def test_more_state_is_taken_where_it_is_worth_it() -> None:
+def test_larger_states_are_chosen_only_for_better_figures() -> None:
     candidates = find_candidates(runs_of(SCORES))[0]
     for task, by_loss in choosing.list_tasks().items():
         choices = choose_by_state(candidates, task, LENGTHS[0])
@@ -100,7 +100,7 @@ def test_more_state_is_taken_where_it_is_worth_it() -> None:
     assert len(choose_by_state(nearly, "recall", 256)) == 1  # none is a hundredth better
 
 
-def test_a_run_that_lacks_a_seed_or_a_figure_is_no_choice() -> None:
+def test_runs_without_a_seed_or_a_figure_are_no_candidates() -> None:
     two = runs_of({"students/lawcat": 0.9}, seeds=(0, 1))
     assert find_candidates(two)[0] == []
     whole = runs_of({"students/lawcat": 0.9})
@@ -108,7 +108,7 @@ def test_a_run_that_lacks_a_seed_or_a_figure_is_no_choice() -> None:
     assert find_candidates(whole)[0] == []
 
 
-def test_mixed_and_pure_students_have_the_state_that_their_claim_says() -> None:
+def test_mixed_and_pure_students_have_the_states_of_their_claim() -> None:
     """Their bytes are equal within a twentieth."""
     (claim,) = [claim for claim in ours.CLAIMS if claim.rows == ours.EQUAL_STATE]
     candidates, _ = find_candidates([run for run in read_runs() if f"{run.experiment}/{run.variant}" in ours.EQUAL_STATE.values()])

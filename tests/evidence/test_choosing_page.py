@@ -15,7 +15,7 @@ from tests.composer.legible import assert_legible, kept_open
 from tests.evidence.test_choosing import DELTA, MISSING, SCORES, runs_of
 
 
-def test_the_page_says_the_rule_and_what_is_missing() -> None:
+def test_the_page_contains_the_rule_and_the_missing_runs() -> None:
     runs = runs_of(SCORES) + runs_of({"teacher/softmax": 0.7}, seeds=(0,))
     text = format_page(runs)
     assert "| **balanced** | [lawcat](../specs/lawcat.yaml) |" in text
@@ -31,7 +31,7 @@ def test_the_page_says_the_rule_and_what_is_missing() -> None:
     assert "No run is kept yet of `lolcats`, `lawcat`" in empty
 
 
-def test_seeds_that_chose_nothing_are_told_once_all_are_kept() -> None:
+def test_scores_with_new_seeds_are_reported_once_all_are_kept() -> None:
     fresh = {"confirmation/lawcat-delta": 0.5, "confirmation/lawcat": 0.25}
     sentence = "With new seeds 3, 4, 5 mean scores are: `lawcat-delta` 0.530, 0.540, 0.550; `lawcat` 0.280, "
     text = format_page(runs_of(SCORES) + runs_of(fresh, (3, 4, 5)))
@@ -42,7 +42,7 @@ def test_seeds_that_chose_nothing_are_told_once_all_are_kept() -> None:
     assert f"`{DELTA}`, `lawcat` and `lolcats` were scored with 3 seeds" in untold
 
 
-def test_the_second_teachers_students_are_told_with_their_harder_tasks() -> None:
+def test_students_of_the_second_teacher_are_listed_with_their_harder_tasks() -> None:
     others = {"second/lawcat-delta": 0.5, "second/lawcat-convolution-complete": 0.25, "second-lola/lola": 0.75}
     text = format_page(runs_of(SCORES) + runs_of(others) + runs_of({"second-teacher/softmax": 0.6}, (0,)))
     rows = text.partition("| | all of these tasks | harder ones |\n")[2].splitlines()[1:]
@@ -58,7 +58,7 @@ def test_the_second_teachers_students_are_told_with_their_harder_tasks() -> None
     assert "second teacher" not in format_page(runs_of(SCORES) + easy)
 
 
-def test_balanced_and_best_are_told_apart_where_their_states_hardly_differ() -> None:
+def test_balanced_and_best_are_compared_if_their_states_hardly_differ() -> None:
     near = runs_of({f"students/{DELTA}": 0.95, "students/lawcat": 0.9}) + runs_of({"students/lawcat-delta": 0.97}, recall=0.96)
     (line,) = [line for line in format_page(near).splitlines() if "does not decide" in line]
     assert line.startswith(f"`{DELTA}` takes 2.6% less state than `lawcat-delta`")
@@ -67,13 +67,13 @@ def test_balanced_and_best_are_told_apart_where_their_states_hardly_differ() -> 
     assert "does not decide" not in format_page(runs_of(SCORES))
 
 
-def test_what_was_not_trained_ships_and_has_no_run() -> None:
+def test_untrained_specs_are_shipped_and_have_no_run() -> None:
     shipped = {name.rpartition("/")[2] for name in shipped_specs()}
     assert set(UNTRAINED) <= shipped
     assert not set(UNTRAINED) & {run.variant for run in read_runs()}
 
 
-def test_specs_whose_own_recipe_was_used_are_named() -> None:
+def test_the_page_names_the_specs_trained_by_their_own_recipe() -> None:
     """If a recommended spec ships with a recipe, its runs must have used this recipe."""
     (line,) = [line for line in format_page(read_runs()).splitlines() if "were trained like this" in line]
     for name in ("gated-delta", "alternating-delta", "lawcat-delta"):
@@ -82,7 +82,7 @@ def test_specs_whose_own_recipe_was_used_are_named() -> None:
 
 
 @pytest.mark.drawn
-def test_the_picture_is_of_what_is_there(tmp_path: Path) -> None:
+def test_the_picture_is_drawn_with_and_without_candidates(tmp_path: Path) -> None:
     runs = runs_of(SCORES) + runs_of({"teacher/softmax": 0.7}, seeds=(0,))
     draw(find_candidates(runs)[0], find_teacher(runs), tmp_path / "some.png")
     draw([], None, tmp_path / "none.png")
@@ -90,12 +90,12 @@ def test_the_picture_is_of_what_is_there(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"some.png", "none.png"}
 
 
-def test_the_page_is_of_the_runs() -> None:
+def test_the_page_matches_the_kept_runs() -> None:
     stale = PAGE.read_text(encoding="utf-8") != format_page(read_runs())
     assert not stale, "docs/choosing.md is not of the runs that are kept: `python -m evidence --page` writes it anew"
 
 
-def test_every_name_in_the_picture_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_names_in_the_picture_are_legible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, runs = kept_open(monkeypatch), read_runs()
     draw(find_candidates(runs)[0], find_teacher(runs), tmp_path / "every.png")
     assert_legible(kept["every.png"])

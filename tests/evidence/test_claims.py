@@ -63,7 +63,7 @@ def places(claim: Claim) -> Iterator[Place]:
 
 
 @pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.title)
-def test_places_exist(claim: Claim) -> None:
+def test_claims_refer_to_existing_variants_and_columns(claim: Claim) -> None:
     for place in places(claim):
         experiment, _, variant = place.run.partition("/")
         names, titles = KNOWN[experiment]
@@ -72,7 +72,7 @@ def test_places_exist(claim: Claim) -> None:
 
 
 @pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.title)
-def test_what_is_expected_stands_in_the_table(claim: Claim) -> None:
+def test_expectations_refer_to_rows_and_columns_of_their_table(claim: Claim) -> None:
     assert claim.expectations
     for expectation in claim.expectations:
         for place in (expectation.left, expectation.right):
@@ -82,20 +82,20 @@ def test_what_is_expected_stands_in_the_table(claim: Claim) -> None:
 
 
 @pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.title)
-def test_what_is_not_reproduced_says_what_differs_and_what_was_tried(claim: Claim) -> None:
+def test_claims_that_are_not_reproduced_have_a_remark(claim: Claim) -> None:
     """The claim may also state that nothing else was tried."""
     if judge_claim(claim.expectations, RUNS) in ("not reproduced", "not at this scale"):
         assert "What differs" in claim.remark
         assert "tried" in claim.remark.lower()
 
 
-def test_the_last_table_is_of_runs_that_exist() -> None:
+def test_the_last_table_refers_to_existing_variants() -> None:
     for run in (PAPER_STUDENTS | OWN_STUDENTS).values():
         experiment, _, variant = run.partition("/")
         assert variant in KNOWN[experiment][0], run
 
 
-def test_kept_runs_are_of_what_is_asked(tmp_path: Path) -> None:
+def test_kept_runs_have_the_settings_of_their_experiments(tmp_path: Path) -> None:
     """Kept runs must have the spec, recipe, task and teacher of the page."""
     runs = [run for run in read_runs() if run.experiment != speed.NAME]
     for name, experiment in ABLATIONS.items():
@@ -119,7 +119,7 @@ def test_kept_runs_are_of_what_is_asked(tmp_path: Path) -> None:
     assert benches
 
 
-def test_the_pages_are_of_the_runs() -> None:
+def test_the_pages_match_the_kept_runs() -> None:
     runs = read_runs()
     stale = [page for page, text in ((PAGE, format_page(runs)), (FIGURES, format_figures(runs))) if page.read_text() != text]
     assert not stale, "these pages are not of the runs that are kept: `python -m evidence --page` writes them anew"

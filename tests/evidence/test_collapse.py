@@ -32,7 +32,7 @@ from evidence.kept import read_runs
 QUICK = ("recipe.train.steps=1", "recipe.train.batch=1", "recipe.train.warmup=0", "recipe.sequence=32")
 
 
-def test_usage_of_shares_that_are_known() -> None:
+def test_usage_equals_values_computed_by_hand() -> None:
     alike = np.full((6, 4), 0.1)
     assert measure_usage(alike) == pytest.approx((1.0, 0.25, 1.0, 0.6))
     shares = np.zeros((6, 4))
@@ -50,7 +50,7 @@ def macchiato(folder: Path) -> Path:
     return folder
 
 
-def test_a_model_is_asked_head_by_head(tmp_path: Path) -> None:
+def test_models_are_inspected_by_layer_and_head(tmp_path: Path) -> None:
     """The queries of latents are equal first, and then as in a fresh student."""
     model = composer.load(macchiato(tmp_path / "student"))
     with torch.no_grad():
@@ -69,7 +69,7 @@ def test_a_model_is_asked_head_by_head(tmp_path: Path) -> None:
     assert calls[USED_BY_TOKEN] < calls[USED] < 1
 
 
-def test_what_is_missing_is_trained_looked_into_and_kept(tmp_path: Path) -> None:
+def test_missing_inspections_are_run_once_and_kept(tmp_path: Path) -> None:
     request = replace(LATTE.request, data=("stories,samples=4",), tasks=(), lengths=(), samples=1, seeds=(0,))
     experiment = replace(LATTE, specs=LATTE.specs[:1], request=request, overrides=QUICK)
     inspection = Inspection(experiment, "latte-rglru-swa-pp", ("stories",), texts=1, length=32)

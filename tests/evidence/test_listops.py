@@ -27,7 +27,7 @@ from evidence.listops import (
 TINY = Setting(above=3, below=8, depth=2, arguments=3, trees=200, held_out=40, steps=4, batch=8, rate=1e-2, warmup=1, seeds=(0,))
 
 
-def test_trees_are_what_the_task_draws_and_held_out_ones_are_never_taught() -> None:
+def test_trees_follow_the_task_and_held_out_trees_are_not_in_training() -> None:
     setting = Setting(above=6, below=20)
     training_rows, held_out = draw_rows(setting, "train", 300, 1), draw_rows(setting, "evaluation", 100, 0)
     assert not {row.ids for row in training_rows} & {row.ids for row in held_out}
@@ -38,14 +38,14 @@ def test_trees_are_what_the_task_draws_and_held_out_ones_are_never_taught() -> N
     assert 0 <= min(row.value for row in training_rows) <= max(row.value for row in training_rows) <= 9
 
 
-def test_rows_are_filled_up_behind_their_ends() -> None:
+def test_rows_are_padded_on_the_right() -> None:
     batch = pad_rows([Row((1, 7, 5), 2), Row((2, 8, 9, 6, 5), 3)])
     assert batch["input_ids"].tolist() == [[1, 7, 5, 0, 0], [2, 8, 9, 6, 5]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
     assert batch["labels"].tolist() == [2, 3]
 
 
-def test_encoders_differ_in_their_heads_alone() -> None:
+def test_encoders_differ_only_in_their_heads() -> None:
     latte, softmax = (read_encoders()[name].spec for name in ("latte", "softmax"))
     assert latte.trunk == softmax.trunk
     assert latte.direction == softmax.direction == "bidirectional"
@@ -66,6 +66,6 @@ def test_every_encoder_is_trained_once_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"steps": 5}, {"rate": 2e-2}, {"below": 9}])
-def test_what_was_asked_otherwise_is_another_run(change: dict[str, float]) -> None:
+def test_the_identity_of_a_run_depends_on_its_setting(change: dict[str, float]) -> None:
     assert compute_identity(TINY, "latte", 0) != compute_identity(replace(TINY, **change), "latte", 0)
     assert compute_identity(TINY, "latte", 0) == compute_identity(replace(TINY, seeds=(0, 1)), "latte", 0)

@@ -38,7 +38,7 @@ def make_figures(**scores: list[float]) -> RunFigures:
     )
 
 
-def test_a_cell_is_mean_and_spread() -> None:
+def test_cells_contain_mean_and_spread() -> None:
     table = page.format_table(
         {"a": page.PAPER_STUDENTS["LAWCAT"], "b": page.PAPER_STUDENTS["LoLA"], "c": page.PAPER_STUDENTS["teacher"]},
         ("passkey 256",),
@@ -47,20 +47,20 @@ def test_a_cell_is_mean_and_spread() -> None:
     assert table.splitlines()[2:] == ["| a | 0.60 ± 0.14 |", "| b | – |", "| c | 12.3 |"]
 
 
-def test_the_best_comes_first() -> None:
+def test_students_are_ranked_by_score() -> None:
     figures = make_figures(**{"LoLCATs": [0.2], "gated-delta": [0.9, 0.7], "LAWCAT": [0.7]})
     assert [name for name, _ in page.rank_students(figures)] == ["gated-delta", "LAWCAT", "LoLCATs"]
 
 
 @pytest.mark.drawn
-def test_the_picture_is_drawn_of_whatever_is_there(tmp_path: Path) -> None:
+def test_the_picture_is_drawn_with_and_without_runs(tmp_path: Path) -> None:
     page.draw(make_figures(), tmp_path / "none.png")
     page.draw(make_figures(**{"teacher": [1.0], "gated-delta": [0.9, 0.7, 0.8]}), tmp_path / "some.png")
     assert (tmp_path / "none.png").stat().st_size != (tmp_path / "some.png").stat().st_size
     assert not list(tmp_path.glob(".*"))
 
 
-def test_the_picture_is_legible_and_no_share_goes_beyond_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_picture_is_legible_with_shares_from_0_to_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = kept_open(monkeypatch)
     page.draw(make_figures(**{name: [1.0, 0.9, 0.6] for name in (*page.PAPER_STUDENTS, "alternating-delta")}), tmp_path / "all.png")
     assert_legible(figures["all.png"])
@@ -70,7 +70,7 @@ def test_the_picture_is_legible_and_no_share_goes_beyond_one(tmp_path: Path, mon
     assert all(0 <= low < high <= 1 for low, high in ends)
 
 
-def test_claims_are_counted() -> None:
+def test_claims_are_counted_by_verdict() -> None:
     """Claims are counted by verdict. The README has the same numbers for the papers' claims."""
     assert (
         page.count_claims(("LoLCATs",), RunFigures([]))
@@ -83,6 +83,6 @@ def test_claims_are_counted() -> None:
     )
 
 
-def test_an_unknown_experiment() -> None:
+def test_unknown_experiments_are_refused() -> None:
     with pytest.raises(typer.BadParameter, match='no experiment is called "nothing"; there are teacher, students, confirmation'):
         main(only=["nothing"])

@@ -24,7 +24,7 @@ from evidence.repeats import classify_answer, count_ends
         ("12345", "123", "after another digit"),
     ],
 )
-def test_the_first_wrong_digit_decides(key: str, written: str, end: str) -> None:
+def test_answers_are_classified_by_their_first_wrong_digit(key: str, written: str, end: str) -> None:
     assert classify_answer(key, written) == end
 
 

@@ -33,7 +33,7 @@ def weights(model: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(model.glob("*.safetensors"))]
 
 
-def test_every_run_is_kept_as_a_file_of_its_own_and_once(tmp_path: Path, messages: list[str]) -> None:
+def test_each_run_is_computed_once_and_kept_in_a_separate_file(tmp_path: Path, messages: list[str]) -> None:
     runs_folder, work = tmp_path / "runs", tmp_path / "work"
     assert run_missing(BASE, work, one_process, messages.append, runs_folder=runs_folder) == []
     assert sorted(path.name for path in runs_folder.rglob("*")) == ["lolcats.seed-0.json", "lolcats.seed-1.json", "taught"]
@@ -47,7 +47,7 @@ def test_every_run_is_kept_as_a_file_of_its_own_and_once(tmp_path: Path, message
     assert not (work / "elsewhere").exists()
 
 
-def test_a_run_of_something_else_is_missing(tmp_path: Path, messages: list[str]) -> None:
+def test_runs_of_other_settings_count_as_missing(tmp_path: Path, messages: list[str]) -> None:
     run_missing(BASE, tmp_path / "work", one_process, messages.append, runs_folder=tmp_path)
     assert find_missing_runs(BASE, tmp_path) == {}
     other = replace(BASE, overrides=(*ONE_STEP, "recipe.finetune.lr=2e-3"))
@@ -56,7 +56,7 @@ def test_a_run_of_something_else_is_missing(tmp_path: Path, messages: list[str])
     assert set(find_missing_runs(BASE, tmp_path)) == {("lolcats", 1)}
 
 
-def test_one_experiment_builds_from_the_models_of_another(tmp_path: Path, messages: list[str]) -> None:
+def test_experiments_build_on_the_models_of_other_experiments(tmp_path: Path, messages: list[str]) -> None:
     runs_folder, work = tmp_path / "runs", tmp_path / "work"
     assert run_missing(AFTER, work, one_process, messages.append, runs_folder=runs_folder) == []
     assert {(run.experiment, run.seed) for run in read_runs(runs_folder)} == {("after", 0), ("after", 1)}
@@ -67,7 +67,7 @@ def test_one_experiment_builds_from_the_models_of_another(tmp_path: Path, messag
     assert (before, set(find_missing_runs(other, runs_folder))) == ({}, {("lola", 0), ("lola", 1)})
 
 
-def test_what_fails_is_told_and_not_kept(tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_runs_are_reported_and_not_kept(tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     real = running.run
 
     def lose(chains, request, steps, workers, tell):  # type: ignore[no-untyped-def]

@@ -59,7 +59,7 @@ def test_every_variant_fits_the_second_teacher() -> None:
             assert resolve(variant.spec, trunk).dimensions.heads == 6
 
 
-def test_hybrids_and_windows_take_as_many_bytes() -> None:
+def test_hybrids_and_windows_have_nearly_equal_state_bytes() -> None:
     states = {
         variant.name: explain(variant.spec, SOURCE, sequence=512).state_bytes for variant in read_variants(SECOND_HYBRIDS.specs)
     }
@@ -68,7 +68,7 @@ def test_hybrids_and_windows_take_as_many_bytes() -> None:
     assert windows == 449_768
 
 
-def test_the_same_is_expected_of_the_second_teacher() -> None:
+def test_claims_about_the_second_teacher_repeat_those_about_the_first() -> None:
     repeated = [claim for claim in second.CLAIMS if claim.title.endswith("a second teacher")]
     first = [claim for claim in lawcat.CLAIMS if f"{claim.title}: a second teacher" in {claim.title for claim in repeated}]
     assert len(first) == len(repeated) == 4
@@ -83,5 +83,5 @@ def test_the_same_is_expected_of_the_second_teacher() -> None:
     assert repeated[0].expectations[0].right == Place(second.SECOND_RUNS[LOLCATS], "passkey 512")
 
 
-def test_what_differs_is_said_of_claims_that_there_are() -> None:
+def test_remarks_refer_to_existing_claims_or_tasks() -> None:
     assert second.REMARKS.keys() <= {*HARDER, *(claim.title for claim in lawcat.CLAIMS)}

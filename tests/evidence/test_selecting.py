@@ -63,15 +63,15 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 
 
 @pytest.fixture(scope="module")
-def ran(setting: Setting, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_runs(setting: Setting, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the runs, to copy before a change."""
     runs_folder = tmp_path_factory.mktemp("runs")
     assert run_all(tmp_path_factory.mktemp("work"), one_process, lambda line: None, runs_folder=runs_folder, setting=setting) == []
     return runs_folder
 
 
-def test_every_choice_is_kept_and_takes_as_much_state(setting: Setting, ran: Path) -> None:
-    runs = {run.variant: run for run in read_runs(ran) if run.experiment == NAME}
+def test_every_choice_is_kept_and_has_an_equal_state(setting: Setting, finished_runs: Path) -> None:
+    runs = {run.variant: run for run in read_runs(finished_runs) if run.experiment == NAME}
     assert set(runs) == {*SCORES, *CHANCE, "every-2", "none"}
     layers = {name: tuple(run.values["keep"]) for name, run in runs.items()}
     assert layers["every-2"] == (1, 3)
@@ -83,8 +83,8 @@ def test_every_choice_is_kept_and_takes_as_much_state(setting: Setting, ran: Pat
     assert runs["none"].figures[STATE] != runs["restored"].figures[STATE]
 
 
-def test_a_choice_is_compared_with_all_choices(ran: Path) -> None:
-    runs = {run.variant: run for run in read_runs(ran) if run.experiment == NAME}
+def test_a_choice_is_compared_with_all_choices(finished_runs: Path) -> None:
+    runs = {run.variant: run for run in read_runs(finished_runs) if run.experiment == NAME}
     for name, run in runs.items():
         assert run.values["best of all"] <= run.values["mean of all"]
         if name != "none":
@@ -96,30 +96,30 @@ def test_a_choice_is_compared_with_all_choices(ran: Path) -> None:
     assert BEATEN not in runs["none"].figures
 
 
-def test_what_is_trained_is_what_was_chosen(setting: Setting, ran: Path, tmp_path: Path) -> None:
-    experiment = build_experiment(setting, 0, tmp_path, ran)
-    layers = read_choices(setting, 0, ran)
+def test_the_chosen_layers_are_trained(setting: Setting, finished_runs: Path, tmp_path: Path) -> None:
+    experiment = build_experiment(setting, 0, tmp_path, finished_runs)
+    layers = read_choices(setting, 0, finished_runs)
     assert layers is not None
     for spec in experiment.specs:
         document = yaml.safe_load(Path(spec).read_text(encoding="utf-8"))
         kept = [layer for rule in document.get("layers", ()) if rule["use"] == "source" for layer in rule["at"]]
         assert tuple(kept) == layers[document["name"]]
-    runs = {run.variant: run for run in read_runs(ran) if run.experiment == TRAINED}
+    runs = {run.variant: run for run in read_runs(finished_runs) if run.experiment == TRAINED}
     assert set(runs) == set(layers)
     assert all(set(run.figures) == {"recall,pairs=2 32"} for run in runs.values())
-    assert find_missing_runs(experiment, ran) == {}
+    assert find_missing_runs(experiment, finished_runs) == {}
 
 
-def test_what_is_kept_is_not_run_again(setting: Setting, ran: Path, tmp_path: Path) -> None:
+def test_kept_runs_are_not_repeated(setting: Setting, finished_runs: Path, tmp_path: Path) -> None:
     messages: list[str] = []
-    assert run_all(tmp_path / "work", one_process, messages.append, runs_folder=ran, setting=setting) == []
+    assert run_all(tmp_path / "work", one_process, messages.append, runs_folder=finished_runs, setting=setting) == []
     assert messages == [f"{TRAINED}: 0 runs to do"]
     assert not (tmp_path / "work" / NAME).exists()
 
 
-def test_what_was_asked_otherwise_is_missing(setting: Setting, ran: Path, tmp_path: Path) -> None:
+def test_choices_of_other_settings_count_as_missing(setting: Setting, finished_runs: Path, tmp_path: Path) -> None:
     runs_folder = tmp_path / "runs"
-    shutil.copytree(ran, runs_folder)
+    shutil.copytree(finished_runs, runs_folder)
     other = replace(setting, recipe=(*QUICK, "recipe.transfer.lr=2e-2"))
     assert read_choices(other, 0, runs_folder) is None
     with pytest.raises(ComposerError, match="no layers are chosen with seed 0"):

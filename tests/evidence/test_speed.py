@@ -19,7 +19,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "BATCHES", (1, 2))
 
 
-def test_what_is_missing_is_benched_and_kept(tmp_path: Path) -> None:
+def test_missing_benches_are_run_once_and_kept(tmp_path: Path) -> None:
     messages: list[str] = []
     speed.run_missing(tmp_path / "work", messages.append, runs_folder=tmp_path / "runs")
     runs = {run.variant: run for run in read_runs(tmp_path / "runs")}
@@ -35,7 +35,7 @@ def test_what_is_missing_is_benched_and_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_bench_of_something_else_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benches_of_other_commands_are_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     speed.run_missing(tmp_path / "work", lambda line: None, runs_folder=tmp_path / "runs")
     before = path_of(speed.NAME, "lawcat", 0, tmp_path / "runs").read_text()
     monkeypatch.setattr(speed, "COMMANDS", ("another",))

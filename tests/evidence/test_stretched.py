@@ -18,7 +18,7 @@ from evidence.running import make_teacher, read_variants, run_missing
 from evidence.stretched import EXPERIMENTS, FACTORS, build_experiment, stretch
 
 
-def test_the_copy_differs_in_its_positions_alone(tmp_path: Path) -> None:
+def test_the_copy_differs_only_in_its_positions(tmp_path: Path) -> None:
     stretch(tmp_path / "yarn", 4)
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (Path(TEACHER), tmp_path / "yarn"))
     assert {key for key in before if before[key] != after[key]} == {"max_position_embeddings", "rope_parameters"}
@@ -34,13 +34,13 @@ def test_the_copy_differs_in_its_positions_alone(tmp_path: Path) -> None:
     assert type(model).__name__ == "ComposedLlamaForCausalLM"
 
 
-def test_every_factor_is_asked_what_the_teacher_is() -> None:
+def test_every_factor_is_scored_like_the_teacher() -> None:
     assert len(EXPERIMENTS) == len(FACTORS)
     for stretched in EXPERIMENTS.values():
         assert replace(stretched.request, source=TEACHER) == TEACHERS.request
 
 
-def test_the_copy_is_made_by_its_command_and_scored(tmp_path: Path) -> None:
+def test_the_documented_command_makes_the_copy_before_scoring(tmp_path: Path) -> None:
     """The documented command is run with another folder and the tests' interpreter."""
     whole = build_experiment(8)
     assert whole.make_command is not None
@@ -56,7 +56,7 @@ def test_the_copy_is_made_by_its_command_and_scored(tmp_path: Path) -> None:
     assert set(run.figures) == {"recall,pairs=2 32"}
 
 
-def test_a_run_is_of_the_command_that_makes_the_copy() -> None:
+def test_the_identity_of_a_run_depends_on_the_command_and_not_on_the_copy() -> None:
     """The runs of the copy are recognised without the copy."""
     first = build_experiment(2)
     (variant,) = read_variants(first.specs)
@@ -65,7 +65,7 @@ def test_a_run_is_of_the_command_that_makes_the_copy() -> None:
     assert identity != compute_identity(replace(first, make_command="another"), variant, 0, {})
 
 
-def test_a_teacher_that_is_not_there_is_made(tmp_path: Path) -> None:
+def test_missing_teachers_are_made_by_their_command(tmp_path: Path) -> None:
     messages: list[str] = []
     folder = tmp_path / "teacher"
     command = f"python -c \"from pathlib import Path; p = Path('{folder}'); p.mkdir(); (p / 'config.json').write_text('1')\""

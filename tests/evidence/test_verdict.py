@@ -45,11 +45,11 @@ def make_figures(first: list[float], second: list[float]) -> RunFigures:
         ([], "runs are missing"),
     ],
 )
-def test_above(first: list[float], expected: Verdict) -> None:
+def test_a_claim_needs_the_agreement_of_every_seed(first: list[float], expected: Verdict) -> None:
     assert judge_claim([above("", LEFT, RIGHT)], make_figures(first, [0.5, 0.5, 0.5])) == expected
 
 
-def test_one_expectation_that_fails_decides() -> None:
+def test_one_failed_expectation_decides_the_verdict() -> None:
     figures = make_figures([0.9, 0.9, 0.9], [0.5, 0.5, 0.5])
     open_, holds, fails = near("", LEFT, RIGHT, 0.8), above("", LEFT, RIGHT), below("", LEFT, RIGHT)
     assert [judge_expectation(expectation, figures) for expectation in (open_, holds, fails)] == ["holds", "holds", "fails"]
@@ -57,12 +57,12 @@ def test_one_expectation_that_fails_decides() -> None:
     assert judge_claim([holds, fails], figures) == "not reproduced"
 
 
-def test_what_goes_beyond_the_paper_does_not_count() -> None:
+def test_expectations_beyond_the_paper_do_not_count() -> None:
     figures = make_figures([0.9, 0.9, 0.9], [0.5, 0.5, 0.5])
     assert judge_claim([above("", LEFT, RIGHT), beyond(below("", LEFT, RIGHT))], figures) == "reproduced"
 
 
-def test_a_figure_that_nothing_is_drawn_for_needs_one_seed() -> None:
+def test_figures_of_the_teacher_need_only_one_seed() -> None:
     teacher, own = Place("teacher/softmax", "score"), Place("teacher/window", "score")
     facts = {"identity": "", "values": {}, "teacher_perplexity": None, "seconds": 0.0, "versions": {}}
     runs = [Run(experiment="teacher", variant=name, seed=0, figures={"score": 1.0}, **facts) for name in ("softmax", "window")]
@@ -73,7 +73,7 @@ def test_a_figure_that_nothing_is_drawn_for_needs_one_seed() -> None:
     )
 
 
-def test_bounds() -> None:
+def test_bounds_hold_fail_or_are_open_by_their_seeds() -> None:
     figures = make_figures([0.9, 1.0, 0.95], [0.9, 0.9, 0.9])
     assert judge_expectation(at_least("", LEFT, 0.9), figures) == "holds"
     assert judge_expectation(at_least("", LEFT, 0.95), figures) == "open"
@@ -84,6 +84,6 @@ def test_bounds() -> None:
     assert judge_expectation(above("", LEFT, RIGHT, 1.2), figures) == "fails"
 
 
-def test_what_has_one_seed_stands_beside_each() -> None:
+def test_a_single_seed_is_compared_with_every_other_seed() -> None:
     assert judge_seeds(above("", LEFT, RIGHT), make_figures([0.9, 0.1, 0.9], [0.5])) == {0: True, 1: False, 2: True}
     assert judge_seeds(above("", RIGHT, LEFT), make_figures([0.9, 0.1, 0.9], [0.5])) == {0: False, 1: True, 2: False}

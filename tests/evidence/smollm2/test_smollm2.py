@@ -64,7 +64,7 @@ def test_each_student_of_a_shipped_plan_has_a_valid_spec_and_recipe(path: Path) 
             assert (recipe.finetune.epochs, recipe.finetune.distill) == (None, 0), "the spec's own recipe is left out"
 
 
-def test_students_see_as_many_tokens_in_both_stages_together() -> None:
+def test_students_are_trained_on_equal_numbers_of_tokens() -> None:
     plan, tokens = read_plan(), {}
     for student in plan.students:
         recipe = plan.recipe(student)
@@ -83,7 +83,7 @@ def test_a_plan_whose_student_has_an_unknown_source_is_refused() -> None:
         Plan.model_validate(values)
 
 
-def test_the_identity_of_a_run_follows_from_what_decides_its_figures(tmp_path: Path) -> None:
+def test_the_identity_of_a_run_depends_on_its_seed_plan_source_and_data(tmp_path: Path) -> None:
     plan, texts = read_plan(), tmp_path / "texts.txt"
     texts.write_text("one")
     inputs = Inputs(teacher=str(tmp_path), data=(str(texts),))
@@ -170,7 +170,7 @@ def test_a_student_is_built_with_the_chosen_heads_by_one_command(tmp_path: Path)
     assert steps["retrieval"][steps["retrieval"].index("--lengths") + 1] == "64"
 
 
-def test_a_step_runs_once_and_notes_its_time(tmp_path: Path) -> None:
+def test_a_step_runs_once_and_records_its_time(tmp_path: Path) -> None:
     messages: list[str] = []
     words = ["build", "lawcat", "--from", str(ROOT / "examples" / "teacher"), "--force", "-o", str(tmp_path / "built")]
     running.execute_once(tmp_path, "build", words, messages.append)
@@ -187,23 +187,21 @@ def test_a_step_runs_once_and_notes_its_time(tmp_path: Path) -> None:
     assert resumed["seconds"] is None, "a part of it was in the call that was stopped"
 
 
-def test_a_step_that_fails_is_an_error_with_the_end_of_its_output_and_runs_again(tmp_path: Path) -> None:
+def test_failed_steps_raise_the_end_of_their_output_and_are_not_recorded(tmp_path: Path) -> None:
     words = ["build", "nothing-like-it", "--from", str(tmp_path), "-o", str(tmp_path / "built")]
     with pytest.raises(ComposerError, match=r"compose build nothing-like-it .* failed:\n(.*\n)*.*nothing-like-it"):
         running.execute_once(tmp_path, "build", words, lambda line: None)
     assert running.read_step_record(tmp_path, "build") is None
 
 
-def test_a_step_that_is_killed_is_an_error_that_names_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_steps_raise_an_error_with_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "ENDS_WITH_PARENT", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(ComposerError, match="compose show lolcats was ended by SIGKILL, which Linux sends where memory runs out"):
         running.execute_once(tmp_path, "show", ["show", "lolcats"], lambda line: None)
     assert running.read_step_record(tmp_path, "show") is None
 
 
-def test_runs_at_a_time_wait_for_their_source_and_outlast_the_failure_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parallel_runs_wait_for_their_source_and_continue_after_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("lolcats-0", "lawcat-0", "lola-0", "window-0")
     runs = [run for run in running.runs_of(read_plan(), INPUTS, tmp_path) if run.folder.name in names]
     ended: list[str] = []
@@ -222,7 +220,7 @@ def test_runs_at_a_time_wait_for_their_source_and_outlast_the_failure_of_another
     assert ended.index("lolcats") < ended.index("lola")
 
 
-def test_differences_are_those_of_the_same_rows() -> None:
+def test_differences_are_computed_over_the_same_rows() -> None:
     generator = np.random.default_rng(1)
     teacher = generator.normal(size=200)
     student = teacher - 0.1 + 0.01 * generator.normal(size=200)
@@ -231,7 +229,7 @@ def test_differences_are_those_of_the_same_rows() -> None:
     assert -0.11 < low < mean < high < -0.09, "the rows' own spread, 1, is no part of it"
 
 
-def test_tables_average_over_seeds_and_mark_what_is_not_chance(tmp_path: Path) -> None:
+def test_tables_average_over_seeds_and_mark_significant_differences(tmp_path: Path) -> None:
     plan = read_plan()
     keep_result(result("teacher", right=(1.0,) * 40), tmp_path)
     keep_result(result("lolcats", 0, right=(0.0,) * 40), tmp_path)
@@ -247,7 +245,7 @@ def test_tables_average_over_seeds_and_mark_what_is_not_chance(tmp_path: Path) -
     assert cost["lolcats"] == ("1.00", "1,000", "3.0", "3.500")
 
 
-def test_seeds_of_one_model_stand_beside_each_other_with_their_machines(tmp_path: Path) -> None:
+def test_seeds_of_one_model_are_listed_with_their_devices(tmp_path: Path) -> None:
     plan = read_plan()
     for name in ("teacher", "window"):
         keep_result(result(name), tmp_path)
@@ -263,7 +261,7 @@ def test_seeds_of_one_model_stand_beside_each_other_with_their_machines(tmp_path
     assert {row[1] for row in table.rows} == {"-"}, "these results have two of the six tasks"
 
 
-def test_a_larger_state_is_recommended_where_it_is_better_than_chance_explains(tmp_path: Path) -> None:
+def test_larger_states_are_recommended_only_for_significant_gains(tmp_path: Path) -> None:
     plan = read_plan()
     for name, right, state in (("teacher", 40, 9), ("lolcats", 20, 3), ("window", 0, 1), ("lola", -20, 4)):
         scores = (1.0,) * abs(right) + (0.0,) * (40 - abs(right))
@@ -297,14 +295,14 @@ def test_the_page_has_the_tables_between_its_marks_and_keeps_the_prose(tmp_path:
     assert target.read_text(encoding="utf-8") == text
 
 
-def test_a_result_is_read_as_it_was_kept(tmp_path: Path) -> None:
+def test_kept_results_are_read_back_unchanged(tmp_path: Path) -> None:
     keep_result(result("lolcats", 1), tmp_path)
     assert read_result("lolcats", 1, tmp_path) == result("lolcats", 1)
     assert read_result("lolcats", 0, tmp_path) is None
 
 
 @pytest.mark.parametrize("path", [PLAN, HEADS], ids=lambda path: path.stem)
-def test_every_kept_result_is_of_the_present_plan(path: Path) -> None:
+def test_kept_results_belong_to_students_and_seeds_of_the_plan(path: Path) -> None:
     plan, folder = read_plan(path), RUNS / path.stem
     names = {(plan.baseline, 0)} | {(student.name, seed) for student in plan.students for seed in student.seeds}
     for file in sorted(folder.glob("*.json")):
