@@ -17,7 +17,7 @@ BROKEN = GATE.replace("-self.rate)", "-self.rate) * (inputs.shape[1] > 1)")
 """A gate that forgets nothing in a call of one token."""
 
 
-def laws(folder: Path, *arguments: str) -> str:
+def run_laws(folder: Path, *arguments: str) -> str:
     """Return pytest's output in a folder. It has to succeed, or to fail a test."""
     command = [sys.executable, "-m", "pytest", "-p", "composer.laws.plugin", "-p", "no:cacheprovider", "-p", "no:randomly", "-v"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(EXAMPLE), str(EXAMPLE.parents[1]))), "OMP_NUM_THREADS": "1"}
@@ -26,9 +26,9 @@ def laws(folder: Path, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_the_example_passes() -> None:
+def test_the_example_package_passes_its_tests_and_laws() -> None:
     """The options are those of its own pyproject.toml."""
-    output = laws(EXAMPLE, "-k", "test_own_part or test_kernel or uneven or rows")
+    output = run_laws(EXAMPLE, "-k", "test_own_part or test_kernel or uneven or rows")
     assert " failed" not in output
     for place in (
         "tests/test_own_part.py::test_queries_see_the_last_multiples PASSED",
@@ -39,14 +39,14 @@ def test_the_example_passes() -> None:
         assert place in output
 
 
-def test_a_part_that_breaks_a_law(tmp_path: Path) -> None:
+def test_a_part_that_breaks_a_law_fails_that_law(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(BROKEN, encoding="utf-8")
-    output = laws(tmp_path, "--composer-parts", "mine.py", "-k", "calls or rows")
+    output = run_laws(tmp_path, "--composer-parts", "mine.py", "-k", "calls or rows")
     assert "test_law[gate: mine.slow-a text in calls is the whole, one by one] FAILED" in output
     assert "test_law[gate: mine.slow-rows are independent] PASSED" in output
 
 
-def test_parts_that_cannot_be_registered() -> None:
+def test_parts_that_cannot_be_registered_are_refused() -> None:
     """pytest prints the error and runs no test."""
     with pytest.raises(pytest.UsageError, match="--composer-parts: there is no module `no_such_package` here"):
         parts_under_test(("no_such_package",))
@@ -62,5 +62,5 @@ def test_the_readme_is_short_and_names_every_file() -> None:
 
 
 @pytest.mark.parametrize("word", ["attention_composer.parts", "--composer-parts own_part"])
-def test_its_project_file(word: str) -> None:
+def test_the_project_file_registers_the_parts(word: str) -> None:
     assert word in (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8")

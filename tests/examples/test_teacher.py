@@ -50,14 +50,14 @@ def quick(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return script
 
 
-def trained(script: ModuleType, monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> dict[str, Any]:
+def train_script(script: ModuleType, monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> dict[str, Any]:
     """Return the contents of scores.json."""
     monkeypatch.setattr(sys, "argv", ["train.py", "-o", str(out), *options])
     script.main()
     return json.loads((out / "scores.json").read_text(encoding="utf-8"))
 
 
-def test_without_options_it_is_the_shipped_one(script: ModuleType) -> None:
+def test_the_script_without_options_builds_the_shipped_teacher(script: ModuleType) -> None:
     tokenizer = script.build_tokenizer()
     assert tokenizer.backend_tokenizer.to_str(pretty=True) == (SHIPPED / "tokenizer.json").read_text(encoding="utf-8")
     model = script.build_model(tokenizer, script.STAGES[-1].tokens, script.Sizes())
@@ -74,7 +74,7 @@ def test_without_options_it_is_the_shipped_one(script: ModuleType) -> None:
     assert kind == rng.choices(script.KINDS, [getattr(stage, kind, 0) for kind in script.KINDS])[0]
 
 
-def test_twice_the_size_with_norms_of_queries_and_keys(script: ModuleType) -> None:
+def test_the_second_teacher_has_twice_the_parameters_and_qk_norms(script: ModuleType) -> None:
     tokenizer = script.build_tokenizer()
     second = script.build_model(tokenizer, 256, script.Sizes("qwen3", 4, 128, 400))
     assert type(second).__name__ == "Qwen3ForCausalLM"
@@ -83,10 +83,12 @@ def test_twice_the_size_with_norms_of_queries_and_keys(script: ModuleType) -> No
     assert script.build_model(tokenizer, 256, script.Sizes("llama", 8, 64, 160)).config.num_hidden_layers == 8
 
 
-def test_a_teacher_of_the_harder_tasks(quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_teachers_of_the_harder_tasks_are_scored_on_every_task(
+    quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import AutoModelForCausalLM
 
-    output = trained(quick, monkeypatch, tmp_path / "second", "--family", "qwen3", "--harder", *SMALL)
+    output = train_script(quick, monkeypatch, tmp_path / "second", "--family", "qwen3", "--harder", *SMALL)
     assert set(output["held_out"]) == {"passkey", "recall", "story", "statements", "multikey", "multivalue", "two-needles"}
     assert output["held_out"]["multikey"]["guessing_exact_match"] == 0.25
     assert output["held_out"]["story"]["perplexity"] > 1
@@ -96,9 +98,9 @@ def test_a_teacher_of_the_harder_tasks(quick: ModuleType, tmp_path: Path, monkey
     assert not (tmp_path / "second.progress").exists()
 
 
-def test_it_goes_on_where_it_was_stopped(quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_runs_resume_to_the_same_bits(quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The result has the same bits after a stop at each saved step."""
-    whole = trained(quick, monkeypatch, tmp_path / "whole", *SMALL)
+    whole = train_script(quick, monkeypatch, tmp_path / "whole", *SMALL)
     score, calls = quick.score, list[int]()
 
     def stops(*arguments: Any) -> Any:
@@ -109,20 +111,20 @@ def test_it_goes_on_where_it_was_stopped(quick: ModuleType, tmp_path: Path, monk
     monkeypatch.setattr(quick, "score", stops)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
-            trained(quick, monkeypatch, tmp_path / "stopped", *SMALL)
-    output = trained(quick, monkeypatch, tmp_path / "stopped", *SMALL)
+            train_script(quick, monkeypatch, tmp_path / "stopped", *SMALL)
+    output = train_script(quick, monkeypatch, tmp_path / "stopped", *SMALL)
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped"))
     assert all(torch.equal(first[name], second[name]) for name in first)
     for fact in ("held_out", "steps_of_each_stage", "tokens", "final_training_loss"):
         assert output[fact] == whole[fact], fact
 
 
-def test_it_does_not_go_on_with_other_settings(quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_with_other_settings_are_not_resumed(quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = quick.build_tokenizer()
     model = quick.build_model(tokenizer, 128, quick.Sizes("llama", 1, 32, 16))
     quick.save(tmp_path / "one.progress", quick.Progress(), {"seed": 1}, model, torch.optim.AdamW(model.parameters()))
     with pytest.raises(SystemExit, match=r"one\.progress is of a training with other settings"):
-        trained(quick, monkeypatch, tmp_path / "one", *SMALL)
+        train_script(quick, monkeypatch, tmp_path / "one", *SMALL)
 
 
 @pytest.mark.parametrize(
@@ -134,17 +136,17 @@ def test_it_does_not_go_on_with_other_settings(quick: ModuleType, tmp_path: Path
         (("--family", "mamba"), "invalid choice"),
     ],
 )
-def test_what_cannot_be(
+def test_invalid_options_are_refused(
     options: tuple[str, ...], message: str, quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     with pytest.raises(SystemExit):
-        trained(quick, monkeypatch, tmp_path / "none", *options)
+        train_script(quick, monkeypatch, tmp_path / "none", *options)
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("kind", ["multikey", "multivalue", "two-needles"])
-def test_what_is_learned_of_needles(kind: str, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_digits_of_the_answer_have_key_weights(kind: str, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """All digits of the answer are learned, and not the digits in the text, which cannot be predicted."""
     tokenizer = script.build_tokenizer()
     monkeypatch.setattr(script, "KINDS", (kind,))
@@ -160,7 +162,9 @@ def test_what_is_learned_of_needles(kind: str, script: ModuleType, monkeypatch: 
 
 
 @pytest.mark.parametrize("tokens", [48, 64, 128])
-def test_what_is_learned_of_statements(tokens: int, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_repeated_keys_of_statements_have_key_weights(
+    tokens: int, script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only keys whose name occurred before are learned."""
     tokenizer = script.build_tokenizer()
     monkeypatch.setattr(script, "KINDS", ("statements",))
@@ -176,7 +180,7 @@ def test_what_is_learned_of_statements(tokens: int, script: ModuleType, monkeypa
         assert "".join(tokenizer.decode(learned).split()) == again
 
 
-def test_the_score_of_statements_is_of_repeated_keys(script: ModuleType) -> None:
+def test_statements_are_scored_by_their_repeated_keys(script: ModuleType) -> None:
     """A model that repeats the text's values scores 1. One that changes a digit of each scores 0."""
     from score import STATEMENTS, statements_accuracy  # pyright: ignore[reportMissingImports]
 
