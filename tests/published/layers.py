@@ -22,10 +22,10 @@ class Seen:
     """The input and output hidden states of a layer's attention, call by call."""
 
     inputs: list[Tensor] = field(default_factory=list)
-    gave: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
 
-    def joined(self) -> tuple[Tensor, Tensor]:
-        return torch.cat(self.inputs, 1), torch.cat(self.gave, 1)
+    def join(self) -> tuple[Tensor, Tensor]:
+        return torch.cat(self.inputs, 1), torch.cat(self.outputs, 1)
 
 
 @contextmanager
@@ -36,9 +36,9 @@ def watched(model: PreTrainedModel) -> Iterator[list[Seen]]:
     for layer in model.model.layers:
         seen.append(note := Seen())
 
-        def listen(_: Any, inputs: tuple[Any, ...], named: Mapping[str, Any], gave: Any, note: Seen = note) -> None:
+        def listen(_: Any, inputs: tuple[Any, ...], named: Mapping[str, Any], output: Any, note: Seen = note) -> None:
             note.inputs.append(inputs[0] if inputs else named["hidden_states"])
-            note.gave.append(gave[0] if isinstance(gave, tuple) else gave)
+            note.outputs.append(output[0] if isinstance(output, tuple) else output)
 
         hooks.append(layer.self_attn.register_forward_hook(listen, with_kwargs=True))
     try:

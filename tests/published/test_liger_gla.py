@@ -49,9 +49,9 @@ def formula(weights: dict[str, Tensor], layer: int, hidden: Tensor, window: int)
 
 def assert_are(seen: list[Seen], weights: dict[str, Tensor], window: int) -> None:
     for layer, inputs_of_layer in enumerate(seen):
-        hidden, gave = inputs_of_layer.joined()
-        assert gave.abs().max() > 0.1
-        torch.testing.assert_close(gave, formula(weights, layer, hidden, window), rtol=1e-9, atol=1e-9)
+        hidden, output = inputs_of_layer.join()
+        assert output.abs().max() > 0.1
+        torch.testing.assert_close(output, formula(weights, layer, hidden, window), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("settings", "window"), [([], 65), (["--set", "head.memory.0.size=64"], 64)], ids=["code", "paper"])

@@ -56,9 +56,9 @@ def test_every_layer_equals_the_published_code(
     weights = merged(load_file(source / "model.safetensors"))
     for seen in (whole(model), decoded(model, 1), decoded(model, 60)):
         for layer, inputs_of_layer in enumerate(seen):
-            hidden, gave = inputs_of_layer.joined()
-            assert gave.abs().max() > 0.1
-            torch.testing.assert_close(gave, formula(weights, maps(), layer, hidden), rtol=1e-9, atol=1e-9)
+            hidden, output = inputs_of_layer.join()
+            assert output.abs().max() > 0.1
+            torch.testing.assert_close(output, formula(weights, maps(), layer, hidden), rtol=1e-9, atol=1e-9)
 
 
 def test_the_plan_and_the_record_have_the_origin_of_every_parameter(compose: Compose, source: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class Command:
         return self.run, self.arguments
 
 
-def without(name: str) -> Callable[[State], None]:
+def remove(name: str) -> Callable[[State], None]:
     return lambda state: state.pop(name)
 
 
@@ -38,10 +38,10 @@ def put(name: str, value: Any) -> Callable[[State], None]:
 LORA_A, LORA_B = (PEFT + attention(0, f"k_proj.lora_{letter}.default.weight") for letter in "AB")
 WRONG: dict[str, tuple[Callable[[State], None], list[str]]] = {
     "a map is missing": (
-        without(attention(1, QUERY)),
+        remove(attention(1, QUERY)),
         ["1 parameters that no file has", "model.layers.1.self_attn.composed.head.feature_map.query_weight [4, 8, 4]"],
     ),
-    "a factor is missing": (without(attention(0, "window_factors")), ["model.layers.0.self_attn.composed.head.window.weight [4]"]),
+    "a factor is missing": (remove(attention(0, "window_factors")), ["model.layers.0.self_attn.composed.head.window.weight [4]"]),
     "an unknown name": (put("model.layers.0.self_attn.bias", torch.zeros(3)), ["holds 1 that LoLCATs", "self_attn.bias ([3])"]),
     "a name of another module": (
         put("model.layers.0.mlp.feature_map_q.mlp.layer", torch.zeros(3)),
@@ -61,7 +61,7 @@ WRONG: dict[str, tuple[Callable[[State], None], list[str]]] = {
     "a name that is none": (put(3, torch.zeros(2)), ["3 ([2])"]),  # pyright: ignore[reportArgumentType]
     "values that are not finite": (put(attention(0, QUERY), torch.full((4, 8, 4), torch.nan)), ["not finite"]),
     "an adapter without its other half": (
-        without(LORA_B),
+        remove(LORA_B),
         ["1 adapters that are missing", "lora_B of model.layers.0.self_attn.k_proj"],
     ),
     "an adapter of another rank": (put(LORA_A, torch.zeros(3, 32)), ["expected [2, 32], the file has [3, 32]"]),
@@ -91,12 +91,12 @@ def assert_refused(result: Any, messages: list[str], folder: Path, *files: Path)
     assert {path.name for path in folder.iterdir()} == {file.name for file in files}, "nothing is left behind"
 
 
-def ran(folder: Path) -> Any:
+def pickle_that_runs(folder: Path) -> Any:
     """Return a pickle that would create a folder if it ran."""
     return {attention(0, QUERY): Command(os.mkdir, str(folder / "was-run"))}
 
 
-def zipped(folder: Path, compression: int) -> Path:
+def repack(folder: Path, compression: int) -> Path:
     """Return a checkpoint with repacked members."""
     path = saved(folder / "whole.pt", maps())
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(folder / "model.pt", "w", compression) as new:
@@ -149,7 +149,10 @@ def nested(folder: Path) -> Path:
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
-    "a command": (lambda folder: saved(folder / "model.pt", ran(folder)), ["is not read", "mkdir", "Only tensors are read"]),
+    "a command": (
+        lambda folder: saved(folder / "model.pt", pickle_that_runs(folder)),
+        ["is not read", "mkdir", "Only tensors are read"],
+    ),
     "a command beside the weights": (
         lambda folder: saved(folder / "model.pt", {"model_state_dict": maps(), "step": Command(os.mkdir, str(folder / "was-run"))}),
         ["is not read", "mkdir"],
@@ -164,7 +167,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     "nothing": (lambda folder: written(folder, b""), ["is no archive as torch.save writes it"]),
     "a zip of something else": (lambda folder: written(folder, b"PK\x05\x06" + bytes(18)), ["is not read"]),
     "a file of before": (legacy, ["is no archive as torch.save writes it"]),
-    "a packed one": (lambda folder: zipped(folder, zipfile.ZIP_DEFLATED), ["is packed, which torch.save never does"]),
+    "a packed one": (lambda folder: repack(folder, zipfile.ZIP_DEFLATED), ["is packed, which torch.save never does"]),
     "a large one": (large, ["is larger than 1,073,741,824 bytes"]),
     "half of one": (cut, ["is no archive as torch.save writes it"]),
     "one that claims more than it has": (short, ["is not read"]),
