@@ -29,7 +29,7 @@ from tests.laws.published.mathematics import (
     softmax_attention,
     unit,
 )
-from tests.laws.test_published_layers import composed, layer_of, of, relative_difference, small
+from tests.laws.test_published_layers import composed, head_of, layer_of, relative_difference, small
 
 HEADS, WIDTH, TOKENS = 4, 8, 19
 SHAPE = Shape(hidden_size=SMALL.hidden_size, heads=HEADS, key_heads=HEADS, head_dim=WIDTH)
@@ -111,7 +111,7 @@ def test_heads_equal_layers_of_transformers(name: str, size: float, monkeypatch:
         # Its own code in PyTorch, not the kernels of packages that need a GPU.
         if hasattr(module, function):
             monkeypatch.setattr(module, function, inspect.unwrap(getattr(module, function)))
-    spec, _ = of(small(name, overrides), "head")
+    spec, _ = head_of(small(name, overrides), "head")
     head = build_head(spec, SHAPE)
     for parameter in ("delta_rate.bias", "output_norm.gate_bias"):
         head.get_parameter(parameter).zero_()

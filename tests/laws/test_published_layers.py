@@ -42,7 +42,7 @@ def small(name: str, overrides: Sequence[str] = ()) -> Resolved:
     return resolve(load_spec(name, [*sizes, *overrides]), SMALL)
 
 
-def of(resolved: Resolved, head: str) -> tuple[HeadSpec, Shape]:
+def head_of(resolved: Resolved, head: str) -> tuple[HeadSpec, Shape]:
     """Return a head, and the sizes of a group of such heads."""
     return next((spec, shape) for _, group, spec, shape in resolved.groups() if group.head == head)
 
@@ -96,7 +96,7 @@ def test_specs_equal_the_published_layers_that_they_name(name: str, size: float)
     resolved = small(name)
     assert resolved.heads.keys() == COMPARED[name].heads.keys()
     for key, reference in COMPARED[name].heads.items():
-        spec, shape = of(resolved, key)
+        spec, shape = head_of(resolved, key)
         assert shape.heads > shape.key_heads, "query heads share keys"
         head = build_head(spec, shape)
         layer = layer_of(head, shape, size)
