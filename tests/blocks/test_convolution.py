@@ -250,7 +250,7 @@ def test_an_option_without_an_effect_is_refused(options: dict[str, Any], message
     assert Convolution.model_validate(options | {"inputs": ("q", "k")})
 
 
-def test_operation_count() -> None:
+def test_operation_count_equals_a_count_by_hand() -> None:
     # 4 taps, a multiply-add each, for 4 numbers of 4 query heads, and of 4 or 2 heads of keys.
     assert Convolution().flops(GROUPED, 100) == 2 * 4 * 4 * (4 + 4)
     assert Convolution(per="key_head").flops(GROUPED, 100) == 2 * 4 * 4 * (4 + 2)

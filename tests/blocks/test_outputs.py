@@ -71,7 +71,7 @@ def test_output_gates_start_open() -> None:
         torch.testing.assert_close(alone.finish(tensors(alone, noise=0.0), output, hidden), output, rtol=nearness, atol=0)
 
 
-def test_operation_count() -> None:
+def test_operation_count_equals_a_count_by_hand() -> None:
     assert Norm().flops(SHAPE, 9) == Norm(over="heads").flops(SHAPE, 9) == 4 * 12
     assert OutputGate().flops(SHAPE, 9) == 2 * 6 * 12 + 2 * 12
     assert GatedNorm(rank=2).flops(SHAPE, 9) == 4 * 12 + 2 * 2 * (6 + 12) + 2 * 12

@@ -93,7 +93,7 @@ def test_a_fixed_rate_is_one_number(shape: Any) -> None:
     assert Fixed().value == 1.0
 
 
-def test_operation_count() -> None:
+def test_operation_count_equals_a_count_by_hand() -> None:
     # A product with the 6 numbers of the hidden state for each head.
     assert Learned().flops(GROUPED, 9) == Learned().flops(GROUPED, 10_000) == 2 * 6 * 4
     assert Learned(per="key_head").flops(ONE_KEY, 9) == 2 * 6 * 1

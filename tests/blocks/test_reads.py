@@ -115,7 +115,7 @@ def test_sum_read_adds_raw_numerators_to_the_shared_read() -> None:
 @pytest.mark.parametrize(
     ("read", "with_mass"), [(Shared(), [1, 1]), (Mixture(), [1, 0]), (Sum(), [1, 0])], ids=["shared", "mixture", "sum"]
 )
-def test_gradients(read: Read, with_mass: list[int]) -> None:
+def test_gradients_match_numerical_gradients(read: Read, with_mass: list[int]) -> None:
     tensors = [random(1, 2, 3, 2), random(1, 2, 3, 2), random(1, 2, 3), random(1, 2, 3), random(3), random(3)]
 
     def run(first: Tensor, second: Tensor, lse: Tensor, other: Tensor, logit: Tensor, more: Tensor) -> Tensor:

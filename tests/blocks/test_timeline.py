@@ -146,7 +146,7 @@ def plain(state: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("memory", [StateMemory(), Delta()], ids=["state", "delta"])
-def test_gradients(memory: Recurrent) -> None:
+def test_gradients_of_the_forms_are_equal(memory: Recurrent) -> None:
     pairs = pairs_at(ARRIVALS[:2], absent=((0, 1),))
     query, decay = random(2, LENGTH, 4, 5).exp(), -torch.rand(2, LENGTH, 4, dtype=torch.float64)
     inputs = [query, pairs.key / 3, pairs.value, pairs.rate, decay]

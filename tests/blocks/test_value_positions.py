@@ -127,6 +127,6 @@ def test_odd_value_dimensions_and_invalid_theta_are_refused() -> None:
             Vapor(theta=wrong)
 
 
-def test_operation_count() -> None:
+def test_operation_count_equals_a_count_by_hand() -> None:
     # Three for each coordinate that is turned, on the way in and on the way out.
     assert VAPOR.flops(GROUPED, 999) == 3 * (2 + 4) * 4

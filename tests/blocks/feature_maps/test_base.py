@@ -130,7 +130,7 @@ def test_half_precision_inputs_are_mapped_in_float32(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients(kind: str) -> None:
+def test_gradients_match_numerical_gradients(kind: str) -> None:
     part = FEATURE_MAPS[kind].model_validate({"linear": True, "bias": True, "skip": True, "share": "qk", "two_sided": True})
     tensors = [random(1, 2, 2, 4), random(1, 2, 2, 4), *drawn(part, ALIKE).values()]
 
@@ -154,7 +154,7 @@ def test_with_dim_sets_the_dimension_of_a_map_with_a_matrix() -> None:
     assert Relu().with_dim(GROUPED).dim is None
 
 
-def test_operation_count() -> None:
+def test_operation_count_equals_a_count_by_hand() -> None:
     # A matrix of 4 × 3 and 6 features for 4 query heads and as many key heads; 2 key heads where they own the matrices.
     part = Relu(linear=True, dim=3, two_sided=True)
     assert part.flops(GROUPED, 9) == (4 + 4) * (2 * 4 * 3 + 6)

@@ -30,7 +30,7 @@ def test_bounded_channel_equals_its_formula(per: str, state_heads: int) -> None:
         assert decay[batch, token, head, feature].item() == pytest.approx(wanted, rel=1e-9)
 
 
-def test_parameters_and_operation_count() -> None:
+def test_parameters_and_operation_count_equal_a_count_by_hand() -> None:
     parameters = {name: fresh.shape for name, fresh in BoundedChannel(rank=2, per="key_head").parameters(SHAPE).items()}
     assert parameters == {"down": (2, 6), "up": (6, 2), "bias": (6,)}
     assert started(BoundedChannel(bias=1.5), SHAPE)["bias"].tolist() == [1.5] * 12

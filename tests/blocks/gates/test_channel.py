@@ -31,7 +31,7 @@ def test_channel_equals_its_formula(rank: int | str, per: str, state_heads: int)
         assert decay[batch, token, head, feature].item() == pytest.approx(math.log(survives), rel=1e-9)
 
 
-def test_parameter_shapes() -> None:
+def test_rank_and_owner_set_the_shapes_of_the_parameters() -> None:
     def shapes(**choice: object) -> dict[str, tuple[int, ...]]:
         return {name: fresh.shape for name, fresh in PerChannel.model_validate(choice).parameters(SHAPE).items()}
 
@@ -41,7 +41,7 @@ def test_parameter_shapes() -> None:
     assert started(PerChannel(bias=4.0), SHAPE)["bias"].tolist() == [4.0] * 12
 
 
-def test_key_heads_of_the_state() -> None:
+def test_the_owner_sets_the_number_of_key_heads_of_the_state() -> None:
     assert PerChannel().key_heads(SHAPE, 2) == 4
     assert PerChannel(per="key_head").key_heads(SHAPE, 2) == 2
     assert PerChannel(per="key_head").key_heads(SHAPE, 4) == 4
@@ -68,7 +68,7 @@ def test_a_unit_input_starts_with_a_unit_logit() -> None:
     assert logits.std().item() == pytest.approx(1.0, rel=0.1)
 
 
-def test_operation_count() -> None:
+def test_operation_count_equals_a_count_by_hand() -> None:
     assert PerChannel(rank=2).flops(SHAPE, 9) == 2 * 2 * (6 + 12)
     assert PerChannel(rank="full").flops(SHAPE, 9) == 2 * 6 * 12
     assert PerChannel(rank=2, per="key_head").flops(SHAPE, 9) == 2 * 2 * (6 + 6)

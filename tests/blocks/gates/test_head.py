@@ -27,7 +27,7 @@ def test_head_equals_its_formula(per: str) -> None:
         assert decay[batch, token, head].item() == pytest.approx(2 * math.log(1 / (1 + math.exp(-logit))), rel=1e-9)
 
 
-def test_parameters_and_key_heads() -> None:
+def test_the_owner_sets_parameters_key_heads_and_operation_count() -> None:
     assert {name: fresh.shape for name, fresh in PerHead().parameters(SHAPE).items()} == {"weight": (4, 6), "bias": (4,)}
     keys = PerHead(per="key_head", bias=4.0)
     assert {name: fresh.shape for name, fresh in keys.parameters(SHAPE).items()} == {"weight": (2, 6), "bias": (2,)}

@@ -97,7 +97,7 @@ def test_published_layers_start_as_in_their_code(spec: str, slowest: float) -> N
     assert (gate.slowest, gate.fastest) == (slowest, 16.0)
 
 
-def test_parameters_and_operation_count() -> None:
+def test_parameters_and_operation_count_equal_a_count_by_hand() -> None:
     assert {name: fresh.shape for name, fresh in Softplus(per="key_head").parameters(SHAPE).items()} == {
         "weight": (2, 6), "bias": (2,), "rate": (2,)
     }  # fmt: skip

@@ -17,7 +17,7 @@ from blocks.memories.state_below import Held, select
 from tests.blocks.support import random
 
 
-def held(entries: int) -> Held:
+def draw_pairs(entries: int) -> Held:
     """Return pairs of 2 rows and 3 heads."""
     return {"key": random(2, entries, 3, 4), "value": random(2, entries, 3, 5), "position": torch.randint(-1, 9, (2, entries, 3))}
 
@@ -27,7 +27,7 @@ def of_one_head_together(tensor: torch.Tensor) -> bool:
 
 
 def test_the_layout_by_heads_selects_the_same_entries() -> None:
-    first, later = held(6), held(2)
+    first, later = draw_pairs(6), draw_pairs(2)
     index = torch.stack([torch.randperm(8)[:5] for _ in range(6)]).view(2, 3, 5).transpose(1, 2)
     every = {name: concatenate_by_heads(by_heads(entries), later[name]) for name, entries in first.items()}
     assert all(of_one_head_together(entries) for entries in every.values())
@@ -46,7 +46,7 @@ def test_pairs_are_visible_between_arrival_and_eviction(
     """A pair counts for a token if it has entered by the token's column, was not evicted again, and belongs to its document."""
     torch.manual_seed(seed)
     entries, length = size + max_per_token * groups, max_per_token * groups
-    pairs = held(entries)
+    pairs = draw_pairs(entries)
     columns = torch.randint(0, length, (2, groups)).sort(dim=1).values
     evictions = columns.repeat_interleave(max_per_token, dim=1)
     left = torch.randint(1, groups + 2, (2, entries, 3))

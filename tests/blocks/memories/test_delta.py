@@ -250,7 +250,7 @@ def test_state_dtype_and_bytes_are_as_declared(shape: Shape, dtype: torch.dtype,
     assert matrix[0].nbytes == slot.bytes(2, max(4, dtype.itemsize)) == numbers * kind.itemsize
 
 
-def test_operation_count() -> None:
+def test_operation_count_equals_a_count_by_hand() -> None:
     """Return the multiply-adds for 5 × 3 numbers: prediction and write for 4 states (or 2), and reading for 4 heads."""
     assert Delta().flops(SHAPE, 9) == Delta().flops(SHAPE, 10_000) == 2 * 15 * (4 + 4 + 4)
     assert Delta().flops(SHARED, 9) == 2 * 15 * (2 + 2 + 4)

@@ -161,7 +161,7 @@ def test_raw_features_without_a_bound_are_refused() -> None:
 
 
 @pytest.mark.parametrize("part", [Rwkv7(), Gdn2()], ids=lambda part: part.kind)
-def test_state_parameters_and_operation_count(part: Rwkv7 | Gdn2) -> None:
+def test_state_bytes_and_operation_count_equal_a_count_by_hand(part: Rwkv7 | Gdn2) -> None:
     shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=2)
     (slot,) = part.state(shape).values()
     assert slot.bytes(2) == 2 * 5 * 3 * 4

@@ -105,7 +105,7 @@ def test_the_state_has_the_declared_dtypes_and_bytes(dtype: torch.dtype) -> None
     assert sum(slot.bytes(width) for slot in Full().state(GROUPED).values()) == 0
 
 
-def test_operation_count() -> None:
+def test_operation_count_equals_a_count_by_hand() -> None:
     # The 101st token meets 101 pairs: two products of 4 numbers of 4 heads. In a prefill of 101 it meets 51 on average.
     assert Full().flops(GROUPED, 100) == 2 * 2 * 101 * 4 * 4
     assert Full().prefill_flops(GROUPED, 101) == 2 * 2 * 51 * 4 * 4

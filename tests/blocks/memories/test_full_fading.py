@@ -42,7 +42,7 @@ def by_hand(
     return output, mass
 
 
-def called(
+def run_form(
     part: Full, form: str, tokens: Tokens, state: Any, query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None
 ) -> Any:
     pairs = Pairs(key, None, value, tokens.position, tokens=tokens)
@@ -56,7 +56,7 @@ def test_logits_are_reduced_by_the_decay_since_the_pair(form: str) -> None:
     assert tokens.segment is not None
     tensors = [random(2, 9, 4, 4), random(2, 9, 2, 4), random(2, 9, 2, 4), -torch.rand(2, 9, 4, dtype=torch.float64)]
     mine = [tensor.clone().requires_grad_() for tensor in tensors]
-    (partial,), _ = called(FADING, form, tokens, empty(FADING, GROUPED, 2), *mine)
+    (partial,), _ = run_form(FADING, form, tokens, empty(FADING, GROUPED, 2), *mine)
     (partial.output.square().sum() + partial.lse.square().sum()).backward()
     theirs = [tensor.clone().requires_grad_() for tensor in tensors]
     first = torch.ones(9, dtype=torch.float64)
@@ -77,7 +77,7 @@ def test_output_equals_the_forgetting_attention_of_flash_linear_attention() -> N
     """
     naive = pytest.importorskip("fla.ops.forgetting_attn.naive")
     query, key, value, decay = random(2, 9, 4, 4), random(2, 9, 2, 4), random(2, 9, 2, 4), -torch.rand(2, 9, 4, dtype=torch.float64)
-    (partial,), _ = called(FADING, "reference", counted(2, 9), empty(FADING, GROUPED, 2), query, key, value, decay)
+    (partial,), _ = run_form(FADING, "reference", counted(2, 9), empty(FADING, GROUPED, 2), query, key, value, decay)
     close(partial.output, naive.naive_forgetting_attn(query, key, value, decay, scale=0.5), 1e-5)
 
 
@@ -85,10 +85,10 @@ def test_output_equals_the_forgetting_attention_of_flash_linear_attention() -> N
 @pytest.mark.parametrize("cuts", [[1] * 9, [4, 5], [1, 7, 1]], ids=str)
 def test_split_calls_carry_the_accumulated_decay(cuts: list[int], form: str) -> None:
     tensors = [random(2, 9, 4, 4), random(2, 9, 2, 4), random(2, 9, 2, 4), -torch.rand(2, 9, 4, dtype=torch.float64)]
-    (whole,), last = called(FADING, form, counted(2, 9), empty(FADING, GROUPED, 2), *tensors)
+    (whole,), last = run_form(FADING, form, counted(2, 9), empty(FADING, GROUPED, 2), *tensors)
     state, at, outputs = empty(FADING, GROUPED, 2), 0, []
     for length in cuts:
-        (partial,), state = called(FADING, form, counted(2, length, at), state, *(of[:, at : at + length] for of in tensors))
+        (partial,), state = run_form(FADING, form, counted(2, length, at), state, *(of[:, at : at + length] for of in tensors))
         outputs.append(partial.output)
         at += length
     close(torch.cat(outputs, dim=1), whole.output)
@@ -126,7 +126,7 @@ def test_logits_grow_with_the_logarithm_of_the_position(form: str) -> None:
     part, tokens = Full(length_scale=3.0), documents([4, 5], [9])
     assert tokens.segment is not None
     query, key, value = random(2, 9, 4, 4), random(2, 9, 2, 4), random(2, 9, 2, 4)
-    (partial,), _ = called(part, form, tokens, empty(part, GROUPED, 2), query, key, value, None)
+    (partial,), _ = run_form(part, form, tokens, empty(part, GROUPED, 2), query, key, value, None)
     for row in range(2):
         scale = (tokens.position[row].double() + 3).log() / math.log(3)
         output, mass = by_hand(query[row], key[row], value[row], None, tokens.segment[row], scale)

@@ -276,7 +276,7 @@ def test_state_dtype_and_bytes_are_as_declared(dtype: torch.dtype, form: str) ->
     assert held == sum(slot.bytes(2, max(4, dtype.itemsize)) for slot in slots) == 12 * (4 + 2) * kind.itemsize
 
 
-def test_parameters_and_operation_count() -> None:
+def test_parameters_and_operation_count_equal_a_count_by_hand() -> None:
     shape = Shape(hidden_size=50, heads=4, key_heads=2, head_dim=4)
     part = Latents()
     assert {name: fresh.shape for name, fresh in part.parameters(shape).items()} == {"query": (128, 50), "key": (128, 50)}
@@ -291,7 +291,7 @@ def test_parameters_and_operation_count() -> None:
         assert part.prefill_flops(own, tokens) == 2 * seen * 4 * (32 + 4) + 2 * 2 * 128 * 50 + 4 * 128 * 4
 
 
-def test_what_it_refuses() -> None:
+def test_invalid_options_are_refused() -> None:
     assert Latents(size=12).misfit(GROUPED) is None
     problem = Latents(size=10).misfit(GROUPED)
     assert problem is not None

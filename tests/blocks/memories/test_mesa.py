@@ -39,7 +39,7 @@ def test_the_state_solves_a_regression_over_the_evicted_pairs() -> None:
         close(actual[query_head], wanted)
 
 
-def test_penalty_state_and_operation_count() -> None:
+def test_penalty_state_and_operation_count_equal_a_count_by_hand() -> None:
     (slot,) = Mesa().state(SHAPE).values()
     assert slot.bytes(2) == 2 * 5 * (5 + 3) * 4
     penalty = started(Mesa(), SHAPE)["penalty"]

@@ -252,7 +252,7 @@ def test_state_dtype_and_bytes_are_as_declared(heads: Shape, keep: str, dtype: t
     assert sum(tensor[0].nbytes for tensor in after["sparse"].values()) == wanted
 
 
-def test_operation_count() -> None:
+def test_operation_count_equals_a_count_by_hand() -> None:
     """Return the operations: two products of 64 pairs with 4 numbers for each head. A score that reads the state multiplies 5 ×
     4 numbers by 65 pairs.
     """

@@ -259,7 +259,7 @@ def test_state_dtype_and_bytes_are_as_declared(exponential: bool, normalise: boo
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("exponential", [True, False])
-def test_gradients(exponential: bool, form: str) -> None:
+def test_gradients_match_numerical_gradients(exponential: bool, form: str) -> None:
     shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=2, state_heads=2, exponential=exponential)
     query, key, value = positive(shape, 5)
     decay, present = -torch.rand(1, 5, 2, 2, dtype=torch.float64), torch.tensor([[True, True, False, True, True]])
@@ -284,7 +284,7 @@ def test_a_row_of_padding_keeps_its_state() -> None:
         close(after[name], tensor, 1e-14)
 
 
-def test_operation_count() -> None:
+def test_operation_count_equals_a_count_by_hand() -> None:
     # A multiply-add for each of 5 × (3 + 1) numbers: entering on 4 states, reading for 4 heads, and one product a number to decay.
     entry = 5 * 4
     assert StateMemory().flops(SHAPE, 999) == 2 * entry * (4 + 4)

@@ -141,7 +141,7 @@ def test_the_state_has_two_chunks(evict: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("form", ["reference", "torch"])
-def test_gradients(form: str) -> None:
+def test_gradients_match_numerical_gradients(form: str) -> None:
     part, tokens, setting = terraced(2, position=ROPE), documents([2, 5]), Setting(gradients=True)
     shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=2)
 
@@ -157,6 +157,6 @@ def test_gradients(form: str) -> None:
     assert_derivatives(run, (random(1, 7, 4, 2), random(1, 7, 2, 2)))
 
 
-def test_operation_count() -> None:
+def test_operation_count_equals_a_count_by_hand() -> None:
     # On average a token sees half of its own chunk and all of the one before.
     assert terraced(64).flops(GROUPED, 9) == 2 * 2 * 96 * 4 * 4

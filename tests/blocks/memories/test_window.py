@@ -121,7 +121,7 @@ def test_gradients_across_documents_are_finite() -> None:
             assert gradient.abs().sum() > 0
 
 
-def test_operation_count_and_state_size() -> None:
+def test_operation_count_is_constant_and_impossible_sizes_are_refused() -> None:
     # Two products of 64 pairs with 4 numbers of 4 heads, a multiply-add each; the same however long the past.
     assert Window().flops(GROUPED, 10_000) == Window().prefill_flops(GROUPED, 10_000) == 2 * 2 * 64 * 4 * 4
     # Both ways 63 more come after the token, as many as there are.

@@ -62,5 +62,5 @@ def test_the_state_holds_the_last_inputs() -> None:
     assert torch.equal(state["hidden"], torch.cat((torch.zeros(1, 2, 6), hidden[:, 4:]), dim=1))
 
 
-def test_operation_count() -> None:
+def test_operation_count_equals_a_count_by_hand() -> None:
     assert ConvolutionMixer().flops(GROUPED, 100) == 2 * 3 * 6

@@ -65,7 +65,7 @@ def test_the_state_holds_the_last_output() -> None:
     close(state["hidden"], output[:, -1])
 
 
-def test_parameter_shapes() -> None:
+def test_blocks_set_the_shapes_of_the_parameters() -> None:
     def shapes(part: RGLRU) -> dict[str, tuple[int, ...]]:
         return {name: fresh.shape for name, fresh in part.parameters(GROUPED).items()}
 
@@ -157,7 +157,7 @@ def test_blocks_must_divide_the_channels() -> None:
     assert problem == ("4 equal blocks cannot hold the 6 channels of the hidden state; set `blocks` to a divisor of 6", ("blocks",))
 
 
-def test_operation_count() -> None:
+def test_operation_count_equals_a_count_by_hand() -> None:
     # Two matrices, a multiply-add an entry; then two products and a multiply-add a channel.
     assert RGLRU().flops(GROUPED, 100) == 2 * 2 * 6 * 6 + 4 * 6
     assert RGLRU(blocks=3).flops(GROUPED, 100) == 2 * 2 * 6 * 2 + 4 * 6
