@@ -30,17 +30,21 @@ Parameters = Mapping[str, "Tensor"]
 
 
 class Closed(BaseModel):
-    """A frozen schema that rejects unknown keys."""
+    """A frozen schema that rejects unknown keys. to_change: what a user does who assigns to a field, for the error."""
+
+    to_change: ClassVar[str] = "To change it, make a copy by model_copy(update={...})"
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, defer_build=True)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in type(self).model_fields:
-            raise AttributeError(
-                f"{type(self).__name__}.{name} cannot be changed. To change a spec, load it again with overrides, such as "
-                'load_spec("lolcats", overrides=["head.memory.0.size=16"])'
-            )
+            raise AttributeError(f"{type(self).__name__}.{name} cannot be changed. {self.to_change}")
         super().__setattr__(name, value)
+
+
+TO_CHANGE_A_SPEC = (
+    'To change a spec, load it again with overrides, such as load_spec("lolcats", overrides=["head.memory.0.size=16"])'
+)
 
 
 class FieldError(ValueError):
@@ -95,6 +99,7 @@ class Shown:
 class Part(Closed):
     """Base of every part in the catalogue."""
 
+    to_change: ClassVar[str] = TO_CHANGE_A_SPEC
     if TYPE_CHECKING:
         kind: Any = ""
         """Its name in a spec: a field of each part with its own type."""

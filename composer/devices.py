@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from composer.errors import BuildError, ComposerError
-from converters.bounded import brief, shorten
+from composer.errors import BuildError, ComposerError, first_line
+from converters.bounded import brief
 
 ALLOCATION = "allocate memory|out of memory|size calculation overflowed|multiplication overflow|STATUS_ALLOC_FAILED"
 """Messages of PyTorch where memory has run out: on a CPU, and in CUDA's libraries, this error has no separate class."""
@@ -42,7 +42,7 @@ def check_place(device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        why = shorten(str(error).splitlines()[0].removesuffix("."))
+        why = first_line(error)
         raise ComposerError(f'there is no device "{device}" here: {why}') from error
 
 
@@ -144,8 +144,14 @@ def _left_in_group() -> int | None:
 
 
 def processes_started() -> int:
-    """How many processes torchrun has started, this one among them; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """Return the number of processes that torchrun has started, with this one; 1 without it. Raises BuildError if the environment
+    variable of torchrun is no number."""
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not text.isdecimal() or not int(text):
+        raise BuildError(
+            f'WORLD_SIZE is "{text}": expected a number of processes, as torchrun sets it. Unset it to use one process'
+        )
+    return int(text)
 
 
 @contextmanager

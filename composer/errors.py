@@ -23,6 +23,16 @@ class ComposerError(Exception):
     """Base of all of them: shown as its message alone, never as a traceback."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message without its final period, or the name of its class if it has none. Control
+    characters are escaped, and a very long line is shortened."""
+    return shorten((str(error).strip() or type(error).__name__).splitlines()[0].rstrip("."), LONGEST_LINE)
+
+
+LONGEST_LINE = 500
+"""The most characters of ``first_line``."""
+
+
 @dataclass(frozen=True)
 class Mistake:
     """One thing that is wrong with a document. line, column: from 1. path: such as ``head.memory[0].size``."""

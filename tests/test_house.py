@@ -238,7 +238,6 @@ ALLOWED_VAGUE_NAMES = {
     "composer/weights/record.py": ["given"],  # a key of composition.json
 }
 """The names that stay, by file, each as often as it is bound there."""
-MOST_VAGUE_NAMES = 19
 
 
 def names_bound(path: Path) -> Iterator[str]:
@@ -266,7 +265,6 @@ def test_variable_names_are_not_vague() -> None:
     paths = {path for package in (*PACKAGES, "tests") for path in (ROOT / package).rglob("*.py")}
     assert len(paths) > 600
     assert {named(path): names for path in paths if (names := vague_names(path))} == ALLOWED_VAGUE_NAMES
-    assert sum(map(len, ALLOWED_VAGUE_NAMES.values())) <= MOST_VAGUE_NAMES
 
 
 @pytest.mark.parametrize(

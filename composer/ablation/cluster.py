@@ -16,7 +16,7 @@ from blocks.external_parts import list_named_parts, register_parts
 from composer.ablation.plan import AblationStep
 from composer.ablation.runner import StartWorkers, Workers
 from composer.ablation.steps import FAILURE, MARK, Figures, run_step
-from composer.errors import AblationError
+from composer.errors import AblationError, first_line
 from composer.subprocesses import protected_children
 from composer.versions import install_command
 
@@ -73,7 +73,7 @@ def _connect(ray: Any, address: str, options: Mapping[str, Any]) -> None:
             if not tries_left:
                 where = "that this machine belongs to" if address == AUTO else f"at {address}"
                 problem = f"Ray did not start here in {STARTS} tries" if address == LOCAL else f"There is no Ray cluster {where}"
-                raise AblationError(f"{problem}: {str(error).splitlines()[0]}") from error
+                raise AblationError(f"{problem}: {first_line(error)}") from error
 
 
 def _check_answers(address: str) -> None:
@@ -107,7 +107,7 @@ class _Cluster:
         except self._ray.exceptions.RayTaskError:  # an error of the step itself
             raise
         except self._ray.exceptions.RayError as error:
-            return step, {FAILURE: f"Ray lost the step, on a machine or for want of memory: {str(error).splitlines()[0]}"}
+            return step, {FAILURE: f"Ray lost the step, on a machine or for want of memory: {first_line(error)}"}
 
 
 class _WithParts:

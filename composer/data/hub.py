@@ -16,7 +16,7 @@ from typing import Any
 
 from composer.data.parquet import ROWS, records_of
 from composer.data.references import HUB, HubData
-from composer.errors import DataError
+from composer.errors import DataError, first_line
 from converters.bounded import MOST_CONFIG, brief, read_text, shorten
 from converters.endpoint import checked_answers
 
@@ -52,11 +52,6 @@ def is_offline() -> bool:
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
     return HF_HUB_OFFLINE
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, without control characters."""
-    return shorten((str(error).strip() or type(error).__name__).splitlines()[0].rstrip("."), 500)
 
 
 def _check_revision(data: HubData, datasets: Any) -> str | None:

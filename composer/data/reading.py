@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from composer.data.bounds import MOST_LINE, MOST_WHOLE, lines_of
-from composer.data.hub import first_line, read_hub
+from composer.data.hub import read_hub
 from composer.data.parquet import read_parquet
 from composer.data.plain import read_plain
 from composer.data.references import HUB, FileData, HubData, tasks
 from composer.data.streams import GZIP, open_unpacked, read_table, suffix_of
-from composer.errors import DataError
+from composer.errors import DataError, first_line
 from composer.spec.places import brief, near_and_all
 from converters.bounded import parse_json, reason, shorten, within
 

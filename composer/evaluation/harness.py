@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer.errors import EvaluationError
+from composer.errors import EvaluationError, first_line
 from composer.evaluation.folder import SAMPLES_OF_HARNESS, STORE
 from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.rendering import cut_in_words
@@ -211,7 +211,7 @@ def _quiet() -> Iterator[None]:
             raise
         raise EvaluationError(f"lm-eval is not installed: {install_command('lm-eval')}.") from error
     except Exception as error:  # its own errors, and those of whatever its tasks read
-        message = (str(error).strip() or type(error).__name__).splitlines()[0]
+        message = first_line(error)
         raise EvaluationError(f"lm-eval failed: {type(error).__name__}: {message}") from error
     finally:
         logger.setLevel(before)

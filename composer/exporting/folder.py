@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from blocks.part import Closed
 from composer.drawing.picture import picture
-from composer.errors import ExportError
+from composer.errors import ExportError, first_line
 from composer.escape import escape_markdown, markdown_block, markdown_code
 from composer.exporting.modeling import Exported, write_file
 from composer.exporting.native import Native, native_of, write_weights
@@ -66,7 +66,7 @@ def read_export(folder: Path) -> ExportRecord | None:
     except FileNotFoundError:
         return None
     except (ValidationError, OSError) as error:
-        raise ExportError(f"{folder / EXPORT} cannot be read, or is damaged: {str(error).splitlines()[0]}") from error
+        raise ExportError(f"{folder / EXPORT} cannot be read, or is damaged: {first_line(error)}") from error
 
 
 def export_folder(

@@ -200,6 +200,8 @@ class ${Name}Model(${Name}PreTrainedModel, $host_model):
         seen = torch.zeros(batch, dtype=torch.int64, device=device)
         if cache is not None:
             seen = cache.layers[0].tensors.get("seen", seen)
+            if cache.get_seq_length() and "seen" not in cache.layers[0].tensors:
+                raise ValueError(f"{CACHE}: a call with it was interrupted. Begin with a new one")
         position = seen[:, None] + torch.arange(length, device=device)
         mask = position[:, None] if is_step else torch.stack((position, valid.to(position.dtype)), dim=1)
         outputs = super().forward(

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from composer.errors import ComposerError, ExportError
+from composer.errors import ComposerError, ExportError, first_line
 from composer.exporting.folder import ExportRecord, configuration, differences, read_export, text_of, without_adapter
 from composer.exporting.plain import compare, sample_of
 from composer.files import sha256
@@ -50,7 +50,7 @@ def _against_model(folder: Path, record: ExportRecord) -> Iterator[Check]:
     try:
         classes = json.loads(read_bytes(folder / CONFIG, MOST_CONFIG)).get("auto_map")
     except (OSError, ValueError, AttributeError) as error:
-        yield make_check("logits", CONFIG, "failed", f"it is no JSON object: {str(error).splitlines()[0]}")
+        yield make_check("logits", CONFIG, "failed", f"it is no JSON object: {first_line(error)}")
         return
     try:
         with without_adapter(source) as merged:

@@ -182,21 +182,21 @@ def _in_words(repo_id: str) -> Iterator[None]:
             raise PushError(f"The Hub does not let you write to {repo_id} (status {status}): {log_in}") from error
         if status in (409, 412):
             raise PushError(f"{repo_id} was changed while this was pushed. Push again.") from error
-        raise PushError(f"The Hub refused the push to {repo_id} (status {status}): {_first_line(error)}") from error
+        raise PushError(f"The Hub refused the push to {repo_id} (status {status}): {_last_line(error)}") from error
     except ConverterError as error:
         raise PushError(str(error)) from error
     except errors.HFValidationError as error:
-        raise PushError(f"{repo_id} cannot be pushed to: {_first_line(error)}") from error
+        raise PushError(f"{repo_id} cannot be pushed to: {_last_line(error)}") from error
     except (transport, OSError) as error:
         raise PushError(
-            f"The Hub cannot be reached for the push to {repo_id}: {_first_line(error)}. Connect, and push again."
+            f"The Hub cannot be reached for the push to {repo_id}: {_last_line(error)}. Connect, and push again."
         ) from error
     except Exception as error:  # for an answer of another form, the library raises errors of any class
         raise PushError(
-            f"{repo_id} cannot be pushed to, as {constants.ENDPOINT} does not answer as a Hub does: {_first_line(error)}."
+            f"{repo_id} cannot be pushed to, as {constants.ENDPOINT} does not answer as a Hub does: {_last_line(error)}."
         ) from error
 
 
-def _first_line(error: Exception) -> str:
+def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__).rstrip(".")

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from composer.serving.engine import WrittenPiece
@@ -16,9 +17,10 @@ from composer.serving.sampling import TokenLogprobs
 
 @dataclass
 class WrittenText:
-    """A text so far."""
+    """A text so far. sent: the number of characters of the tokens whose log-probabilities were sent."""
 
     text: str = ""
+    sent: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: str | None = None
 
@@ -47,7 +49,7 @@ class Answers:
     def whole(self) -> dict[str, Any]:
         """Return the answer, with all texts."""
         choices = [
-            {"index": index, **self.content(text), "logprobs": self._logprobs(text.logprobs), "finish_reason": text.finish}
+            self._choice(index, self.content(text), self._logprobs(text.logprobs, WrittenText()), text.finish)
             for index, text in enumerate(self.texts)
         ]
         return {**self.head, "object": self.whole_object, "choices": choices, "usage": self._usage()}
@@ -58,7 +60,8 @@ class Answers:
 
     def event(self, piece: WrittenPiece) -> dict[str, Any]:
         """Return the event for a piece that has been added."""
-        return self._event(piece.index, self.piece_content(piece), self._logprobs(piece.logprobs), piece.finish)
+        logprobs = self._logprobs(piece.logprobs, self.texts[piece.index])
+        return self._event(piece.index, self.piece_content(piece), logprobs, piece.finish)
 
     def usage_event(self) -> dict[str, Any]:
         """Return the last event, with the numbers of tokens."""
@@ -70,16 +73,19 @@ class Answers:
     def piece_content(self, piece: WrittenPiece) -> dict[str, Any]:
         raise NotImplementedError
 
-    def logprobs_document(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    def logprobs_document(self, logprobs: Sequence[TokenLogprobs], text: WrittenText) -> dict[str, Any]:
+        """Return the log-probabilities of tokens that follow ``text.sent`` characters, and add their own characters to it."""
         raise NotImplementedError
 
     def _event(self, index: int, content: dict[str, Any], logprobs: Any = None, finish: str | None = None) -> dict[str, Any]:
-        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
         usage = {"usage": None} if self.request.stream_options.include_usage else {}
-        return {**self.head, "object": self.event_object, "choices": [choice], **usage}
+        return {**self.head, "object": self.event_object, "choices": [self._choice(index, content, logprobs, finish)], **usage}
 
-    def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-        return None if self.request.most_logprobs is None else self.logprobs_document(logprobs)
+    def _choice(self, index: int, content: dict[str, Any], logprobs: Any, finish: str | None) -> dict[str, Any]:
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprobs], text: WrittenText) -> dict[str, Any] | None:
+        return None if self.request.most_logprobs is None else self.logprobs_document(logprobs, text)
 
     def _usage(self) -> dict[str, int]:
         return {"prompt_tokens": self.read, "completion_tokens": self.written, "total_tokens": self.read + self.written}
@@ -100,7 +106,7 @@ class ChatAnswers(Answers):
     def piece_content(self, piece: WrittenPiece) -> dict[str, Any]:
         return {"delta": {"content": piece.text} if piece.text else {}}
 
-    def logprobs_document(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    def logprobs_document(self, logprobs: Sequence[TokenLogprobs], text: WrittenText) -> dict[str, Any]:
         return {
             "content": [
                 {
@@ -128,11 +134,12 @@ class CompletionAnswers(Answers):
     def piece_content(self, piece: WrittenPiece) -> dict[str, Any]:
         return {"text": piece.text}
 
-    def logprobs_document(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    def logprobs_document(self, logprobs: Sequence[TokenLogprobs], text: WrittenText) -> dict[str, Any]:
         tokens = [self.served.text_of(entry.token) for entry in logprobs]
+        *offsets, text.sent = accumulate(map(len, tokens), initial=text.sent)
         return {
             "tokens": tokens,
             "token_logprobs": [entry.logprob for entry in logprobs],
             "top_logprobs": [{self.served.text_of(token): logprob for token, logprob in entry.likeliest} for entry in logprobs],
-            "text_offset": [sum(map(len, tokens[:number])) for number in range(len(tokens))],
+            "text_offset": offsets,
         }

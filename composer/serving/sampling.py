@@ -42,21 +42,26 @@ class TokenDrawer:
     def __post_init__(self) -> None:
         seed = self.request.seed
         self.random = random.Random() if seed is None else random.Random(f"{seed} {self.number}")
+        self.repeated: Tensor | None = None
+        """V: the tokens of the prompt and the text, which ``repetition_penalty`` makes less likely."""
 
     def draw(self, logits: Tensor) -> int:
         """Return the next token. logits: V, float32, on the CPU."""
         logits, temperature = self._penalise(logits), self.request.temperature
         token = int(logits.argmax()) if temperature < LEAST_TEMPERATURE else self._sample(logits / temperature)
         self.written[token] += 1
+        if self.repeated is not None:
+            self.repeated[token] = True
         return token
 
     def _penalise(self, logits: Tensor) -> Tensor:
         request = self.request
         if request.repetition_penalty != 1:
-            repeated = torch.tensor(sorted({*self.prompt, *self.written}))
-            seen = logits[repeated]
+            if self.repeated is None:
+                self.repeated = torch.zeros(len(logits), dtype=torch.bool)
+                self.repeated[torch.tensor([*self.prompt, *self.written])] = True
             penalty = request.repetition_penalty
-            logits = logits.index_copy(0, repeated, torch.where(seen > 0, seen / penalty, seen * penalty))
+            logits = torch.where(self.repeated, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
         if self.written and (request.presence_penalty or request.frequency_penalty):
             counts = torch.tensor(list(self.written.values()), dtype=logits.dtype)
             penalties = request.presence_penalty + request.frequency_penalty * counts

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, PrivateAttr, StringConstraints, field_validator, model_validator
 
-from blocks.part import Closed, FieldError, FieldPath, Whole
+from blocks.part import TO_CHANGE_A_SPEC, Closed, FieldError, FieldPath, Whole
 from composer.graph.composition import HeadSpec
 from composer.spec.dimensions import Dimensions
 from composer.spec.places import Place, Places, brief
@@ -146,6 +146,8 @@ def setting_steps(path: str) -> tuple[str, ...]:
 
 class Spec(Closed):
     """One YAML document, after ``extends`` and overrides."""
+
+    to_change: ClassVar[str] = TO_CHANGE_A_SPEC
 
     compose: Annotated[Literal[1], Whole]
     """Version of the document. Defaults never change within a version."""

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from blocks.part import Closed
-from composer.errors import TrainingError
+from composer.errors import TrainingError, first_line
 from composer.files import failing_as, move_folder, partial_of, sha256, sync
 from composer.state import first_problem
 from composer.training.options import AGAIN
@@ -233,7 +233,7 @@ def _run_undamaged(checkpoint: Path, act: Callable[[], Result]) -> Result:
     try:
         return act()
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-        why = problem_with(error) if isinstance(error, OSError) else (str(error).splitlines() or [type(error).__name__])[0]
+        why = problem_with(error) if isinstance(error, OSError) else first_line(error)
         raise damaged_error(checkpoint, why) from error
 
 
@@ -242,4 +242,5 @@ def _checkpoints(folder: Path) -> list[Path]:
     damaged, which its reader reports. Raises TrainingError if the folder cannot be listed."""
     with failing_as(TrainingError, f"The checkpoints in {folder} cannot be listed"):
         names = os.listdir(folder) if os.path.lexists(folder) else []
-    return sorted(path for name in names if _NAMED.fullmatch(name) and os.path.isdir(path := folder / name))
+    paths = (folder / name for name in names if _NAMED.fullmatch(name))
+    return sorted((path for path in paths if os.path.isdir(path)), key=lambda path: int(path.name.removeprefix("step-")))

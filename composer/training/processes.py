@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from composer.data.packing import Batch
 from composer.devices import processes_started
-from composer.errors import TrainingError
+from composer.errors import TrainingError, first_line
 
 Result = TypeVar("Result")
 COMPUTE = "compute_with_whole_parameters"
@@ -84,7 +84,12 @@ def process_group() -> Iterator[None]:
     if processes_started() == 1 or distributed.is_initialized():
         yield
         return
-    distributed.init_process_group("gloo")
+    try:
+        distributed.init_process_group("gloo")
+    except ValueError as error:  # a variable that torchrun sets is missing
+        raise TrainingError(
+            f"WORLD_SIZE is {processes_started()}, but the processes cannot be joined: {first_line(error)}. Start them by torchrun"
+        ) from error
     try:
         with warnings.catch_warnings():
             # A layer's new state is a view, and nothing writes into it.

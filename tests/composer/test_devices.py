@@ -10,7 +10,7 @@ import pytest
 
 import composer
 from composer import devices
-from composer.devices import check_memory, free_memory
+from composer.devices import check_memory, free_memory, processes_started
 from composer.errors import BuildError, ComposerError
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +34,13 @@ def test_missing_devices_can_be_described() -> None:
     for describe in (composer.explain, composer.code):
         with pytest.raises(ComposerError, match="a model runs on cpu or cuda, not on 'tpu'"):
             describe("lolcats", teacher, device="tpu")
+
+
+@pytest.mark.parametrize("size", ["", "two", "0", "-1"])
+def test_a_wrong_number_of_processes_is_an_error_with_the_variable(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(BuildError, match=f'WORLD_SIZE is "{size}": expected a number of processes, as torchrun sets it'):
+        processes_started()
 
 
 def test_the_limit_of_a_process_is_respected() -> None:

@@ -101,6 +101,18 @@ def test_decode_steps_of_files_equal_the_model_and_overwrite_states(name: str) -
     assert name == "lola" or kept >= {slot for slot in after if slot.startswith(("window", "state", "delta."))}
 
 
+def test_a_cache_of_an_interrupted_call_is_refused() -> None:
+    _, own = of_file(randomised(composer.build("lolcats", TEACHER)))
+    tokens = torch.arange(9)[None]
+    cache = own(tokens[:, :8], use_cache=True).past_key_values
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own.model.layers[1].self_attn, "forward", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            own(tokens[:, 8:], past_key_values=cache)
+    with pytest.raises(ValueError, match="a call with it was interrupted. Begin with a new one"):
+        own(tokens[:, 8:], past_key_values=cache)
+
+
 def test_steps_do_not_overwrite_states_of_gradients_or_inference_mode() -> None:
     _, own = of_file(randomised(composer.build("lolcats", TEACHER)))
     tokens = texts(507, 70)[0]

@@ -169,6 +169,9 @@ def test_log_probabilities(server: Server, client: OpenAI) -> None:
         text.text[offset:][: len(token)]
         for offset, token in zip(text.logprobs.text_offset or [], text.logprobs.tokens or [], strict=True)
     ] == text.logprobs.tokens
+    events = client.completions.create(prompt=PROMPTS[0], logprobs=3, stream=True, **options)
+    offsets = [event.choices[0].logprobs.text_offset for event in events if event.choices[0].logprobs is not None]
+    assert [offset for some in offsets for offset in some or []] == text.logprobs.text_offset, "events count from the text's start"
     assert [entry.logprob for entry in chat.logprobs.content] != text.logprobs.token_logprobs
 
 

@@ -94,6 +94,12 @@ def test_every_changed_bit_is_detected(tmp_path: Path) -> None:
     assert torch.equal(unit.parameters["weight"], torch.full((2, 3), 1e-5))
 
 
+def test_the_newest_checkpoint_has_the_largest_step(tmp_path: Path) -> None:
+    for step in (99_999_999, 100_000_000):
+        (tmp_path / f"step-{step:08d}").mkdir()
+    assert checkpoint.newest(tmp_path) == tmp_path / "step-100000000"
+
+
 def test_equal_numbers_in_other_bytes_are_detected(tmp_path: Path) -> None:
     """The number is the same, but one bit of the file differs."""
     checkpoint.save(tmp_path, 1, [unit_of()], {"told": 1e-05})
