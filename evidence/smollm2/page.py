@@ -8,12 +8,13 @@ from pathlib import Path
 
 from composer.files import write_whole
 from evidence.smollm2.budget import build_budget_table
-from evidence.smollm2.plan import HEADS, HERE, PLAN, Plan, read_plan
+from evidence.smollm2.plan import HEADS, HERE, PLAN, READING, Plan, read_plan
 from evidence.smollm2.report import Model, build_tables, draw, harness_columns, models_of
 from evidence.smollm2.result import RUNS
 
 DOCS = HERE.parents[1] / "docs"
 PAGE, PICTURE = DOCS / "smollm2.md", DOCS / "smollm2.png"
+PLANS = (HEADS, READING, PLAN)
 BESIDE = ("lolcats", "lola")
 """Models of the plan of students in the picture of the plan of heads."""
 
@@ -26,9 +27,9 @@ def marks(name: str) -> tuple[str, str]:
 def write(runs_folder: Path = RUNS, page: Path = PAGE, picture: Path = PICTURE) -> None:
     """Replace the text between the marks of each plan, and draw the picture. Raises OSError and ValueError."""
     text = page.read_text(encoding="utf-8")
-    heads, students = read_plan(HEADS), read_plan(PLAN)
-    models = {path: models_of(plan, runs_folder / path.stem) for path, plan in ((HEADS, heads), (PLAN, students))}
-    for path, plan in ((HEADS, heads), (PLAN, students)):
+    plans = {path: read_plan(path) for path in PLANS}
+    models = {path: models_of(plan, runs_folder / path.stem) for path, plan in plans.items()}
+    for path, plan in plans.items():
         begin, end = marks(path.stem)
         if text.count(begin) != 1 or text.count(end) != 1:
             raise ValueError(f"{page}: expected one line {begin!r} and one line {end!r}")
@@ -36,7 +37,7 @@ def write(runs_folder: Path = RUNS, page: Path = PAGE, picture: Path = PICTURE) 
         text = f"{before}{begin}\n\n{format_contents(plan, models[path])}\n\n{end}{after}"
     write_whole(page, text)
     if models[HEADS]:
-        draw(heads, models[HEADS], picture, [model for model in models[PLAN] if model.name in BESIDE])
+        draw(plans[HEADS], models[HEADS], picture, [model for model in models[PLAN] if model.name in BESIDE])
 
 
 def format_contents(plan: Plan, models: Sequence[Model]) -> str:
@@ -44,7 +45,7 @@ def format_contents(plan: Plan, models: Sequence[Model]) -> str:
     if not models:
         return "No run of this plan is kept yet."
     overview, *tables = (table.markdown() for table in build_tables(plan, models))
-    if plan.general is not None:
+    if plan.general is not None and plan.text is not None:
         tables.append(build_budget_table(plan, models).markdown())
     details = "\n".join([*tables, *format_chance_tasks(plan, models)])
     commands = "\n".join(format_commands(models))

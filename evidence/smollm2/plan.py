@@ -17,7 +17,7 @@ from converters.bounded import MOST_CONFIG
 from converters.bounded import read_text as read_config
 
 HERE = Path(__file__).parent
-PLAN, HEADS = HERE / "students.yaml", HERE / "heads.yaml"
+PLAN, HEADS, READING = HERE / "students.yaml", HERE / "heads.yaml", HERE / "reading.yaml"
 
 Settings = dict[str, Any]
 

@@ -42,7 +42,7 @@ def result(name: str, seed: int = 0, right: tuple[float, ...] = (1.0, 1.0, 0.0, 
         text={"perplexity": {length: list(right) for length in (256, 1024, 2048)}},
         positions={"perplexity": {2048: [1.0] * 64}},
         retrieval=dict.fromkeys(("passkey", "niah-single-1", "niah-single-2", "niah-single-3"), lengths),
-        state_bytes=dict.fromkeys(lengths, 2**20),
+        state_bytes=dict.fromkeys((*lengths, 8192), 2**20),
         versions={},
         device="-",
     )
@@ -276,19 +276,19 @@ def test_larger_states_are_recommended_only_for_significant_gains(tmp_path: Path
 
 
 def test_the_page_has_the_tables_between_its_marks_and_keeps_the_prose(tmp_path: Path) -> None:
-    target, marks = tmp_path / "page.md", [line for name in ("heads", "students") for line in page.marks(name)]
-    for name in ("heads", "students"):
+    target, marks = tmp_path / "page.md", [line for path in page.PLANS for line in page.marks(path.stem)]
+    for name in ("heads", "reading", "students"):
         keep_result(result("teacher"), tmp_path / name)
     keep_result(result("heads-18"), tmp_path / "heads")
-    target.write_text("# Title\n\n{}\nold\n{}\n\nBetween.\n{}\n{}\n\nProse.\n".format(*marks), encoding="utf-8")
+    target.write_text("# Title\n\n{}\nold\n{}\n\nBetween.\n{}\n{}\n\nBetween.\n{}\n{}\n\nProse.\n".format(*marks), encoding="utf-8")
     page.write(tmp_path, target, tmp_path / "picture.png")
     text = target.read_text(encoding="utf-8")
     assert text.startswith("# Title\n")
     assert text.endswith("Prose.\n")
     assert "old" not in text
-    heads, students = text.split("Between.")
+    heads, reading, students = text.split("Between.")
     assert "| heads-18 |" in heads
-    assert "| heads-18 |" not in students
+    assert "| heads-18 |" not in reading + students
     assert "| teacher | 0.75 ± 0.22" in students
     assert (tmp_path / "picture.png").is_file()
     page.write(tmp_path, target, tmp_path / "picture.png")
