@@ -27,10 +27,10 @@ class Entry(Unnamed):
                 Port("numbers", Kind.NUMBERS, many=True, needed=False),
             ),
             gives=(Port("pairs", Kind.PAIRS, shape.key_heads, shape.head_dim),),
-            forms=(Form(EVERY, "key and value of each token", self._run),),
+            forms=(Form(EVERY, "key and value of each token", self.join),),
         )
 
-    def _run(
+    def join(
         self,
         parameters: Parameters,
         call: Call,

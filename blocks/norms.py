@@ -11,7 +11,9 @@ from blocks.tensors import accumulating, as_dtype, derives_by_hand, may_read_num
 def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsilon: float) -> Float[Tensor, "*rest D"]:
     """States over the root of their mean square, times a weight; computed in the accumulating dtype."""
     dtype = accumulating(states.dtype)
-    wide, weight = as_dtype(states, dtype), as_dtype(weight, dtype)
+    wide = states
+    if not states.dtype == weight.dtype == dtype:
+        wide, weight = states.to(dtype), weight.to(dtype)
     if wide.requires_grad and derives_by_hand(wide):
         from blocks.gradients import divide_by_root
 
@@ -21,7 +23,8 @@ def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsi
     # PyTorch has no kernel of it for a CPU. Of the tensors that its steps would make, this makes one.
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     scale = torch.addcmul(_number(epsilon, dtype), length, length, value=1 / weight.shape[0]).rsqrt_()
-    return as_dtype(wide.mul(scale).mul_(weight), states.dtype)
+    normed = wide.mul(scale).mul_(weight)
+    return normed if wide is states else normed.to(states.dtype)
 
 
 @functools.lru_cache

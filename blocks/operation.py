@@ -11,10 +11,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from blocks.flow import Rotation, Tokens
+from blocks.flow import Tokens
 from blocks.legend import Float, Shape, Tensor
+
+if TYPE_CHECKING:
+    from blocks.positions import Position
 
 EVERY = "every"
 """The backend of an operation's only form, which computes it on all backends."""
@@ -43,7 +46,9 @@ class Kind(StrEnum):
     PAIRS = "pairs"
     """``Pairs``: those that enter, or those that a memory evicts."""
     FEATURES = "features"
-    """``Mapped``: the queries' features, and the map of keys."""
+    """B T H F: features of the queries."""
+    KEYS = "key features"
+    """B E N F: features of the keys of pairs that enter a memory; None if none enters."""
     DECAY = "decay"
     """log α, B T N or B T N F; None where nothing decays."""
     WEIGHT = "weight"
@@ -201,20 +206,6 @@ class Operation:
     slots: Mapping[str, Slot] = field(default_factory=dict)
 
 
-class InHead(Protocol):
-    """An operation in a head. slots: the names of its tensors in the head's state, by its own names; shape: its sizes; needs_mass:
-    whether a read needs its lse."""
-
-    @property
-    def slots(self) -> Mapping[str, str]: ...
-
-    @property
-    def shape(self) -> Shape: ...
-
-    @property
-    def needs_mass(self) -> bool: ...
-
-
 @dataclass(slots=True)
 class Call:
     """The arguments of an operation beside its inputs. A head has a call, too, with the states of all its operations, from which
@@ -226,7 +217,7 @@ class Call:
     - place: the layer, and the first of the operation's heads in it.
     - in_place: the state may be overwritten.
     - needs_mass: a read needs this memory's lse.
-    - rotated: a cache of the head's rotated queries, by rotation, as several operations need the same.
+    - rotated: a cache of the head's rotated queries, by the rotation's id, as several operations need the same.
     """
 
     tokens: Tokens
@@ -235,18 +226,19 @@ class Call:
     place: tuple[int, int] = (0, 0)
     in_place: bool = False
     needs_mass: bool = True
-    rotated: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    rotated: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
-    def of(self, operation: InHead) -> Call:
-        """Return the call of an operation in the head whose call this is, with the operation's state and shape."""
-        state = {name: self.state[full] for name, full in operation.slots.items()} if operation.slots else {}
+    def of(self, operation: Any) -> Call:
+        """Return the call of an operation in the head whose call this is, with the operation's state and shape. operation: a
+        ``CoveredOperation`` of ``composer.graph.program``."""
+        slots = operation.slots
+        state = dict(zip(slots, map(self.state.__getitem__, slots.values()), strict=True)) if slots else {}
         return Call(self.tokens, state, operation.shape, self.place, self.in_place, operation.needs_mass, self.rotated)
 
-    def rotate(self, query: Float[Tensor, "B T H D"], by: Rotation) -> Float[Tensor, "B T H D"]:
+    def rotate(self, query: Float[Tensor, "B T H D"], by: Position) -> Float[Tensor, "B T H D"]:
         """Return the queries, rotated by ``by`` at the positions of the tokens. The result is cached, as several operations need
         the same."""
-        base = by.base
-        last = self.rotated.get(base)
+        last = self.rotated.get(id(by))
         if last is None or last[0] is not query:
-            last = self.rotated[base] = query, by.rotate_tokens(query, self.tokens)
+            last = self.rotated[id(by)] = query, by.rotate_tokens(query, self.tokens)
         return last[1]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+from blocks.flow import Pairs
+from blocks.kernels import Refused
+from blocks.legend import Float, Tensor
 from blocks.operation import Call, Form, Kind
 from blocks.part import Part
 
@@ -18,11 +23,26 @@ def everywhere(options: Mapping[str, Mapping[str, Any]]) -> bool:
 @dataclass(slots=True)
 class Bound:
     """A part in a running head. ``compute(function, *inputs)`` calls a function of the part with its parameters before the inputs,
-    through the module that holds them, so that forward hooks see the call."""
+    through the module that holds them, so that forward hooks see the call. runs: the forms of a feature map's operation of keys,
+    which a form of several operations calls."""
 
     part: Part
     call: Call
     compute: Callable[..., Any]
+    runs: tuple[Callable[..., Any], ...] = ()
+
+    def map(self, pairs: Pairs) -> Float[Tensor, "B E N F"]:
+        """Return the features of the keys of pairs, by the first form that does not refuse."""
+        *others, last = self.runs
+        for run in others:
+            try:
+                return self.compute(run, self.call, entering=pairs)[0][0]
+            except Refused as refusal:
+                warnings.warn(f"{refusal}. In its place: as defined", RuntimeWarning, stacklevel=2)
+        return self.compute(last, self.call, entering=pairs)[0][0]
+
+
+NO_MAPS: Mapping[str, Bound] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)

@@ -183,7 +183,9 @@ class Rope(Position):
     def rotate_tokens(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
         """Rotate to the positions of the tokens of a call. The tables are computed once per call, for all layers."""
         key = (*self.base, states.shape[-1], states.dtype)
-        return _rotate(states, *tokens.once(key, lambda: self._table(tokens.position, states)))
+        if key not in tokens.tables:
+            tokens.tables[key] = self._table(tokens.position, states)
+        return _rotate(states, *tokens.tables[key])
 
     def _table(self, position: Int[Tensor, "B T"] | Int[Tensor, "B T H"], like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the angles, once for each half of the coordinates; the first half's sine is negative."""

@@ -12,7 +12,7 @@ from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
 from blocks.part import Parameters, Part, Problem, Unnamed
 from blocks.registry import Role
-from blocks.tensors import accumulating, as_dtype
+from blocks.tensors import accumulating
 
 
 class TakesPartials(Part):
@@ -91,7 +91,7 @@ class Shared(Read):
     """exact: the textbook's masses; row_max: the logits of exact memories minus their row maximum, the linear term as it is."""
 
     def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H V"]:
-        masses = [_mass(partial) for partial in self._scale(partials)]
+        masses = [_mass(partial) for partial in (partials if self.scale == "exact" else self._scale(partials))]
         # Where no memory has a mass, all outputs are 0, and any weights do.
         least = torch.finfo(masses[0].dtype).min / 4
         if len(masses) == 2:
@@ -110,7 +110,7 @@ class Shared(Read):
 
     def _scale(self, partials: Sequence[Partial]) -> Sequence[Partial]:
         maxima = [partial.maximum for partial in partials if partial.maximum is not None]
-        if self.scale == "exact" or not maxima:
+        if not maxima:
             return partials
         largest = torch.stack(maxima).amax(0)
         largest = largest.masked_fill(largest.isneginf(), 0.0)
@@ -180,7 +180,9 @@ def _scale(partial: Partial) -> Tensor:
 def _between(partials: Sequence[Partial], logit: Tensor) -> Tensor:
     """Return the mean of two outputs with the weights σ(logit) and 1 - σ(logit)."""
     first, second, dtype = partials[0].output, partials[1].output, logit.dtype
-    mixed = torch.lerp(as_dtype(second, dtype), as_dtype(first, dtype), logit.sigmoid()[..., None])
+    if first.dtype == second.dtype == dtype:
+        return torch.lerp(second, first, logit.sigmoid()[..., None])
+    mixed = torch.lerp(second.to(dtype), first.to(dtype), logit.sigmoid()[..., None])
     return mixed if first.dtype == dtype else mixed.to(torch.promote_types(first.dtype, second.dtype))
 
 

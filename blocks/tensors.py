@@ -18,7 +18,7 @@ def as_bool(condition: bool) -> bool:
 
 def may_read_numbers(tensor: Tensor) -> bool:
     """True if Python can read the tensor's numbers without waiting for a device."""
-    return tensor.is_cpu and has_numbers(tensor)
+    return tensor.is_cpu and type(tensor) is torch.Tensor and not torch.compiler.is_compiling()
 
 
 def is_nowhere(condition: Bool[Tensor, "*rest"]) -> bool:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
 from blocks import initialise
 from blocks.calibration import Attended, divergence, fit
-from blocks.flow import Mapped, Pairs
-from blocks.kernels import Refused
+from blocks.flow import Pairs
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
 from blocks.part import FieldError, Fresh, Parameters, Part, Per, Problem
 from blocks.positions import Position
-from blocks.tensors import accumulating, as_dtype, derives_by_hand, repeat_heads
+from blocks.tensors import accumulating, derives_by_hand, repeat_heads
 
 
 @dataclass(frozen=True)
@@ -87,40 +85,46 @@ class FeatureMap(Part):
         ), ("dim",)
 
     def operation(self, shape: Shape) -> Operation:
-        """Build the operation of the map for one memory. A head with several such memories has one operation for each; they
+        """Build the operation of queries for one memory. A head with several such memories has two operations for each; they
         share the map's parameters."""
         return Operation(
             reads=(Port("query", Kind.QUERY, shape.heads, shape.head_dim),),
             gives=(Port("features", Kind.FEATURES, shape.heads, shape.features),),
-            forms=self.forms(),
+            forms=self.forms(self._map_query),
         )
 
-    def forms(self) -> tuple[Form, ...]:
-        return (Form(EVERY, "as defined; keys as they reach the memory", self._run),)
+    def operation_of_keys(self, shape: Shape, incoming: int) -> Operation:
+        """Build the operation of the pairs that enter the memory. incoming: the number of heads of their keys."""
+        return Operation(
+            reads=(Port("entering", Kind.PAIRS, dim=shape.head_dim, needed=False),),
+            gives=(Port("keys", Kind.KEYS, self.key_heads(shape, incoming), shape.features),),
+            forms=self.forms(self._map_keys),
+        )
 
-    def _run(
+    def forms(self, run: Callable[..., Any]) -> tuple[Form, ...]:
+        """Return the forms of an operation. run: its definition, which accepts ``plain``, too: a function that replaces the
+        definition of the features."""
+        return (Form(EVERY, "as defined", run),)
+
+    def _map_query(
+        self, parameters: Parameters, call: Call, *, query: Tensor, position: Position, scale: Scale, plain: Plain | None = None
+    ) -> tuple[tuple[Tensor], State]:
+        """position: how queries and keys are rotated before they are mapped. scale: the form of features that the memory
+        expects."""
+        return (self.map_side(parameters, "query_", call.rotate(query, position), scale, plain),), {}
+
+    def _map_keys(
         self,
         parameters: Parameters,
         call: Call,
         *,
-        query: Tensor,
+        entering: Pairs | None,
         position: Position,
         scale: Scale,
         plain: Plain | None = None,
-    ) -> tuple[tuple[Mapped], State]:
-        """position: how queries and keys are rotated before they are mapped. scale: the form of features that the memory expects.
-        plain: a function that replaces the definition of the features."""
-
-        def map_key(pairs: Pairs) -> Tensor:
-            keys = pairs.mappable(position)
-            try:
-                return self.map_side(parameters, "key_", keys, scale, plain)
-            except Refused as refusal:  # this runs later than the queries' features, during another step
-                warnings.warn(f"{refusal}. In its place: as defined", RuntimeWarning, stacklevel=2)
-                return self.map_side(parameters, "key_", keys, scale)
-
-        mapped = self.map_side(parameters, "query_", call.rotate(query, position), scale, plain)
-        return (Mapped(mapped, map_key, scale == "logarithm"),), {}
+    ) -> tuple[tuple[Tensor | None], State]:
+        keys = None if entering is None else self.map_side(parameters, "key_", entering.mappable(position), scale, plain)
+        return (keys,), {}
 
     def activate(self, inputs: Tensor) -> Tensor:
         """Apply f, elementwise or over the last dimension. This is the definition."""
@@ -132,11 +136,11 @@ class FeatureMap(Part):
 
     def sides(self, inputs: Tensor) -> Tensor:
         """Return f(u) ‖ f(-u)."""
-        return self.activate(_both_signs(inputs)).flatten(-2)
+        return self.activate(torch.stack((inputs, -inputs), dim=-2)).flatten(-2)
 
     def log_sides(self, inputs: Tensor) -> Tensor:
         """Return log f(u) ‖ log f(-u)."""
-        return self.log_activate(_both_signs(inputs)).flatten(-2)
+        return self.log_activate(torch.stack((inputs, -inputs), dim=-2)).flatten(-2)
 
     def with_dim(self, shape: Shape) -> Self:
         """Return the same map with its dimension set."""
@@ -212,11 +216,7 @@ class FeatureMap(Part):
         self, parameters: Parameters, query: Float[Tensor, "B T H D"], key: Float[Tensor, "B E N D"], *, scale: Scale = "plain"
     ) -> tuple[Float[Tensor, "B T H F"], Float[Tensor, "B E M F"]]:
         """Return the features of queries and keys, in the accumulating dtype."""
-        return self.map_query(parameters, query, scale=scale), self.map_key(parameters, key, scale=scale)
-
-    def map_query(self, parameters: Parameters, query: Float[Tensor, "B T H D"], *, scale: Scale = "plain") -> Tensor:
-        """Return the features of queries alone, B T H F."""
-        return self.map_side(parameters, "query_", query, scale)
+        return self.map_side(parameters, "query_", query, scale), self.map_side(parameters, "key_", key, scale)
 
     def map_key(self, parameters: Parameters, key: Float[Tensor, "B E N D"], *, scale: Scale = "plain") -> Tensor:
         """Return the features of keys alone, B E M F, with M heads of the map's own, or N."""
@@ -228,9 +228,12 @@ class FeatureMap(Part):
         if plain is not None:
             features = plain(inputs, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
         else:
-            mapped = as_dtype(inputs, accumulating(inputs.dtype))
+            dtype = accumulating(inputs.dtype)
+            if inputs.dtype != dtype:
+                inputs = inputs.to(dtype)
+            mapped = inputs
             if self.linear:
-                mapped = self._matrix(mapped, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
+                mapped = self._matrix(inputs, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
             if self.two_sided:
                 activate = self.log_sides if logarithm else self.sides
             else:
@@ -254,8 +257,11 @@ class FeatureMap(Part):
         return features / length.clamp(min=torch.finfo(features.dtype).tiny ** 0.5)
 
     def _matrix(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        inputs = repeat_heads(inputs, max(weight.shape[0], inputs.shape[2]))
-        mapped = of_each_head(inputs, as_dtype(weight, inputs.dtype))
+        if weight.shape[0] > inputs.shape[2]:
+            inputs = repeat_heads(inputs, weight.shape[0])
+        if weight.dtype != inputs.dtype:
+            weight = weight.to(inputs.dtype)
+        mapped = of_each_head(inputs, weight)
         if bias is not None:
             mapped = mapped + repeat_heads(bias.to(inputs.dtype), mapped.shape[2], dim=0)
         return mapped + inputs if self.skip else mapped
@@ -264,11 +270,8 @@ class FeatureMap(Part):
 def of_each_head(inputs: Float[Tensor, "B T H D"], weight: Float[Tensor, "n D F"]) -> Float[Tensor, "B T H F"]:
     """Multiply the inputs of each head by its matrix. There are n matrices: H, or fewer if consecutive heads share one."""
     batch, length, heads, size = inputs.shape
-    weight = repeat_heads(weight, heads, dim=0)
+    if weight.shape[0] != heads:
+        weight = repeat_heads(weight, heads, dim=0)
     if batch * length == 1:
         return inputs.view(heads, 1, size).bmm(weight).view(1, 1, heads, -1)
     return inputs.flatten(0, 1).transpose(0, 1).bmm(weight).transpose(0, 1).view(batch, length, heads, weight.shape[2])
-
-
-def _both_signs(inputs: Float[Tensor, "*rest F"]) -> Float[Tensor, "*rest 2 F"]:
-    return torch.stack((inputs, -inputs), dim=-2)

@@ -1,21 +1,17 @@
-"""A convolution followed by the Hedgehog map, computed as one step in one launch.
-
-Keys of the call are mapped in the same launch. Other keys, such as those of evicted pairs, are mapped separately when a memory
-needs their features.
-"""
+"""A convolution, the pairs of the call and the Hedgehog map of queries and keys as one step, for a state that receives every pair:
+one launch for queries, and one for keys."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from blocks.convolution import Convolution
-from blocks.feature_maps.base import Plain
-from blocks.feature_maps.hedgehog import SHARES, WIDEST, Hedgehog
-from blocks.flow import Mapped, Pairs, Tokens
-from blocks.kernels import TRITON_PACKAGE, Kernel, Refused, gpu_obstacle
+from blocks.entry import Entry
+from blocks.feature_maps.hedgehog import WIDEST, Hedgehog
+from blocks.flow import Tokens
+from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Tensor, torch
 from blocks.operation import TRITON, Form, Kind, Setting, State
 from blocks.part import Parameters, Part
@@ -26,22 +22,21 @@ CONVOLVED_SHARES = Kernel("blocks.fused.convolved_hedgehog", "convolved_shares",
 
 
 def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
-    return bound["conv"].compute(_with_filters, bound["conv"], bound["features"], inputs)
-
-
-def _with_filters(
-    filters: Parameters, conv: Bound, features: Bound, inputs: Mapping[str, Mapping[str, Any]]
-) -> list[tuple[Any, State]]:
-    return features.compute(_compute_both, features, filters, conv, inputs)
+    conv, entry, features = bound["conv"], bound["pairs"], bound["features"]
+    assert isinstance(entry.part, Entry)
+    convolved, mapped, carried = conv.compute(lambda filters: features.compute(_compute_both, features, filters, conv, inputs))
+    pairs = entry.compute(entry.part.join, entry.call, **inputs["pairs"], convolved=convolved["key"])
+    return [((convolved["query"], convolved["key"]), carried), pairs, ((mapped["query"],), {}), ((mapped["key"],), {})]
 
 
 def _compute_both(
     parameters: Parameters, features: Bound, filters: Parameters, conv: Bound, inputs: Mapping[str, Mapping[str, Any]]
-) -> list[tuple[Any, State]]:
-    """Compute the outputs of both parts: the convolved queries and keys, and the mapped features."""
-    part, options, tokens = _map(features), inputs["features"], conv.call.tokens
+) -> tuple[dict[str, Tensor], dict[str, Tensor], State]:
+    """Return the convolved queries and keys, their features, and the new state of the convolution."""
+    part, tokens = features.part, conv.call.tokens
+    assert isinstance(part, Hedgehog)
     sides = {"skip": part.skip, "sides": 2 if part.two_sided else 1, "floor": part.floor}
-    scale, start = options["scale"], _start(tokens, conv.call.state["query"].shape[1])
+    scale, start = inputs["features"]["scale"], _start(tokens, conv.call.state["query"].shape[1])
     filtered: dict[str, Tensor] = {}
     mapped_tensors: dict[str, Tensor] = {}
     for name in ("query", "key"):
@@ -54,24 +49,8 @@ def _compute_both(
             return shares
 
         mapped_tensors[name] = part.map_side(parameters, f"{name}_", inputs["conv"][name], scale, at_once)
-    plain = partial(SHARES, **sides)
-
-    def map_key(pairs: Pairs) -> Tensor:
-        keys = pairs.mappable(options["position"])
-        return mapped_tensors["key"] if keys is filtered["key"] else _others(part, parameters, keys, scale, plain)
-
     carried = {name: _last(conv.call.state[name], inputs["conv"][name], tokens) for name in ("query", "key")}
-    mapped = Mapped(mapped_tensors["query"], map_key, scale == "logarithm")
-    return [((filtered["query"], filtered["key"]), carried), ((mapped,), {})]
-
-
-def _others(part: Hedgehog, parameters: Parameters, keys: Tensor, scale: Any, plain: Plain) -> Tensor:
-    """Map keys that are not the call's own."""
-    try:
-        return part.map_side(parameters, "key_", keys, scale, plain)
-    except Refused as refusal:  # this runs during another step
-        warnings.warn(f"{refusal}. In its place: as defined", RuntimeWarning, stacklevel=2)
-        return part.map_side(parameters, "key_", keys, scale)
+    return filtered, mapped_tensors, carried
 
 
 def _start(tokens: Tokens, past: int) -> Tensor | None:
@@ -97,11 +76,6 @@ def _last(earlier: Tensor, inputs: Tensor, tokens: Tokens) -> Tensor:
     return carried if current is None else carried * current[..., None, None]
 
 
-def _map(bound: Bound) -> Hedgehog:
-    assert isinstance(bound.part, Hedgehog)
-    return bound.part
-
-
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     conv, features = parts["conv"], parts["features"]
     assert isinstance(conv, Convolution)
@@ -125,13 +99,18 @@ def _obstacle(setting: Setting, conv: Convolution, features: Hedgehog) -> str | 
 
 
 def _does_not_rotate(options: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return True if nothing rotates queries and keys between the convolution and the map."""
-    return options["features"]["position"].base == ()
+    """Return True if nothing rotates queries and keys between the convolution and the map, which is one for both."""
+    return options["features"]["position"].base == () and options["features"] == options["keys"]
 
 
 CONVOLVED_MAP = Pattern(
-    nodes={"conv": lambda part: isinstance(part, Convolution), "features": lambda part: isinstance(part, Hedgehog)},
-    edges=(("conv", "features", Kind.QUERY),),
+    nodes={
+        "conv": lambda part: isinstance(part, Convolution),
+        "pairs": lambda part: isinstance(part, Entry),
+        "features": lambda part: isinstance(part, Hedgehog),
+        "keys": lambda part: isinstance(part, Hedgehog),
+    },
+    edges=(("conv", "features", Kind.QUERY), ("conv", "pairs", Kind.KEY), ("pairs", "keys", Kind.PAIRS)),
     forms=_forms,
     where=_does_not_rotate,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,7 +12,7 @@ from blocks.feature_maps.base import FeatureMap
 from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Shape, Tensor
 from blocks.operation import TRITON, Form, Setting
-from blocks.part import Parameters, Problem
+from blocks.part import Problem
 from blocks.tensors import derives_by_hand
 
 SHARES = Kernel("blocks.fused.hedgehog", "shares", TRITON_PACKAGE)
@@ -37,14 +38,11 @@ class Hedgehog(FeatureMap):
             return "a softmax over one column is always 1; set `dim` to 2 or more", ("dim",)
         return super().misfit(shape)
 
-    def forms(self) -> tuple[Form, ...]:
+    def forms(self, run: Callable[..., Any]) -> tuple[Form, ...]:
         description = "a product and its softmaxes, in one pass"
-        fused = Form(TRITON, description, self._at_once, self._obstacle, missing=SHARES.missing, refuses=True)
-        return (fused, *super().forms())
-
-    def _at_once(self, parameters: Parameters, *inputs: Any, **options: Any) -> Any:
-        plain = partial(SHARES, skip=self.skip, sides=2 if self.two_sided else 1, floor=self.floor)
-        return self._run(parameters, *inputs, plain=plain, **options)
+        at_once = partial(run, plain=partial(SHARES, skip=self.skip, sides=2 if self.two_sided else 1, floor=self.floor))
+        fused = Form(TRITON, description, at_once, self._obstacle, missing=SHARES.missing, refuses=True)
+        return (fused, *super().forms(run))
 
     def _obstacle(self, setting: Setting) -> str | None:
         if not self.linear:

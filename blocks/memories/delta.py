@@ -10,13 +10,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from blocks import initialise
-from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
+from blocks.flow import Features, Pairs, Partial, Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.rated import Rated
 from blocks.memories.recurrent import run
 from blocks.operation import FLA, Call, Form, Kind, Port, Slot, State
 from blocks.part import Fresh, Parameters
+from blocks.pattern import NO_MAPS, Bound
 from blocks.recurrences import delta
 from blocks.recurrences.delta.chunked import CHUNK
 from blocks.tensors import accumulating, as_dtype, repeat_heads
@@ -76,32 +77,26 @@ class Delta(Rated):
         rates = {f"rate_{name}": replace(parameter, shape=(more, *parameter.shape)) for name, parameter in rates}
         return super().parameters(shape) | {"key": key, "value": value} | rates
 
-    def compute_output(
-        self,
-        parameters: Parameters,
-        call: Call,
-        *,
-        features: Mapped,
-        pairs: Pairs | None,
-        decay: Tensor | None = None,
-        hidden: Float[Tensor, "B T C"] | None = None,
-        recurrence: Form,
-    ) -> tuple[tuple[Partial], State]:
-        if hidden is None or pairs is None:
-            return super().compute_output(parameters, call, features=features, pairs=pairs, decay=decay, recurrence=recurrence)
-        every = [self.features(features, pairs), *self._further(parameters, call.shape, features, pairs, hidden)]
+    def compute(
+        self, parameters: Parameters, call: Call, query: Tensor, taken: Features | None, decay: Tensor | None, recurrence: Form,
+        *, pairs: Pairs | None, hidden: Float[Tensor, "B T C"] | None = None, maps: Mapping[str, Bound] = NO_MAPS,
+    ) -> tuple[Partial, State]:  # fmt: skip
+        """maps: under "steps", the map of the keys of further steps."""
+        if hidden is None or pairs is None or taken is None:
+            return self.recall(call, query, taken, decay, recurrence)
+        every = [taken, *self._further(parameters, call.shape, maps["steps"], pairs, hidden)]
         if recurrence.decode:
-            return self._run_in_order(call, features.query, every, decay, recurrence)
+            return self._run_in_order(call, query, every, decay, recurrence)
         along = replace(call, tokens=_stretch(call.tokens, self.steps))
-        nothing = [torch.zeros_like(features.query)] * (self.steps - 1)
+        nothing = [torch.zeros_like(query)] * (self.steps - 1)
         if decay is not None:
             decay = _between([decay, *[torch.zeros_like(decay)] * (self.steps - 1)])
-        partial, state = self.recall(along, _between([*nothing, features.query]), _join_steps(every), decay, recurrence)
-        return (replace(partial, output=partial.output[:, self.steps - 1 :: self.steps]),), state
+        partial, state = self.recall(along, _between([*nothing, query]), _join_steps(every), decay, recurrence)
+        return replace(partial, output=partial.output[:, self.steps - 1 :: self.steps]), state
 
     def _run_in_order(
         self, call: Call, query: Tensor, every: list[Features], decay: Tensor | None, recurrence: Form
-    ) -> tuple[tuple[Partial], State]:
+    ) -> tuple[Partial, State]:
         """Run the steps of one token, one after the other."""
         partial = None
         for pairs in every:
@@ -109,10 +104,10 @@ class Delta(Rated):
             # There is no decay between the steps, and no document begins there.
             call, decay = replace(call, state=state, tokens=replace(call.tokens, segment=None)), None
         assert partial is not None, "there is one step at least"
-        return (partial,), call.state
+        return partial, call.state
 
     def _further(
-        self, parameters: Parameters, shape: Shape, features: Mapped, pairs: Pairs, hidden: Float[Tensor, "B T C"]
+        self, parameters: Parameters, shape: Shape, keys: Bound, pairs: Pairs, hidden: Float[Tensor, "B T C"]
     ) -> Iterator[Features]:
         """Yield the keys, values and rates that the tokens write after their own pairs."""
         for step in range(self.steps - 1):
@@ -125,7 +120,7 @@ class Delta(Rated):
             rate_parameters = {name: parameters[f"rate_{name}"][step] for name in self.rate.parameters(shape)}
             numbers = {self._travels_as: self.rate.rate(rate_parameters, hidden, shape)}
             more = Pairs(key, None, value, pairs.position, numbers=numbers, tokens=pairs.tokens, known_present=pairs.known_present)
-            yield self.features(features, more)
+            yield self.features_of(keys.map(more), more)
 
     def state(self, shape: Shape) -> dict[str, Slot]:
         return {"state": Slot((shape.state_heads, shape.features, shape.value_dim), "state")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
-from blocks.flow import Mapped, Pairs, Partial
+from blocks.flow import Features, Pairs, Partial
 from blocks.gates.base import MatrixRank, matrices
 from blocks.legend import Float, Shape, Tensor
 from blocks.memories.base import Memory, Misplaced
@@ -40,29 +40,22 @@ class Edited(Recurrent):
     def state(self, shape: Shape) -> dict[str, Slot]:
         return {"state": Slot((shape.state_heads, shape.features, shape.value_dim), "state")}
 
-    def compute_output(
-        self,
-        parameters: Parameters,
-        call: Call,
-        *,
-        features: Mapped,
-        pairs: Pairs | None,
-        decay: Tensor | None = None,
-        hidden: Float[Tensor, "B T C"] | None = None,
-        recurrence: Form,
-    ) -> tuple[tuple[Partial], State]:
+    def compute(
+        self, parameters: Parameters, call: Call, query: Tensor, taken: Features | None, decay: Tensor | None, recurrence: Form,
+        *, pairs: Pairs | None, hidden: Float[Tensor, "B T C"] | None = None,
+    ) -> tuple[Partial, State]:  # fmt: skip
         """Edit the state by each token's pair, and compute the token's output."""
         assert pairs is not None, "it receives every pair"
+        assert taken is not None, "it receives every pair"
         assert hidden is not None, "the graph passes it"
-        taken = self.features(features, pairs)
         key = repeat_heads(taken.key, call.shape.state_heads)
         # fla's kernels multiply in the model's dtype, and sum in float32 by themselves.
         value = pairs.value if recurrence.backend == FLA else as_dtype(pairs.value, accumulating(pairs.value.dtype))
         key, value, *edits = self.edits(parameters, call.shape, key, value, hidden)
         inputs = (taken.fill_absent(key, 0.0), value, *(taken.fill_absent(edit, 0.0) for edit in edits))
         log_decay = still(decay, call.tokens)
-        output, matrix = run(recurrence, call, features.query, *inputs, log_decay, call.tokens.segment, call.state["state"])
-        return (Partial(self.scale_output(output, features.query.shape[-1]), None),), {"state": matrix}
+        output, matrix = run(recurrence, call, query, *inputs, log_decay, call.tokens.segment, call.state["state"])
+        return Partial(self.scale_output(output, query.shape[-1]), None), {"state": matrix}
 
     def edits(
         self,

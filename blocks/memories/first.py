@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from blocks.flow import Pairs, Partial, Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.stored_pairs import Holding, only, state_of
+from blocks.memories.stored_pairs import Holding, only, pairs_of, state_of
 from blocks.operation import EVERY, Call, Form, Slot, State
 from blocks.part import Parameters
 from blocks.softmax import dense
@@ -63,7 +63,7 @@ class First(Holding):
     ) -> tuple[tuple[Partial, Pairs], State]:
         """Compute the partial attention. Pairs that are not kept are evicted at their own tokens."""
         tokens, size = call.tokens, self.size
-        entries = self.pairs_of(call.state).append(pairs.to_storage(self.rotation))
+        entries = pairs_of(call.state, self.rotation).append(pairs.to_storage(self.rotation))
         stays = pairs.present & (pairs.position < size)
         present = torch.cat((call.state["position"] >= 0, stays), dim=1)
         entry, segment = torch.arange(present.shape[1], device=present.device), tokens.extend_segment(size)

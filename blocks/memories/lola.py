@@ -7,13 +7,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from blocks.flow import Mapped, Pairs, Tokens
+from blocks.feature_maps.base import FeatureMap
+from blocks.flow import Pairs, Tokens
 from blocks.fused.arguments import Cache, Chunks, Scores
 from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Bool, Int, Tensor, torch
 from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory, scale_to_one
-from blocks.memories.window import Window
+from blocks.memories.stored_pairs import pairs_of
+from blocks.memories.window import Window, entries, keep_last
 from blocks.memories.window_above_state import document_starts, to_write_over, weight_over
 from blocks.operation import TRITON, Form, Kind, Setting, State, size_obstacle
 from blocks.part import Part
@@ -44,21 +46,15 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     assert isinstance(cache, Sparse)
     assert isinstance(shared, Shared)
     tokens, size, keep = window.call.tokens, terraced.size, cache.keep
-    extended: Pairs = window.compute(lambda _: terraced.entries(window.call, inputs["window"]["pairs"]))
+    extended: Pairs = window.compute(lambda _: entries(window.call, inputs["window"]["pairs"], terraced.rotation))
     query = window.call.rotate(inputs["window"]["query"], terraced.rotation)
-    mapped: Mapped = inputs["state"]["features"]
+    mapped, keys = inputs["state"]["features"], bound["keys"]
     # Features of all entries are needed only for scores that depend on the window.
     most = extended.position.shape[1] if keep.reads == "window" else tokens.position.shape[1] + size - 1
-
-    def map_features(_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return the features of the queries, of the keys that may be evicted and of the keys in the cache, and the scale that
-        was divided out."""
-        evicted = mapped.key(extended.each(lambda entries: entries[:, :most]))
-        held = mapped.key(cache.pairs_of(sparse.call.state))
-        as_they_are = state.call.shape.even or state.call.shape.exponential
-        return (*((mapped.query, None) if as_they_are else scale_to_one(mapped.query)), evicted, held)  # pyright: ignore
-
-    features, log_scale, evicted, held = state.compute(map_features)
+    evicted = keys.map(extended.each(lambda entries: entries[:, :most]))
+    of_cache = keys.map(pairs_of(sparse.call.state, cache.rotation))
+    as_they_are = state.call.shape.even or state.call.shape.exponential
+    features, log_scale = state.compute(lambda _: (mapped, None) if as_they_are else scale_to_one(mapped))
     logits = inputs["read"]["weight"]
     weights = tuple(weight_over(memory, state, logits, log_scale, features) for memory in (window, sparse))
     summed, numbers = to_write_over(state.call), _sum_of(window)
@@ -71,19 +67,19 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
             length = None if log_scale is None else log_scale.exp()
         elif keep.reads == "pair":
             worth, resolution = _worth(keep, before, extended, sparse.call.place)
-        cache = Cache(before["key"], before["value"], held, before["position"])
-        entries = query, extended.key, extended.value, extended.position, features, evicted
+        cache = Cache(before["key"], before["value"], of_cache, before["position"])
+        own = query, extended.key, extended.value, extended.position, features, evicted
         passing = inputs["state"].get("decay"), summed["state"], summed.get("maximum")
         chunks, scores = Chunks(size, pieces, rows, start), Scores(_score_kind(keep), worth, resolution, length)
-        return (*WALK(*entries, cache, weights, *passing, chunks, scores, row_max=shared.asks_maximum), worth)
+        return (*WALK(*own, cache, weights, *passing, chunks, scores, row_max=shared.asks_maximum), worth)
 
     output, members, worth = read.compute(run)
     if numbers is not None:
         assert worth is not None
         extended = replace(extended, numbers={**extended.numbers, numbers: worth[:, :, cache.size :].transpose(1, 2)})
     kept = sparse.compute(lambda _: _keep(members.long().transpose(1, 2), sparse.call.state, extended, ends))
-    carried = window.compute(lambda _: terraced.keep_last(window.call, extended))
-    return [((None, None), carried), ((None, None), kept), ((None,), summed), ((output,), {})]
+    carried = window.compute(lambda _: keep_last(window.call, extended, terraced.held))
+    return [((None, None), carried), ((None, None), kept), ((None,), {}), ((None,), summed), ((output,), {})]
 
 
 def _pieces(tokens: Tokens, size: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
@@ -185,11 +181,14 @@ LOLA = Pattern(
     nodes={
         "window": lambda part: isinstance(part, Window),
         "sparse": lambda part: isinstance(part, Sparse),
+        "keys": lambda part: isinstance(part, FeatureMap),
         "state": lambda part: isinstance(part, StateMemory) and part.normalise,
         "read": lambda part: isinstance(part, Shared),
     },
     edges=(
         ("window", "sparse", Kind.PAIRS),
+        ("sparse", "keys", Kind.PAIRS),
+        ("keys", "state", Kind.KEYS),
         ("sparse", "state", Kind.PAIRS),
         ("window", "read", Kind.PARTIAL),
         ("sparse", "read", Kind.PARTIAL),

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import PositiveFloat
 
 from blocks import initialise
-from blocks.flow import Features, Mapped, Pairs, Partial
+from blocks.flow import Features, Pairs, Partial
 from blocks.gates import GateConfig
 from blocks.gates.head import PerHead
 from blocks.legend import Float, Shape, Tensor, torch
@@ -69,20 +69,14 @@ class Mesa(Rated):
         """G with H beside it."""
         return {"state": Slot((shape.state_heads, shape.features, shape.features + shape.value_dim), "state")}
 
-    def compute_output(
-        self,
-        parameters: Parameters,
-        call: Call,
-        *,
-        features: Mapped,
-        pairs: Pairs | None,
-        decay: Tensor | None = None,
-        recurrence: Form,
-    ) -> tuple[tuple[Partial], State]:
-        penalty = as_dtype(parameters["penalty"], features.query.dtype)
+    def compute(
+        self, parameters: Parameters, call: Call, query: Tensor, taken: Features | None, decay: Tensor | None, recurrence: Form,
+        *, pairs: Pairs | None,
+    ) -> tuple[Partial, State]:  # fmt: skip
+        penalty = as_dtype(parameters["penalty"], query.dtype)
         diagonal = self.smallest + torch.nn.functional.softplus(penalty)
         solving = replace(recurrence, run=partial(recurrence.run, ridge=diagonal))
-        return super().compute_output(parameters, call, features=features, pairs=pairs, decay=decay, recurrence=solving)
+        return self.recall(call, query, taken, decay, solving)
 
     def flops(self, shape: Shape, tokens: int) -> int:
         """The sums, one system for the queries of a state head, and the reads of their solutions."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
+from blocks.flow import Features, Pairs, Partial, Tokens
 from blocks.gates import GateConfig
 from blocks.gates.base import Gate
 from blocks.gates.none import NoGate
@@ -40,6 +40,7 @@ class Recurrent(Memory):
         return (
             Port("features", Kind.FEATURES, shape.heads, shape.features),
             Port("pairs", Kind.PAIRS, dim=shape.head_dim),
+            Port("keys", Kind.KEYS, dim=shape.features),
             Port("decay", Kind.DECAY, shape.state_heads, width, needed=False),
         )
 
@@ -63,29 +64,27 @@ class Recurrent(Memory):
         return (Form(EVERY, "sums over each document, whole", self.compute_both_ways),)
 
     def compute_output(
-        self,
-        parameters: Parameters,
-        call: Call,
-        *,
-        features: Mapped,
-        pairs: Pairs | None,
-        decay: Tensor | None = None,
-        recurrence: Form,
-    ) -> tuple[tuple[Partial], State]:
-        """Write the pairs that are evicted into the state at each token, and compute the token's output."""
-        taken = None if pairs is None else self.features(features, pairs)
-        result, state = self.recall(call, features.query, taken, decay, recurrence)
+        self, parameters: Parameters, call: Call, *, features: Float[Tensor, "B T H F"], pairs: Pairs | None,
+        keys: Float[Tensor, "B E n F"] | None, decay: Tensor | None = None, recurrence: Form, **further: Any,
+    ) -> tuple[tuple[Partial], State]:  # fmt: skip
+        """Write the pairs that are evicted into the state at each token, and compute the token's output. features, keys: those of
+        queries and of the pairs' keys. further: inputs of some memories."""
+        taken = None if pairs is None or keys is None else self.features_of(keys, pairs)
+        result, state = self.compute(parameters, call, features, taken, decay, recurrence, pairs=pairs, **further)
         return (result,), state
 
+    def compute(
+        self, parameters: Parameters, call: Call, query: Tensor, taken: Features | None, decay: Tensor | None, recurrence: Form,
+        *, pairs: Pairs | None,
+    ) -> tuple[Partial, State]:  # fmt: skip
+        """Compute ``recall`` with the memory's parameters. pairs: as they reach the memory."""
+        return self.recall(call, query, taken, decay, recurrence)
+
     def compute_both_ways(
-        self, parameters: Parameters, call: Call, *, features: Mapped, pairs: Pairs, decay: Tensor | None = None
+        self, parameters: Parameters, call: Call, *, features: Tensor, pairs: Pairs, keys: Tensor, decay: Tensor | None = None
     ) -> tuple[tuple[Partial], State]:
         """Compute each token's output from its whole document."""
         raise NotImplementedError
-
-    def features(self, features: Mapped, pairs: Pairs) -> Features:
-        """Return the pairs in the form that this memory writes."""
-        return self.features_of(features.key(pairs), pairs)
 
     def features_of(self, key: Float[Tensor, "B E N F"], pairs: Pairs) -> Features:
         """Return the pairs in the form that this memory writes. key: their features."""
@@ -101,7 +100,8 @@ class Recurrent(Memory):
         query and the pairs' keys are features, in the form of ``features_as``. The state decays at every token, with or without a
         pair, and before the pair is written.
         """
-        log_decay = still(log_decay, call.tokens)
+        if log_decay is not None:
+            log_decay = still(log_decay, call.tokens)
         if recurrence.decode and pairs is not None and pairs.key.shape[1] == 0:
             pairs = None
         if pairs is None and not recurrence.decode:

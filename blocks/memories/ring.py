@@ -8,7 +8,7 @@ from __future__ import annotations
 from blocks.flow import Tokens
 from blocks.legend import Bool, Int, Shaped, Tensor, torch
 from blocks.operation import State
-from blocks.tensors import as_dtype, in_all_rows, may_read_numbers, take
+from blocks.tensors import in_all_rows, may_read_numbers, take
 
 RingSlot = Int[Tensor, "1"] | Int[Tensor, " B"]
 """Index of the oldest entry: one number if it is known to be the same in every row; otherwise one per row."""
@@ -25,14 +25,9 @@ def _place(index: Int[Tensor, "B 1"], size: int) -> RingSlot:
     return in_all_rows(index % size, size)[:, 0]
 
 
-def oldest(state: State, place: RingSlot) -> State:
-    """Return the entries B 1 … that the only token of a call is written over."""
-    return {name: entry_at(held, place) for name, held in state.items()}
-
-
 def write_at(state: State, place: RingSlot, new: State, *, in_place: bool) -> State:
     """Return the entries with those of the only token of a call, B 1 …."""
-    return {name: with_entry(held, place, as_dtype(new[name], held.dtype), in_place=in_place) for name, held in state.items()}
+    return {name: with_entry(held, place, new[name], in_place=in_place) for name, held in state.items()}
 
 
 def entry_at(held: Shaped[Tensor, "B W ..."], place: RingSlot) -> Shaped[Tensor, "B 1 ..."]:
@@ -46,6 +41,8 @@ def with_entry(
     held: Shaped[Tensor, "B W ..."], place: RingSlot, new: Shaped[Tensor, "B 1 ..."], *, in_place: bool
 ) -> Shaped[Tensor, "B W ..."]:
     """Return the entries with ``new`` at the place."""
+    if new.dtype != held.dtype:
+        new = new.to(held.dtype)
     if place.shape[0] == 1:
         return held.index_copy_(1, place, new) if in_place else held.index_copy(1, place, new)
     flat = held.flatten(0, 1)

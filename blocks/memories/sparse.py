@@ -16,7 +16,7 @@ from blocks.memories.base import Memory, Misplaced
 from blocks.memories.candidates import by_heads, concatenate_by_heads, eviction_bias, select_by_heads
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.state_below import Below, Held, select
-from blocks.memories.stored_pairs import Holding
+from blocks.memories.stored_pairs import Holding, pairs_of
 from blocks.memories.window import Window
 from blocks.operation import EVERY, TORCH, Call, Form, Setting, Slot, State, no_obstacle, row_obstacle
 from blocks.part import Parameters
@@ -164,7 +164,7 @@ class Sparse(Holding):
         column = torch.arange(length, device=query.device).expand(query.shape[0], -1)
         arrival = column if pairs.arrival is None else pairs.arrival
         size = max_per_token * max(1, BLOCK // max_per_token)
-        held, arriving = self._entering(self.pairs_of(call.state), call, below), self._entering(pairs, call, below)
+        held, arriving = self._entering(pairs_of(call.state, self.rotation), call, below), self._entering(pairs, call, below)
         if tokens.segment is not None:
             held["segment"] = torch.zeros_like(held["position"])
             arriving["segment"] = take(tokens.segment, arrival)[..., None].expand_as(arriving["position"])
@@ -269,7 +269,7 @@ class Sparse(Holding):
 
     def _as_pairs(self, held: Held, call: Call) -> Pairs:
         """Return the pairs of the cache in the form of evicted pairs."""
-        return self.pairs_of({name: held[name] for name in call.state})
+        return pairs_of({name: held[name] for name in call.state}, self.rotation)
 
     def _worth(self, eligible: Held, below: Below | None, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Return each pair's score, and its resolution: B E H."""

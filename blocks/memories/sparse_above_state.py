@@ -8,7 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
+from blocks.feature_maps.base import FeatureMap
+from blocks.flow import Features, Pairs, Partial, Tokens
 from blocks.legend import Tensor, torch
 from blocks.memories.candidates import select_by_heads
 from blocks.memories.recurrent import Recurrent, nothing
@@ -26,23 +27,20 @@ class StateBelow:
     """
 
     def __init__(
-        self, state: Bound, features: Mapped, decay: Tensor | None, like: Tensor, recurrence: Form, max_per_token: int = 1
+        self, state: Bound, query: Tensor, keys: Bound, decay: Tensor | None, like: Tensor, recurrence: Form, max_per_token: int = 1
     ) -> None:
-        """like: any tensor of the values' dtype. max_per_token: as in ``Pairs``."""
+        """query: the features of queries. keys: the map of keys. like: any tensor of the values' dtype. max_per_token: as in
+        ``Pairs``."""
         assert isinstance(state.part, Recurrent)
         self.memory, self.call, self.recurrence = state.part, state.call, recurrence
-        self.mapped, self.log_decay, self.like, self.max_per_token = features, decay, like, max_per_token
+        self.query, self.map, self.log_decay, self.like, self.max_per_token = query, keys.map, decay, like, max_per_token
         self.seen, self.groups = state.call.state, 0
         self.evicted: list[Features] = []
         self.evictions: list[tuple[Tensor, Tensor, Tensor]] = []
         plain = decay is None and state.call.tokens.segment is None and recurrence.backend != REFERENCE
         # A step of decode reads the state once.
-        self.reads = self.memory.repeated_reads(self.seen, state.call.shape) if plain and features.query.shape[1] > 1 else None
+        self.reads = self.memory.repeated_reads(self.seen, state.call.shape) if plain and query.shape[1] > 1 else None
         self.pairs_read: Features | None = None
-
-    def map(self, pairs: Pairs) -> Tensor:
-        """Return the features of the pairs' keys in the state."""
-        return self.mapped.key(pairs)
 
     def set_pairs(self, pairs: Pairs, keys: Tensor) -> None:
         """Set the pairs of the calls that follow. Some of them are evicted."""
@@ -110,13 +108,13 @@ class StateBelow:
             taken = self.memory.features_of(keys, pairs)
             if keys.shape[1] > 1:
                 taken = replace(taken, arrival=torch.zeros(keys.shape[:2], dtype=torch.int64, device=keys.device))
-        return self.memory.recall(self.call, self.mapped.query, taken, self.log_decay, self.recurrence)
+        return self.memory.recall(self.call, self.query, taken, self.log_decay, self.recurrence)
 
     def compute_output(self) -> tuple[Partial, State]:
         """Return the state's partial for all tokens, and its new state."""
         self._settle()
         evicted = _concatenate_evicted(self.evicted, self.max_per_token)
-        return self._recall(self.mapped.query, evicted, self.log_decay, self.call.tokens, self.call.state)
+        return self._recall(self.query, evicted, self.log_decay, self.call.tokens, self.call.state)
 
     def _pass(self, features: Features, log_decay: Tensor | None, segment: Tensor | None) -> None:
         """Write the pairs as if each had its own token, of which the first has the decay."""
@@ -147,7 +145,7 @@ class StateBelow:
 
     def _nothing(self, length: int) -> Features:
         """Return features without a pair at any of ``length`` tokens."""
-        return nothing(self.mapped.query[:, :length], self.call.shape, self.like.dtype)
+        return nothing(self.query[:, :length], self.call.shape, self.like.dtype)
 
 
 def _concatenate_evicted(evicted: list[Features], max_per_token: int) -> Features:
@@ -172,7 +170,7 @@ def _run(
     cache, state, below, query, pairs = _prepare(bound, inputs, recurrence)
     exact, held = cache.compute(_sparse(cache).attend, query, pairs, cache.call, below=below, attention=attention)
     rest, summed = state.compute(lambda _: below.compute_output())
-    return [((exact, None), held), ((rest,), summed)]
+    return [((exact, None), held), ((None,), {}), ((rest,), summed)]
 
 
 def _run_step(
@@ -183,7 +181,7 @@ def _run_step(
     results = cache.compute(_sparse(cache).step, query, pairs, cache.call, below=below, attention=attention)
     exact, *arriving, held = results
     rest, summed = state.compute(lambda _: below.compute_step(*arriving))
-    return [((exact, None), held), ((rest,), summed)]
+    return [((exact, None), held), ((None,), {}), ((rest,), summed)]
 
 
 def _prepare(
@@ -193,7 +191,8 @@ def _prepare(
     cache, state = bound["sparse"], bound["state"]
     query, pairs = inputs["sparse"]["query"], inputs["sparse"]["pairs"]
     max_per_token = 1 if pairs is None else pairs.max_per_token
-    below = StateBelow(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence, max_per_token)
+    features, decay = inputs["state"]["features"], inputs["state"].get("decay")
+    below = StateBelow(state, features, bound["keys"], decay, query, recurrence, max_per_token)
     return cache, state, below, query, pairs
 
 
@@ -228,7 +227,11 @@ def _first_obstacle(obstacles: tuple[Callable[[Setting], str | None], ...], sett
 
 
 SPARSE_ABOVE_STATE = Pattern(
-    nodes={"sparse": lambda part: isinstance(part, Sparse), "state": lambda part: isinstance(part, Recurrent)},
-    edges=(("sparse", "state", Kind.PAIRS),),
+    nodes={
+        "sparse": lambda part: isinstance(part, Sparse),
+        "keys": lambda part: isinstance(part, FeatureMap),
+        "state": lambda part: isinstance(part, Recurrent),
+    },
+    edges=(("sparse", "keys", Kind.PAIRS), ("keys", "state", Kind.KEYS), ("sparse", "state", Kind.PAIRS)),
     forms=_forms,
 )

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from blocks import initialise
-from blocks.flow import Features, Mapped, Pairs, Partial
+from blocks.flow import Features, Pairs, Partial
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.recurrent import Recurrent, run
@@ -125,25 +125,17 @@ class StateMemory(Recurrent):
         chunk = 2 * min(CHUNK, tokens) * shape.heads * (shape.features + columns)
         return chunk + 2 * shape.features * columns * (shape.state_heads + shape.heads)
 
-    def compute_output(
-        self,
-        parameters: Parameters,
-        call: Call,
-        *,
-        features: Mapped,
-        pairs: Pairs | None,
-        decay: Tensor | None = None,
-        step: Float[Tensor, "B T N"] | None = None,
-        recurrence: Form,
-    ) -> tuple[tuple[Partial], State]:
-        taken = None if pairs is None else self.features(features, pairs)
+    def compute(
+        self, parameters: Parameters, call: Call, query: Tensor, taken: Features | None, decay: Tensor | None, recurrence: Form,
+        *, pairs: Pairs | None, step: Float[Tensor, "B T N"] | None = None,
+    ) -> tuple[Partial, State]:  # fmt: skip
         if step is not None and taken is not None:
             key, step = repeat_heads(taken.key, step.shape[2]), step[..., None]
             taken = replace(taken, key=key + step.log() if call.shape.exponential else key * step)
-        result, state = self.recall(call, features.query, taken, decay, recurrence)
+        result, state = self.recall(call, query, taken, decay, recurrence)
         if self.skip and pairs is not None:
             result = self._add_skip(parameters, result, pairs.value)
-        return (result,), state
+        return result, state
 
     def _add_skip(self, parameters: Parameters, result: Partial, value: Float[Tensor, "B T K V"]) -> Partial:
         """Return the partial with the tokens' own values added, times the learned ``skip`` of each head."""
@@ -225,10 +217,10 @@ class StateMemory(Recurrent):
         return None if self.gate.rank_of_decay == "none" else "a state with a gate decays over time, so it is causal"
 
     def compute_both_ways(
-        self, parameters: Parameters, call: Call, *, features: Mapped, pairs: Pairs, decay: Tensor | None = None
+        self, parameters: Parameters, call: Call, *, features: Tensor, pairs: Pairs, keys: Tensor, decay: Tensor | None = None
     ) -> tuple[tuple[Partial], State]:
         """Compute each token's output from the sums over its whole document, before and after the token."""
-        query, taken, tokens = features.query, self.features(features, pairs), call.tokens
+        query, taken, tokens = features, self.features_of(keys, pairs), call.tokens
         dtype, exponential = pairs.value.dtype, call.shape.exponential
         key = taken.fill_absent(repeat_heads(taken.key, call.shape.state_heads), -math.inf if exponential else 0.0)
         value = repeat_heads(pairs.value.to(accumulating(dtype)), call.shape.state_heads)

@@ -10,6 +10,7 @@ from blocks.flow import Pairs
 from blocks.legend import Bool, Shape, Tensor
 from blocks.memories.base import Memory
 from blocks.operation import Slot, State
+from blocks.positions import Position
 
 PAIR = frozenset({"key", "value", "position", "convolved"})
 """The tensors of a state that belong to pairs. All others are numbers of each pair."""
@@ -46,18 +47,12 @@ class Holding(Memory):
             }
         return slots
 
-    def pairs_of(self, state: Mapping[str, Tensor], *, known_present: bool = False) -> Pairs:
-        """Return the contents of a state, or some of them, as pairs. known_present: as in ``Pairs``."""
-        numbers = {name: entries for name, entries in state.items() if name not in PAIR}
-        return Pairs(
-            state["key"],
-            state.get("convolved"),
-            state["value"],
-            state["position"],
-            numbers=numbers,
-            by=self.rotation,
-            known_present=known_present,
-        )
+
+def pairs_of(state: Mapping[str, Tensor], rotation: Position, *, known_present: bool = False) -> Pairs:
+    """Return the contents of a state, or some of them, as pairs. rotation: of their keys. known_present: as in ``Pairs``."""
+    numbers = {name: entries for name, entries in state.items() if name not in PAIR}
+    pair = state["key"], state.get("convolved"), state["value"], state["position"]
+    return Pairs(*pair, numbers=numbers, by=rotation, known_present=known_present)
 
 
 def state_of(pairs: Pairs, like: State) -> State:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from blocks.flow import Mapped, Pairs, Tokens
+from blocks.flow import Tokens
 from blocks.legend import Bool, Float, Tensor, torch
 from blocks.scores.base import LARGEST
 from blocks.tensors import accumulating, repeat_heads
@@ -22,25 +22,26 @@ ROWS = 64
 
 def error_sums(
     error_of: Error,
-    features: Mapped,
+    features: tuple[Float[Tensor, "B T H F"], Float[Tensor, "B E N F"]],
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B E K D"],
-    pairs: Pairs,
     tokens: Tokens,
     visible: Callable[[slice, slice], Bool[Tensor, "B t e"]],
+    *,
+    logarithm: bool,
 ) -> Float[Tensor, "B E H"]:
     """Return each entry's sum over the tokens of the call that see it. Token t is entry E - T + t and sees at most E - T
-    entries before its own. query and key are rotated."""
+    entries before its own. query and key are rotated. features: of queries and keys; logarithm: as logarithms."""
     with torch.no_grad():
         dtype, heads, length = accumulating(query.dtype), query.shape[2], query.shape[1]
         held = key.shape[1] - length
         keys = repeat_heads(key, heads).to(dtype)
-        query_features, key_features = features.query.to(dtype), repeat_heads(features.key(pairs), heads).to(dtype)
+        query_features, key_features = features[0].to(dtype), repeat_heads(features[1], heads).to(dtype)
         sums = key.new_zeros(*key.shape[:2], heads, dtype=dtype)
         for start in range(0, length, ROWS):
             rows, entries = slice(start, min(start + ROWS, length)), slice(start, min(start + ROWS, length) + held)
             logits = torch.einsum("bthd,behd->bhte", query[:, rows].to(dtype), keys[:, entries]) / math.sqrt(query.shape[-1])
-            product = _product(query_features[:, rows], key_features[:, entries], features.logarithm)
+            product = _product(query_features[:, rows], key_features[:, entries], logarithm)
             error = error_of(_weight(logits), product)
             seen = visible(rows, entries)
             if tokens.valid is not None:

@@ -9,14 +9,16 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from blocks.flow import Mapped, Pairs, Partial, Tokens
+from blocks.flow import Pairs, Partial, Tokens
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.ring import by_age, by_place, oldest, place_of, write_at
-from blocks.memories.stored_pairs import Holding, only, state_of
+from blocks.memories.ring import RingSlot, by_age, by_place, entry_at, place_of, write_at
+from blocks.memories.stored_pairs import Holding, only, pairs_of, state_of
 from blocks.memories.weight_errors import error_sums
 from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, row_obstacle
 from blocks.part import Parameters
+from blocks.pattern import NO_MAPS, Bound
+from blocks.positions import Position
 from blocks.softmax import dense, fla_forms, native_obstacle, native_step, native_step_obstacle, single, triton_forms, windowed
 from blocks.softmax.dense import mask_bias
 from blocks.tensors import accumulating, all_present, is_nowhere, take
@@ -41,6 +43,9 @@ class Visible:
         if self.segment is not None:
             visible = visible & (self.segment[:, self.held :][:, tokens, None] == self.segment[:, None, entries])
         return visible
+
+
+Seen = Callable[[slice, slice], Tensor]
 
 
 class Window(Holding):
@@ -105,13 +110,15 @@ class Window(Holding):
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         step, blocks = "one query against the ring of pairs", "blocks of queries against their own and the previous window"
         native, natively = ", by PyTorch's kernel", partial(_blocks, by_kernel=True)
-        kernel = Form(FLA, "parallel_attn", partial(self.compute_output, attention=_by_kernel), fla_forms.obstacle,
+        constants = {"size": self.size, "is_sliding": self.is_sliding, "rotation": self.rotation}
+        output, one_token = partial(compute_output, **constants), partial(compute_step, **constants, drops=self.drops)
+        kernel = Form(FLA, "parallel_attn", partial(output, attention=_by_kernel), fla_forms.obstacle,
                       missing=fla_forms.ATTENTION.missing, refuses=True)  # fmt: skip
         kernels = (kernel,) if self.is_sliding else ()
         with_mass = Form(
             TRITON,
             "blocks of queries against their window, with its mass, in one pass",
-            partial(self.compute_output, attention=_with_mass),
+            partial(output, attention=_with_mass),
             partial(triton_forms.obstacle, beside=next(iter(kernels), None)),
             missing=triton_forms.WITH_MASS.missing,
             refuses=True,
@@ -119,22 +126,23 @@ class Window(Holding):
         return (
             with_mass,
             *kernels,
-            Form(REFERENCE, "all pairs of a call, masked", partial(self.compute_output, attention=_attend)),
-            Form(TORCH, step + native, partial(self.compute_step, attention=native_step), native_step_obstacle, decode=True),
-            Form(TORCH, step, partial(self.compute_step, attention=single), row_obstacle, decode=True),
+            Form(REFERENCE, "all pairs of a call, masked", partial(output, attention=_attend)),
+            Form(TORCH, step + native, partial(one_token, attention=native_step), native_step_obstacle, decode=True),
+            Form(TORCH, step, partial(one_token, attention=single), row_obstacle, decode=True),
             Form(
                 TORCH,
                 "blocks of queries against their window" + native,
-                partial(self.compute_output, attention=natively),
+                partial(output, attention=natively),
                 native_obstacle,
             ),
-            Form(TORCH, blocks, partial(self.compute_output, attention=_blocks)),
+            Form(TORCH, blocks, partial(output, attention=_blocks)),
         )
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
+        both_ways = partial(compute_both_ways, size=self.size, rotation=self.rotation)
         return (
-            Form(REFERENCE, "all pairs of a call, masked", self.compute_both_ways),
-            Form(TORCH, "blocks of queries against their own window", partial(self.compute_both_ways, blocks=True)),
+            Form(REFERENCE, "all pairs of a call, masked", both_ways),
+            Form(TORCH, "blocks of queries against their own window", partial(both_ways, blocks=True)),
         )
 
     def flops(self, shape: Shape, tokens: int) -> int:
@@ -142,176 +150,195 @@ class Window(Holding):
         seen = min(tokens, 2 * self.size - 1) if shape.both_ways else seen
         return 2 * seen * shape.heads * (shape.head_dim + shape.value_dim)
 
-    def compute_output(
-        self,
-        parameters: Parameters,
-        call: Call,
-        *,
-        query: Float[Tensor, "B T H D"],
-        pairs: Pairs,
-        features: Mapping[str, Mapped],
-        attention: Callable[[Tensor, Tensor, Pairs, Visible, float | None], Partial],
-    ) -> tuple[tuple[Partial, Pairs], State]:
-        """Compute the outputs, and return the evicted pairs with their arrival (position -1: none).
-
-        pairs: one per token. features: needed if memories below score pairs by the difference between products of features and
-        exact weights while the window held the pair. Each sum is evicted with its pair, under its name.
-        """
-        tokens, held = call.tokens, self.held
-        extended = self.entries(call, pairs)
-        segment = tokens.extend_segment(held)
-        key, query = extended.key, call.rotate(query, self.rotation)
-        reach = None if self.is_sliding else tokens.position % self.size + self.size
-        visible = Visible(extended.position, segment, held, reach)
-        result = attention(query, key, extended, visible, call.shape.softcap)
-        for number in call.shape.numbers:
-            if number.error is not None:
-                sums = error_sums(number.error, features[number.name], query, key, extended, tokens, visible)
-                sums = extended.numbers[number.name] + sums
-                extended = replace(extended, numbers={**extended.numbers, number.name: sums})
-
-        carried = self.keep_last(call, extended)
-        evict = self._pair_per_token if self.is_sliding else self._chunks
-        return (result, evict(extended, segment, tokens)), carried
-
-    def entries(self, call: Call, pairs: Pairs) -> Pairs:
-        """Return the pairs of the state, the oldest first, followed by those of the call."""
-        before = self.pairs_of(call.state).each(lambda entries: by_age(entries, call.tokens))
-        return before.append(pairs.to_storage(self.rotation))
-
-    def keep_last(self, call: Call, extended: Pairs) -> State:
-        """Return the new state: the last ``held`` pairs."""
-        tokens = call.tokens
-        held_on, current = extended.each(lambda entries: tokens.tail(entries, self.held)), tokens.tail_is_current(self.held)
-        if current is not None:
-            held_on = replace(held_on, position=held_on.position.masked_fill(~current, -1))
-        return state_of(held_on.each(lambda entries: by_place(entries, tokens)), call.state)
-
-    def compute_step(
-        self,
-        parameters: Parameters,
-        call: Call,
-        *,
-        query: Float[Tensor, "B 1 H D"],
-        pairs: Pairs,
-        features: Mapping[str, Mapped],
-        attention: Callable[..., Partial],
-    ) -> tuple[tuple[Partial, Pairs | None], State]:
-        """Compute the output of one token, whose pair overwrites the oldest. The evicted pairs are None if none can be evicted."""
-        tokens, state = call.tokens, call.state
-        place = place_of(tokens, self.held)
-        evicted = None if self.drops else self.find_evicted_pairs(call, pairs)
-        carried = write_at(state, place, state_of(pairs.to_storage(self.rotation), state), in_place=call.in_place)
-        query, bias = call.rotate(query, self.rotation), None
-        if not self.is_sliding:
-            bias = tokens.once(("two chunks", self.size, query.dtype), lambda: self._two_chunks_bias(tokens, query.dtype))
-        if any(number.error for number in call.shape.numbers):
-            carried |= self._sum_errors(call, features, query, self.pairs_of(carried), bias)
-        position = carried["position"]
-        # If each token adds its pair, windows of one size hold the same positions in all layers.
-        full = pairs.tokens is tokens and tokens.once(("full", self.held), lambda: all_present(position))
-        result = attention(query, carried["key"], carried["value"], None if full else position, bias, call.shape.softcap)
-        return (result, evicted), carried
-
-    def find_evicted_pairs(self, call: Call, pairs: Pairs) -> Pairs | None:
-        """Return the pairs that are evicted at the only token of a call, if any can be."""
-        if not self.is_sliding:
-            return self._find_evicted_chunk(call.state, call.tokens)
-        evicted = oldest(call.state, place_of(call.tokens, self.held))
-        known = pairs.tokens is not None and pairs.tokens.once(
-            ("evicted present", self.held), lambda: all_present(evicted["position"])
-        )
-        return self.pairs_of(evicted, known_present=known)
-
-    def _sum_errors(
-        self, call: Call, features: Mapping[str, Mapped], query: Tensor, every: Pairs, bias: Tensor | None
-    ) -> dict[str, Tensor]:
-        """Return the sums of errors, with those of the only token."""
-        seen = every.present if bias is None else every.present & ~bias[:, 0, 0].isneginf()
-        return {
-            number.name: every.numbers[number.name]
-            + error_sums(number.error, features[number.name], query, every.key, every, call.tokens, lambda *_: seen[:, None])
-            for number in call.shape.numbers
-            if number.error is not None
-        }
-
-    def _find_evicted_chunk(self, state: State, tokens: Tokens) -> Pairs | None:
-        """Return the chunk before the last, where the only token of a call begins one: position -1 in the rows where it does
-        not."""
-        begins = tokens.once(("begins", self.size), lambda: tokens.position % self.size == 0)
-        if is_nowhere(begins):
-            return None
-        index = (tokens.in_row() + torch.arange(self.size, device=begins.device)) % self.held
-        evicted = self.pairs_of({name: take(entries, index) for name, entries in state.items()})
-        return replace(only(evicted, begins), arrival=torch.zeros_like(index), max_per_token=self.size)
-
-    def _two_chunks_bias(self, tokens: Tokens, dtype: torch.dtype) -> Float[Tensor, "B 1 1 W"]:
-        """Return the bias that hides pairs of earlier chunks from the only token of a call. It sees its own chunk and the one
-        before, in a ring of two chunks."""
-        back = (tokens.in_row() - torch.arange(self.held, device=tokens.position.device)) % self.held
-        return mask_bias(back <= tokens.position % self.size + self.size, accumulating(dtype))[:, None, None]
-
     def problem_both_ways(self) -> str | None:
         return None if self.is_sliding else "a terraced window evicts by chunks, so it is causal"
 
-    def compute_both_ways(
-        self,
-        parameters: Parameters,
-        call: Call,
-        *,
-        query: Float[Tensor, "B T H D"],
-        pairs: Pairs,
-        features: Mapping[str, Mapped],
-        blocks: bool = False,
-    ) -> tuple[tuple[Partial, None], State]:
-        """Softmax over the pairs nearer than ``size``, before and after each token (Latte, section 4.4). Nothing is evicted."""
-        tokens = call.tokens
-        query, key = call.rotate(query, self.rotation), pairs.rotate(self.rotation)
-        if not blocks:
-            entry = torch.arange(query.shape[1], device=query.device)
-            visible = pairs.present[:, None] & ((entry[:, None] - entry).abs() < self.size)
-            if tokens.segment is not None:
-                visible = visible & (tokens.segment[:, :, None] == tokens.segment[:, None])
-            return (dense(query, key, pairs.value, visible, call.shape.softcap), None), {}
 
-        # A window of 2·size - 1 entries that ends size - 1 entries ahead of its query.
-        def around(entries: Tensor) -> Tensor:
-            ends = entries[:, :0].new_zeros(entries.shape[0], 2 * self.size - 1, *entries.shape[2:])
-            return torch.cat((ends[:, : self.size], entries, ends[:, self.size :]), dim=1)
+def compute_output(
+    parameters: Parameters,
+    call: Call,
+    *,
+    query: Float[Tensor, "B T H D"],
+    pairs: Pairs,
+    features: Mapping[str, Tensor],
+    maps: Mapping[str, Bound] = NO_MAPS,
+    attention: Callable[..., Partial],
+    size: int,
+    is_sliding: bool,
+    rotation: Position,
+) -> tuple[tuple[Partial, Pairs], State]:
+    """Compute the outputs, and return the evicted pairs with their arrival (position -1: none).
 
-        segment = None if tokens.segment is None else around(tokens.segment)
-        arguments = around(key), around(pairs.value), around(pairs.present), segment, 2 * self.size - 1
-        return (windowed(query, *arguments, query_segment=tokens.segment, softcap=call.shape.softcap), None), {}
+    pairs: one per token. features, maps: those of queries, and the maps of keys, if memories below score pairs by the
+    difference between products of features and exact weights while the window held the pair. Each sum is evicted with its
+    pair, under its name.
+    """
+    tokens, held = call.tokens, size if is_sliding else 2 * size
+    extended = entries(call, pairs, rotation)
+    segment = tokens.extend_segment(held)
+    key, query = extended.key, call.rotate(query, rotation)
+    reach = None if is_sliding else tokens.position % size + size
+    visible = Visible(extended.position, segment, held, reach)
+    result = attention(query, key, extended, visible, call.shape.softcap)
+    sums = _sum_errors(call, features, maps, query, extended, visible)
+    extended = replace(extended, numbers={**extended.numbers, **sums})
+    evict = _evict_one_per_token if is_sliding else _evict_chunks
+    return (result, evict(extended, segment, tokens, size)), keep_last(call, extended, held)
 
-    def _pair_per_token(self, extended: Pairs, segment: Tensor | None, tokens: Tokens) -> Pairs:
-        length = tokens.position.shape[1]
-        evicted = extended.each(lambda entries: entries[:, :length])
-        position = evicted.position
-        if segment is not None:
-            position = position.masked_fill(segment[:, :length] != segment[:, self.size :], -1)
-        if tokens.valid is not None:
-            position = position.masked_fill(~tokens.valid, -1)
-        return replace(evicted, position=position)
 
-    def _chunks(self, extended: Pairs, segment: Tensor | None, tokens: Tokens) -> Pairs:
-        """Return the evicted pairs of a terraced window: a chunk is evicted when the second chunk after it begins. Among as many
-        columns as a chunk has tokens, at most one begins a chunk."""
-        length, size = tokens.position.shape[1], self.size
-        begins = (tokens.position % size == 0) & (tokens.position >= 2 * size)
-        if tokens.valid is not None:
-            begins = begins & tokens.valid
-        missing, token = -length % size, torch.arange(length, device=begins.device)
-        column = torch.nn.functional.pad(torch.where(begins, token, length), (0, missing), value=length)
-        column = column.unflatten(1, (-1, size)).amin(2)
-        # Where no chunk begins, nothing is evicted, and the arrival is the last column.
-        last = torch.arange(size, length + missing + 1, size, device=begins.device).clamp(max=length) - 1
-        arrival = torch.minimum(column, last)
-        entry = (arrival[..., None] + torch.arange(size, device=begins.device)).flatten(1)
-        present, arrival = (tensor.repeat_interleave(size, dim=1) for tensor in (column < length, arrival))
-        if segment is not None:
-            present = present & (take(segment, entry) == take(segment, arrival + self.held))
-        evicted = only(extended.each(lambda entries: take(entries, entry)), present)
-        return replace(evicted, arrival=arrival, max_per_token=size)
+def entries(call: Call, pairs: Pairs, rotation: Position) -> Pairs:
+    """Return the pairs of the state, the oldest first, followed by those of the call."""
+    before = pairs_of(call.state, rotation).each(lambda held: by_age(held, call.tokens))
+    return before.append(pairs.to_storage(rotation))
+
+
+def keep_last(call: Call, extended: Pairs, held: int) -> State:
+    """Return the new state: the last ``held`` pairs."""
+    tokens = call.tokens
+    held_on, current = extended.each(lambda entries: tokens.tail(entries, held)), tokens.tail_is_current(held)
+    if current is not None:
+        held_on = replace(held_on, position=held_on.position.masked_fill(~current, -1))
+    return state_of(held_on.each(lambda entries: by_place(entries, tokens)), call.state)
+
+
+def compute_step(
+    parameters: Parameters,
+    call: Call,
+    *,
+    query: Float[Tensor, "B 1 H D"],
+    pairs: Pairs,
+    features: Mapping[str, Tensor],
+    maps: Mapping[str, Bound] = NO_MAPS,
+    attention: Callable[..., Partial],
+    size: int,
+    is_sliding: bool,
+    rotation: Position,
+    drops: bool,
+) -> tuple[tuple[Partial, Pairs | None], State]:
+    """Compute the output of one token, whose pair overwrites the oldest. The evicted pairs are None if none can be evicted."""
+    tokens, state = call.tokens, call.state
+    held = size if is_sliding else 2 * size
+    place = place_of(tokens, held)
+    evicted = None if drops else find_evicted_pairs(call, pairs, place, size=size, is_sliding=is_sliding, rotation=rotation)
+    carried = write_at(state, place, state_of(pairs.to_storage(rotation), state), in_place=call.in_place)
+    query, bias = call.rotate(query, rotation), None
+    if not is_sliding:
+        bias = tokens.once(("two chunks", size, query.dtype), lambda: _two_chunks_bias(tokens, size, query.dtype))
+    if maps:
+        every = pairs_of(carried, rotation)
+        seen = every.present if bias is None else every.present & ~bias[:, 0, 0].isneginf()
+        carried |= _sum_errors(call, features, maps, query, every, lambda *_: seen[:, None])
+    position = carried["position"]
+    # If each token adds its pair, windows of one size hold the same positions in all layers.
+    full = pairs.tokens is tokens and tokens.once(("full", held), lambda: all_present(position))
+    result = attention(query, carried["key"], carried["value"], None if full else position, bias, call.shape.softcap)
+    return (result, evicted), carried
+
+
+def find_evicted_pairs(
+    call: Call, pairs: Pairs, place: RingSlot, *, size: int, is_sliding: bool, rotation: Position
+) -> Pairs | None:
+    """Return the pairs that are evicted at the only token of a call, if any can be. place: of this token."""
+    if not is_sliding:
+        return _find_evicted_chunk(call.state, call.tokens, size, rotation)
+    evicted = {name: entry_at(held, place) for name, held in call.state.items()}
+    known = pairs.tokens is not None and pairs.tokens.once(("evicted present", size), lambda: all_present(evicted["position"]))
+    return pairs_of(evicted, rotation, known_present=known)
+
+
+def _sum_errors(
+    call: Call, features: Mapping[str, Tensor], maps: Mapping[str, Bound], query: Tensor, every: Pairs, visible: Seen
+) -> dict[str, Tensor]:
+    """Return the sums of errors, with those of the call's tokens."""
+    sums = {}
+    for number in call.shape.numbers:
+        if number.error is not None:
+            both = features[number.name], maps[number.name].map(every)
+            logarithm = call.shape.exponential
+            new = error_sums(number.error, both, query, every.key, call.tokens, visible, logarithm=logarithm)
+            sums[number.name] = every.numbers[number.name] + new
+    return sums
+
+
+def _find_evicted_chunk(state: State, tokens: Tokens, size: int, rotation: Position) -> Pairs | None:
+    """Return the chunk before the last, where the only token of a call begins one: position -1 in the rows where it does
+    not."""
+    begins = tokens.once(("begins", size), lambda: tokens.position % size == 0)
+    if is_nowhere(begins):
+        return None
+    index = (tokens.in_row() + torch.arange(size, device=begins.device)) % (2 * size)
+    evicted = pairs_of({name: take(held, index) for name, held in state.items()}, rotation)
+    return replace(only(evicted, begins), arrival=torch.zeros_like(index), max_per_token=size)
+
+
+def _two_chunks_bias(tokens: Tokens, size: int, dtype: torch.dtype) -> Float[Tensor, "B 1 1 W"]:
+    """Return the bias that hides pairs of earlier chunks from the only token of a call. It sees its own chunk and the one
+    before, in a ring of two chunks."""
+    back = (tokens.in_row() - torch.arange(2 * size, device=tokens.position.device)) % (2 * size)
+    return mask_bias(back <= tokens.position % size + size, accumulating(dtype))[:, None, None]
+
+
+def compute_both_ways(
+    parameters: Parameters,
+    call: Call,
+    *,
+    query: Float[Tensor, "B T H D"],
+    pairs: Pairs,
+    features: Mapping[str, Tensor],
+    size: int,
+    rotation: Position,
+    blocks: bool = False,
+) -> tuple[tuple[Partial, None], State]:
+    """Softmax over the pairs nearer than ``size``, before and after each token (Latte, section 4.4). Nothing is evicted."""
+    tokens = call.tokens
+    query, key = call.rotate(query, rotation), pairs.rotate(rotation)
+    if not blocks:
+        entry = torch.arange(query.shape[1], device=query.device)
+        visible = pairs.present[:, None] & ((entry[:, None] - entry).abs() < size)
+        if tokens.segment is not None:
+            visible = visible & (tokens.segment[:, :, None] == tokens.segment[:, None])
+        return (dense(query, key, pairs.value, visible, call.shape.softcap), None), {}
+
+    # A window of 2·size - 1 entries that ends size - 1 entries ahead of its query.
+    def around(entries: Tensor) -> Tensor:
+        ends = entries[:, :0].new_zeros(entries.shape[0], 2 * size - 1, *entries.shape[2:])
+        return torch.cat((ends[:, :size], entries, ends[:, size:]), dim=1)
+
+    segment = None if tokens.segment is None else around(tokens.segment)
+    arguments = around(key), around(pairs.value), around(pairs.present), segment, 2 * size - 1
+    return (windowed(query, *arguments, query_segment=tokens.segment, softcap=call.shape.softcap), None), {}
+
+
+def _evict_one_per_token(extended: Pairs, segment: Tensor | None, tokens: Tokens, size: int) -> Pairs:
+    length = tokens.position.shape[1]
+    evicted = extended.each(lambda entries: entries[:, :length])
+    position = evicted.position
+    if segment is not None:
+        position = position.masked_fill(segment[:, :length] != segment[:, size:], -1)
+    if tokens.valid is not None:
+        position = position.masked_fill(~tokens.valid, -1)
+    return replace(evicted, position=position)
+
+
+def _evict_chunks(extended: Pairs, segment: Tensor | None, tokens: Tokens, size: int) -> Pairs:
+    """Return the evicted pairs of a terraced window: a chunk is evicted when the second chunk after it begins. Among as many
+    columns as a chunk has tokens, at most one begins a chunk."""
+    length = tokens.position.shape[1]
+    begins = (tokens.position % size == 0) & (tokens.position >= 2 * size)
+    if tokens.valid is not None:
+        begins = begins & tokens.valid
+    missing, token = -length % size, torch.arange(length, device=begins.device)
+    column = torch.nn.functional.pad(torch.where(begins, token, length), (0, missing), value=length)
+    column = column.unflatten(1, (-1, size)).amin(2)
+    # Where no chunk begins, nothing is evicted, and the arrival is the last column.
+    last = torch.arange(size, length + missing + 1, size, device=begins.device).clamp(max=length) - 1
+    arrival = torch.minimum(column, last)
+    entry = (arrival[..., None] + torch.arange(size, device=begins.device)).flatten(1)
+    present, arrival = (tensor.repeat_interleave(size, dim=1) for tensor in (column < length, arrival))
+    if segment is not None:
+        present = present & (take(segment, entry) == take(segment, arrival + 2 * size))
+    evicted = only(extended.each(lambda entries: take(entries, entry)), present)
+    return replace(evicted, arrival=arrival, max_per_token=size)
 
 
 def _attend(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:

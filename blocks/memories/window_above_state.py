@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from blocks.flow import Mapped, Pairs, Tokens
+from blocks.feature_maps.base import FeatureMap
+from blocks.flow import Pairs, Tokens
 from blocks.fused.arguments import Evictions
 from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Float, Int, Tensor, torch
@@ -15,7 +16,7 @@ from blocks.memories.base import Memory
 from blocks.memories.ring import place_of, write_at
 from blocks.memories.state import StateMemory, scale_to_one
 from blocks.memories.stored_pairs import state_of
-from blocks.memories.window import Window
+from blocks.memories.window import Window, entries, find_evicted_pairs, keep_last
 from blocks.operation import TRITON, Call, Form, Kind, Setting, State, row_obstacle, size_obstacle
 from blocks.part import Part
 from blocks.pattern import Bound, Pattern
@@ -33,17 +34,14 @@ GPU."""
 
 def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
     window, state, read = bound["window"], bound["state"], bound["read"]
-    extended: Pairs = window.compute(_entries, window, inputs["window"]["pairs"])
-    query = window.call.rotate(inputs["window"]["query"], _window(window).rotation)
-    arguments = window, extended, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
-    state_features, rest = state.compute(_features, state, *arguments)
+    rotation, held = _window(window).rotation, _window(window).held
+    extended: Pairs = window.compute(lambda _: entries(window.call, inputs["window"]["pairs"], rotation))
+    query = window.call.rotate(inputs["window"]["query"], rotation)
+    arguments = extended, bound["keys"], inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
+    state_features, rest = state.compute(_features, state, window, *arguments)
     output, summed = read.compute(_attend_jointly, query, extended, state_features, rest, _shared_arguments(read).asks_maximum)
-    carried = window.compute(lambda _: _window(window).keep_last(window.call, extended))
-    return [((None, None), carried), ((None,), {"state": summed}), ((output,), {})]
-
-
-def _entries(parameters: Any, window: Bound, pairs: Pairs) -> Pairs:
-    return _window(window).entries(window.call, pairs)
+    carried = window.compute(lambda _: keep_last(window.call, extended, held))
+    return [((None, None), carried), ((None,), {}), ((None,), {"state": summed}), ((output,), {})]
 
 
 def _features(
@@ -51,7 +49,8 @@ def _features(
     state: Bound,
     window: Bound,
     extended: Pairs,
-    features: Mapped,
+    keys: Bound,
+    query: Float[Tensor, "B T H F"],
     decay: Tensor | None,
     logits: Mapping[str, Tensor],
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor | None, Tensor | None, Tensor, Any]]:
@@ -59,8 +58,7 @@ def _features(
     entries."""
     tokens, shape, memory = state.call.tokens, state.call.shape, _window(window)
     most = tokens.position.shape[1] + (0 if memory.is_sliding else memory.size - 1)
-    key = features.key(extended.each(lambda entries: entries[:, :most]))
-    query, log_scale = features.query, None
+    key, log_scale = keys.map(extended.each(lambda entries: entries[:, :most])), None
     if not shape.even:
         query, log_scale = scale_to_one(query)
     if decay is not None and tokens.valid is not None:
@@ -131,13 +129,16 @@ def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]
     """Return the head's output for one token. Tensors of pairs that no kernel needs, such as a key before its convolution, are
     written into the state separately."""
     window, state, read = bound["window"], bound["state"], bound["read"]
-    pairs: Pairs = inputs["window"]["pairs"].to_storage(_window(window).rotation)
-    evicted = window.compute(lambda _: _window(window).find_evicted_pairs(window.call, pairs))
-    arguments = window, evicted, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
-    query_features, taken, decay, weight, summed = state.compute(_step_features, state, *arguments)
+    memory = _window(window)
+    pairs: Pairs = inputs["window"]["pairs"].to_storage(memory.rotation)
+    constants = {"size": memory.size, "is_sliding": memory.is_sliding, "rotation": memory.rotation}
+    place = place_of(window.call.tokens, memory.held)
+    evicted = window.compute(lambda _: find_evicted_pairs(window.call, pairs, place, **constants))
+    arguments = evicted, bound["keys"], inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
+    query_features, taken, decay, weight, summed = state.compute(_step_features, state, window, *arguments)
     held, call = to_write_over(window.call), window.call
-    query, ring = call.rotate(inputs["window"]["query"], _window(window).rotation), tuple(held[name] for name in RING)
-    further = {"size": 0 if _window(window).is_sliding else _window(window).size, "row_max": _shared_arguments(read).asks_maximum}
+    query, ring = call.rotate(inputs["window"]["query"], memory.rotation), tuple(held[name] for name in RING)
+    further = {"size": 0 if memory.is_sliding else memory.size, "row_max": _shared_arguments(read).asks_maximum}
 
     def run(_: Any) -> Tensor:
         rest = taken, decay, weight, ring, summed["state"]
@@ -146,8 +147,8 @@ def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]
     output = read.compute(run)
     others = {name: entries for name, entries in held.items() if name not in RING}
     if others:
-        held |= write_at(others, place_of(call.tokens, _window(window).held), state_of(pairs, others), in_place=True)
-    return [((None, None), held), ((None,), summed), ((output,), {})]
+        held |= write_at(others, place, state_of(pairs, others), in_place=True)
+    return [((None, None), held), ((None,), {}), ((None,), summed), ((output,), {})]
 
 
 def _step_features(
@@ -155,20 +156,21 @@ def _step_features(
     state: Bound,
     window: Bound,
     evicted: Pairs | None,
-    features: Mapped,
+    mapping: Bound,
+    query: Float[Tensor, "B T H F"],
     decay: Tensor | None,
     logits: Mapping[str, Tensor],
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Tensor | None, Tensor | None, State]:
     """Return the state's queries, the pairs evicted into it, its decay, the weight of the window over it, and the state itself,
     which is overwritten."""
-    shape, summed, query = state.call.shape, to_write_over(state.call), features.query
+    shape, summed = state.call.shape, to_write_over(state.call)
     batch = query.shape[0]
     if evicted is None:
         keys = query.new_zeros(batch, 1, shape.state_heads, shape.features)
         values = query.new_zeros(batch, 1, shape.key_heads, shape.value_dim)
         present = torch.zeros(batch, 1, dtype=torch.bool, device=query.device)
     else:
-        keys, values, present = repeat_heads(features.key(evicted), shape.state_heads), evicted.value, evicted.present
+        keys, values, present = repeat_heads(mapping.map(evicted), shape.state_heads), evicted.value, evicted.present
     log_scale = None
     if shape.exponential:
         keys = keys.masked_fill(~present[..., None, None], -math.inf)
@@ -206,11 +208,6 @@ def to_write_over(call: Call) -> State:
 
 def _window(bound: Bound) -> Window:
     assert isinstance(bound.part, Window)
-    return bound.part
-
-
-def _state(bound: Bound) -> StateMemory:
-    assert isinstance(bound.part, StateMemory)
     return bound.part
 
 
@@ -257,10 +254,13 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
 WINDOW_ABOVE_STATE = Pattern(
     nodes={
         "window": lambda part: isinstance(part, Window),
+        "keys": lambda part: isinstance(part, FeatureMap),
         "state": lambda part: isinstance(part, StateMemory) and part.normalise,
         "read": lambda part: isinstance(part, Shared),
     },
     edges=(
+        ("window", "keys", Kind.PAIRS),
+        ("keys", "state", Kind.KEYS),
         ("window", "state", Kind.PAIRS),
         ("window", "read", Kind.PARTIAL),
         ("state", "read", Kind.PARTIAL),

@@ -8,7 +8,7 @@ from blocks.flow import Partial
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting, row_obstacle, size_obstacle
 from blocks.softmax.single import rows
-from blocks.tensors import accumulating, all_present, as_dtype
+from blocks.tensors import accumulating, all_present
 
 
 def native(
@@ -25,11 +25,15 @@ def native(
     a visible pair.
     """
     dtype = accumulating(query.dtype)
-    query_, *pairs = [as_dtype(states, dtype).transpose(1, 2) for states in (query, key, value)]
-    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query_, *pairs, attn_mask=bias)
+    wide = query
+    if not query.dtype == key.dtype == value.dtype == dtype:
+        wide, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    inputs = wide.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*inputs, attn_mask=bias)
     if bias is not None and not all_see:
         lse = lse.masked_fill(bias.amax(-1).isneginf(), -math.inf)
-    return Partial(as_dtype(output.transpose(1, 2), query.dtype), lse.transpose(1, 2))
+    output = output.transpose(1, 2)
+    return Partial(output if wide is query else output.to(query.dtype), lse.transpose(1, 2))
 
 
 def native_step(

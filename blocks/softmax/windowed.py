@@ -41,12 +41,10 @@ def windowed(
     count = math.ceil(length / block)
     missing = count * block - length
 
-    within, before = None, size
-    if reach is not None:
-        within = _pad_end(reach, missing).unflatten(1, (count, block))
-        if may_read_numbers(within):
-            # Of what may be before a block, that which its queries reach: of a window of chunks half, where chunks are blocks.
-            before = min(size, max(0, int((within - torch.arange(block)).max())))
+    within, before = None if reach is None else _pad_end(reach, missing).unflatten(1, (count, block)), size
+    if within is not None and may_read_numbers(within):
+        # Of what may be before a block, that which its queries reach: of a window of chunks half, where chunks are blocks.
+        before = min(size, max(0, int((within - torch.arange(block)).max())))
 
     def blocks(entries: Tensor) -> Tensor:
         """Return each block's own entries and so many before them."""

@@ -28,6 +28,7 @@ WORDS = {
     Kind.NUMBERS: "rates",
     Kind.PAIRS: "pairs",
     Kind.FEATURES: "features",
+    Kind.KEYS: "features",
     Kind.DECAY: "decay",
     Kind.WEIGHT: "weight",
     Kind.PARTIAL: "partial",
@@ -79,8 +80,9 @@ def boxes_and_links(graph: HeadGraph, tokens: int, dtype: str) -> tuple[dict[str
     """
     passed = {node.name: edge for node in graph.parts if (edge := _passes(graph, node))}
     joined: dict[tuple[str, str, str, str], list[Edge]] = {}
+    maps = {node.name for node in graph.parts if Kind.KEYS in (port.kind for port in node.operation.gives)}
     for edge in graph.edges:
-        if edge.end in passed:
+        if edge.end in passed or maps & {edge.start, edge.end}:  # one box for a feature map: that of its queries
             continue
         start = edge
         while start.start in passed:

@@ -34,7 +34,6 @@ NOTHING = "repeat(None)"
 """What a loop runs over beside others, for a variable that is always None."""
 REWRITTEN = {
     "accumulating": "torch.float32",
-    "settled": "{0}",
     "as_dtype": "({0}).to({1})",
     "least_mass": "1e8 * torch.finfo({0}).tiny",
 }
@@ -310,7 +309,6 @@ class _Unused(ast.NodeTransformer):
         """Drop them all."""
         while True:
             before = ast.dump(self.tree)
-            self.tree.body = _without_dead_stores(self.tree.body)
             self.read = {item.id for item in ast.walk(self.tree) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load)}
             self.tree.body = [kept for item in self.tree.body if (kept := self.visit(item)) is not None]
             if ast.dump(self.tree) == before:
@@ -336,44 +334,6 @@ class _Unused(ast.NodeTransformer):
             node.target = ast.Tuple([target for target, _ in kept], ast.Store())
             node.iter = ast.Call(node.iter.func, [run for _, run in kept], node.iter.keywords)
         return node
-
-
-def _without_dead_stores(body: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements without names and constants that a variable is given, and that are replaced before anything reads them."""
-    kept: list[ast.stmt] = []
-    for index, statement in enumerate(body):
-        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-        if not isinstance(statement, ast.Assign) or not isinstance(target, ast.Name | ast.Tuple):
-            kept.append(statement)
-            continue
-        value = statement.value
-        if isinstance(target, ast.Tuple):
-            if not (isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts)):
-                kept.append(statement)
-                continue
-            pairs = list(zip(target.elts, value.elts, strict=True))
-        else:
-            pairs = [(target, value)]
-        live = [
-            pair for pair in pairs if not (isinstance(pair[1], ast.Name | ast.Constant) and _is_dead(pair[0], body[index + 1 :]))
-        ]
-        if len(live) == len(pairs):
-            kept.append(statement)
-        elif (assigned := _assign(live, statement)) is not None:
-            kept.append(assigned)
-    return kept
-
-
-def _is_dead(target: ast.expr, following: list[ast.stmt]) -> bool:
-    """True if the next statement that mentions a variable replaces it."""
-    if not isinstance(target, ast.Name):
-        return False
-    for statement in following:
-        names = [node for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id == target.id]
-        if names:
-            is_store = all(isinstance(name.ctx, ast.Store) for name in names)
-            return isinstance(statement, ast.Assign) and is_store
-    return False
 
 
 def _unzip(node: ast.For) -> list[tuple[ast.expr, ast.expr]]:

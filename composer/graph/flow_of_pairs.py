@@ -15,8 +15,13 @@ def memory_names(head: HeadSpec) -> list[str]:
 
 
 def features_of(name: str) -> str:
-    """Return the name of the node for a memory's feature map."""
+    """Return the name of the node for a memory's feature map of queries."""
     return f"{name}_features"
+
+
+def keys_of(name: str) -> str:
+    """Return the name of the node for a memory's feature map of the pairs that enter it."""
+    return f"{name}_keys"
 
 
 def gate_of(name: str) -> str:

@@ -44,6 +44,7 @@ class Node:
     - path: its place in the head's spec; None for a node that no spec names.
     - main: whether it is the part's main operation.
     - options: further arguments of its forms, which follow from its place in the head.
+    - maps: by name, the operations of feature maps that its forms call themselves, on pairs of their own.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Node:
     path: FieldPath | None = None
     main: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
+    maps: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -202,10 +204,12 @@ class Draft:
         module: str = "",
         operation: Operation | None = None,
         options: Mapping[str, Any] | None = None,
+        maps: Mapping[str, str] | None = None,
     ) -> None:
         """A part's operation, or another one of its operations. Raises GraphError if another node has its name."""
-        chosen, further = operation or part.operation(shape), MappingProxyType(dict(options or {}))
-        self._put(Node(name, chosen, shape, part, module or name, path, operation is None, further))
+        chosen, is_main = operation or part.operation(shape), operation is None
+        further, called = (MappingProxyType(dict(mapping or {})) for mapping in (options, maps))
+        self._put(Node(name, chosen, shape, part, module or name, path, is_main, further, called))
 
     def source(self, name: str, port: Port, shape: Shape, *, reads: tuple[Port, ...] = ()) -> None:
         """An input of the head."""

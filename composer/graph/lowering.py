@@ -9,11 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from blocks.legend import Shape
 from blocks.memories.base import Memory
-from blocks.operation import EVERY, FLA, REFERENCE, TORCH, TRITON, Form, Setting
+from blocks.operation import EVERY, FLA, REFERENCE, TORCH, TRITON, Form, Kind, Setting
 from blocks.part import Closed
 from blocks.pattern import Pattern
 from composer.errors import BuildError, GraphError
@@ -22,7 +23,7 @@ from composer.graph.graph import OUTPUT, HeadGraph, Node, evicts_together, once,
 from composer.graph.matching import matches
 from composer.graph.measured import find_measured
 from composer.graph.pieces import takes_pieces
-from composer.graph.program import HeadFunctions, Program, Step, cover
+from composer.graph.program import CoveredOperation, HeadFunctions, Program, Step, cover
 from composer.graph.source import print_functions
 from composer.graph.wiring import build_graph
 from composer.notices import warn_fallback
@@ -164,7 +165,8 @@ def lower(
         if choices[-1].form.refuses:
             others = lower(graph, backend, setting, (*without, pattern), frozenset(names)).steps
             alone = tuple(step for step in others if step.covers[0].node.name in names)
-        steps[names], units = _step(graph, nodes, tuple(match), choices, alone), joined
+        covers = tuple(_cover(graph, node, backend, setting, frozenset(names)) for node in nodes)
+        steps[names], units = _step(covers, tuple(match), choices, alone), joined
     order = _order(graph, units)
     assert order is not None, "a graph has no circle"
     for unit in order:
@@ -231,18 +233,26 @@ def _alone(graph: HeadGraph, node: Node, backend: str, setting: Setting, earlier
     choices, _ = _choices(node.operation.forms, backend, _of_node(graph, node, setting), earlier_reasons)
     if not choices:
         raise GraphError(f"nothing computes `{node.name}` in this head", node.path or ())
-    return _step(graph, (node,), (node.name,), choices)
+    return _step((_cover(graph, node, backend, setting),), (node.name,), choices)
 
 
 def _step(
-    graph: HeadGraph, nodes: tuple[Node, ...], names: tuple[str, ...], choices: list[Choice], alone: tuple[Step, ...] = ()
+    covers: tuple[CoveredOperation, ...], names: tuple[str, ...], choices: list[Choice], alone: tuple[Step, ...] = ()
 ) -> Step:
     """alone: the steps that run where the last form refuses."""
-    step = frozenset(node.name for node in nodes)
-    covers = (cover(node, graph.into(node.name), step, needs_mass=_needs_mass(graph, node)) for node in nodes)
     first, *others = choices
-    instead = (_step(graph, nodes, names, others, alone),) if others else alone
-    return Step(tuple(covers), names, first.form, first.why, first.missing, instead)
+    instead = (_step(covers, names, others, alone),) if others else alone
+    return Step(covers, names, first.form, first.why, first.missing, instead)
+
+
+def _cover(graph: HeadGraph, node: Node, backend: str, setting: Setting, step: frozenset[str] = frozenset()) -> CoveredOperation:
+    """step: the names of the operations in the same step."""
+    choices: list[Choice] = []
+    if node.operation.gives[0].kind is Kind.KEYS:  # forms of other operations call it
+        choices, _ = _choices(node.operation.forms, backend, _of_node(graph, node, setting))
+    runs = tuple(partial(choice.form.run, **node.options) for choice in choices)
+    maps = {name: _cover(graph, graph.nodes[called], backend, setting) for name, called in node.maps.items()}
+    return cover(node, graph.into(node.name), step, needs_mass=_needs_mass(graph, node), runs=runs, maps=maps)
 
 
 def _needs_mass(graph: HeadGraph, node: Node) -> bool:

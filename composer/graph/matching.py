@@ -48,7 +48,7 @@ def _whole(graph: HeadGraph, names: list[str]) -> bool:
 
 def _is_node(attributes: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     node: Node = attributes["of"]
-    return node.part is not None and node.main and wanted["is"](node.part)
+    return node.part is not None and wanted["is"](node.part)
 
 
 def _has_edges(edges: Mapping[int, Mapping[str, Any]], wanted: Mapping[int, Mapping[str, Any]]) -> bool:

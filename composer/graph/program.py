@@ -7,7 +7,7 @@ state. ``composer.graph.source`` writes the program as a function.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -96,6 +96,8 @@ class CoveredOperation:
     - slots: the names of its tensors in the head's state, by its own names.
     - shape: its sizes.
     - needs_mass: whether a read needs its lse.
+    - runs: the functions of its own forms, with their options, if other forms call them.
+    - maps: by name, the operations that its form calls itself.
     """
 
     node: Node
@@ -106,6 +108,8 @@ class CoveredOperation:
     slots: Mapping[str, str]
     shape: Shape
     needs_mass: bool
+    runs: tuple[Callable[..., Any], ...] = ()
+    maps: Mapping[str, CoveredOperation] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -183,10 +187,10 @@ class HeadFunctions:
         return self.watched_head(modules, call, *inputs.tensors, partial(_keep_value, inputs.value))
 
 
-def cover(node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozenset(), *, needs_mass: bool = True) -> CoveredOperation:
+def cover(node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozenset(), **further: Any) -> CoveredOperation:
     """Return an operation with these edges into it.
 
-    step: the names of the operations in the same step. needs_mass: whether a read needs a memory's lse.
+    step: the names of the operations in the same step. further: the last fields of ``CoveredOperation``.
     """
     single: dict[str, Value] = {}
     many: dict[str, dict[str | None, Value]] = {port.name: {} for port in node.operation.reads if port.many}
@@ -197,4 +201,4 @@ def cover(node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozenset(
             single[edge.input] = edge.start, edge.output
     gives = tuple((node.name, port.name) for port in node.operation.gives)
     slots = {name: f"{node.name}.{name}" for name in node.operation.slots}
-    return CoveredOperation(node, edges, single, many, gives, slots, node.shape, needs_mass)
+    return CoveredOperation(node, edges, single, many, gives, slots, node.shape, **further)

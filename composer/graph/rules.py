@@ -273,7 +273,7 @@ def _main(graph: HeadGraph) -> tuple[tuple[Node, Part], ...]:
 
 def _pairs(edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
     """Return the edges that lead pairs to a memory."""
-    return tuple(edge for edge in edges if edge.kind is Kind.PAIRS)
+    return tuple(edge for edge in edges if edge.kind is Kind.PAIRS and edge.input == "pairs")
 
 
 def _lists_edges(graph: HeadGraph) -> bool:

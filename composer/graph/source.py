@@ -3,11 +3,12 @@ debugger steps through.
 
 One statement computes one step::
 
-    (window, window_evicted), new_window = parts["window"](run_window, call.of(WINDOW), query=query, pairs=pairs)
+    (window, window_evicted), new_window = parts["window"](run_window, call.of(WINDOW), query=query, pairs=pairs, size=64)
 
-Values have the names of the operations that compute them, ``run_…`` is the form, and the constant in capitals is the operation: its
-part, its shape, and the names of its tensors in the head's state. ``parts`` are the modules with the parts' parameters. A module is
-called with a form, so that hooks, adapters and sharded parameters are part of the call.
+Values have the names of the operations that compute them, ``run_…`` is the form's function, and the constant in capitals is the
+operation: its part, its shape, and the names of its tensors in the head's state. A form's constants, such as ``size=64``, follow
+its inputs. ``parts`` are the modules with the parts' parameters. A module is called with a form, so that hooks, adapters and
+sharded parameters are part of the call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from blocks.kernels import Refused
 from blocks.memories.base import Memory
-from blocks.operation import EVERY, Form, Kind
+from blocks.operation import EVERY, Call, Form, Kind
+from blocks.part import Part
 from blocks.pattern import Bound
 from composer.graph.graph import INPUTS, OUTPUT, SINKS
 from composer.notices import warn_fallback
@@ -44,7 +46,15 @@ ASKING = frozenset({Kind.QUERY, Kind.FEATURES})
 IN_PIECES = "Without gradients, a long text in pieces, each from the state after the previous one."
 WIDTH = 132
 INDENT = "    "
-PROVIDED = {"__package__": __package__, "Bound": Bound, "Refused": Refused, "warn_fallback": warn_fallback}
+
+
+def bind(operation: CoveredOperation, call: Call, module: Callable[..., Any]) -> Bound:
+    """Return an operation of the head that a form calls itself. module: with the part's parameters."""
+    assert operation.node.part is not None, "the head's own inputs and output have no form"
+    return Bound(operation.node.part, call.of(operation), module, operation.runs)
+
+
+PROVIDED = {"__package__": __package__, "bind": bind, "Refused": Refused, "warn_fallback": warn_fallback}
 """What a source uses beside its forms and operations, and its package. Without ``__name__``, torch.compile reads names from the
 namespace, and not from a module of that name."""
 RESERVED = frozenset({"parts", "call", "watch", "refusal", "dict", "str", *PROVIDED})
@@ -160,6 +170,7 @@ class _Writer:
             self.names[value] = self._free(name)
         self._states = {item.node.name: self._free(f"new_{_identifier(item.node.name)}") for item in covered if item.slots}
         self._operations: dict[str, str] = {}
+        self._objects: dict[Any, str] = {}
 
     def statements(self, step: Step) -> list[str]:
         """Return the lines of one step, with the steps that follow if its form refuses its inputs."""
@@ -197,34 +208,48 @@ class _Writer:
 
     def _assignment(self, step: Step) -> list[str]:
         targets = [f"({self._outputs(covered)}), {self._states.get(covered.node.name, '_')}" for covered in step.covers]
-        run = self._form(step)
+        run, constants = self._form(step)
         if len(step.covers) == 1:
             (covered,) = step.covers
-            arguments = [run, f"call.of({self._operation(covered)})", *self._arguments(covered)]
+            arguments = [run, f"call.of({self._operation(covered)})", *self._arguments(covered), *constants]
             return _call(f'{targets[0]} = parts["{covered.node.module}"](', arguments, ")")
         bound, inputs = [], []
         for name, covered in zip(step.names, step.covers, strict=True):
-            operation = self._operation(covered)
-            bound.append(f'"{name}": Bound({operation}.node.part, call.of({operation}), parts["{covered.node.module}"])')
-            inputs.append(f'"{name}": dict({", ".join(self._arguments(covered))})')
+            bound.append(f'"{name}": {self._bound(covered)},')
+            inputs += _call(f'"{name}": dict(', self._arguments(covered), "),")
         left = _call("(", [f"({target})" for target in targets], f") = {run}(")
-        lists = [line for entries in (bound, inputs) for line in ("{", *(f"{INDENT}{entry}," for entry in entries), "},")]
-        return [*left, *_indent(lists), ")"]
+        lists = [line for entries in (bound, inputs) for line in ("{", *_indent(entries), "},")]
+        return [*left, *_indent([*lists, *(f"{constant}," for constant in constants)]), ")"]
 
     def _arguments(self, covered: CoveredOperation) -> list[str]:
         """Return the arguments of the operation's form, by name. A port for several edges gets ``{}`` if it has none."""
-        options = [self._option(covered, name, value) for name, value in covered.node.options.items()]
+        options = self._constants(covered.node.options)
         single = [f"{port}={self.names[value]}" for port, value in covered.single.items()]
         many = []
         for port, sources in covered.many.items():
             entries = (f'"{label}": {self.names[value]}' for label, value in sources.items())
             many.append(f"{port}={{{', '.join(entries)}}}")
-        return [*options, *single, *many]
+        entries = (f'"{name}": {self._bound(called)}' for name, called in covered.maps.items())
+        maps = [f"maps={{{', '.join(entries)}}}"] if covered.maps else []
+        return [*options, *single, *many, *maps]
 
-    def _option(self, covered: CoveredOperation, name: str, value: object) -> str:
-        if isinstance(value, str):
-            return f'{name}="{value}"'
-        return f'{name}={self._operation(covered)}.node.options["{name}"]'
+    def _bound(self, covered: CoveredOperation) -> str:
+        """Return an operation that a form calls itself."""
+        return f'bind({self._operation(covered)}, call, parts["{covered.node.module}"])'
+
+    def _constants(self, constants: Mapping[str, Any]) -> list[str]:
+        """Return constants as arguments, by name. Objects are named by their functions or kinds."""
+        return [f"{name}={self._constant(name, value)}" for name, value in constants.items()]
+
+    def _constant(self, name: str, value: Any) -> str:
+        if value is None or type(value) in (bool, int, float, str):
+            return json.dumps(value) if isinstance(value, str) else repr(value)
+        key = value if isinstance(value, Part) else id(value)  # equal rotations are one object: they are often compared
+        if key not in self._objects:
+            function = value.run if isinstance(value, Form) else getattr(value, "func", value)
+            label = _identifier(getattr(function, "__name__", getattr(value, "kind", name))).strip("_")
+            self._objects[key] = self._add(label if callable(value) else label.upper(), value)
+        return self._objects[key]
 
     def _outputs(self, covered: CoveredOperation) -> str:
         """Return the names of an operation's outputs, as a tuple without its parentheses."""
@@ -237,9 +262,12 @@ class _Writer:
             self._operations[name] = self._add(_identifier(name).upper(), covered)
         return self._operations[name]
 
-    def _form(self, step: Step) -> str:
+    def _form(self, step: Step) -> tuple[str, list[str]]:
+        """Return the name of the form's function, and its constants as arguments."""
         names = dict.fromkeys(_identifier(covered.node.name) for covered in step.covers)
-        return self._add(f"run_{'_and_'.join(names)}", step.form.run)
+        run = step.form.run
+        function, constants = (run.func, run.keywords) if isinstance(run, partial) and not run.args else (run, {})
+        return self._add(f"run_{'_and_'.join(names)}", function), self._constants(constants)
 
     def _add(self, name: str, value: Any) -> str:
         free = self._free(name)

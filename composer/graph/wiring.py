@@ -16,7 +16,7 @@ from blocks.part import FieldPath
 from blocks.reads import Alone
 from blocks.sinks import Sinks
 from composer.graph.composition import HeadSpec
-from composer.graph.flow_of_pairs import ALL, edges, features_of, fed_by, gate_of, memory_names, sources_of_pairs
+from composer.graph.flow_of_pairs import ALL, edges, features_of, fed_by, gate_of, keys_of, memory_names, sources_of_pairs
 from composer.graph.graph import OUTPUT, READ_NODE, SINKS, Draft, HeadGraph, once
 
 
@@ -44,7 +44,8 @@ class _Wiring:
             self.draft.add("feature_map", head.feature_map, self.shape, ("feature_map",))
             self._connect(self.query, "feature_map", "query")
         for name in self.names:
-            self._sums(name)
+            for number, state in self._compared(name).items():
+                self.draft.connect(features_of(state), name, "features", label=number)
         self._output()
 
     def _sources(self) -> None:
@@ -122,7 +123,11 @@ class _Wiring:
                 memory_shape = replace(memory_shape, arriving=above.evicted_at_once)
             if memory.reads_below and features:
                 memory_shape = replace(memory_shape, features=self._state_shape(below[0]).features)
-            self.draft.add(name, memory, memory_shape, self._path(name))
+            compared = self._compared(name)
+            if compared:
+                memory_shape = replace(memory_shape, exponential=self._state_shape(next(iter(compared.values()))).exponential)
+            maps = {number: keys_of(state) for number, state in compared.items()}
+            self.draft.add(name, memory, memory_shape, self._path(name), maps=maps)
             self._connect(self.exact, name, "query")
             self._feed(name)
             self._gate(name, replace(shape, state_heads=shape.heads))
@@ -139,9 +144,14 @@ class _Wiring:
             options = {"position": memory.rotation, "scale": memory.features_as or scale}
             self.draft.add(features_of(name), mapping, shape, ("feature_map",), module="feature_map", options=options)
             self._connect(self.query, features_of(name), "query")
-        self.draft.add(name, memory, shape, self._path(name))
+            keys = mapping.operation_of_keys(shape, self._incoming(name))
+            self.draft.add(keys_of(name), mapping, shape, None, module="feature_map", operation=keys, options=options)
+            self._feed(name, keys_of(name), "entering")
+        # Values that a state makes itself, beside those of tokens, have keys that it maps itself.
+        self.draft.add(name, memory, shape, self._path(name), maps={"steps": keys_of(name)} if memory.brings_values else None)
         if mapping:
             self.draft.connect(features_of(name), name, "features")
+            self.draft.connect(keys_of(name), name, "keys")
         self._feed(name)
         self._gate(name, shape)
         if any(port.name == "hidden" for port in memory.inputs(shape)):
@@ -163,11 +173,12 @@ class _Wiring:
         """start: a node, and which of its outputs."""
         self.draft.connect(start[0], end, to, output=start[1])
 
-    def _feed(self, name: str) -> None:
-        """Connect the memory to its source of pairs: those of the call, or those that the memory above evicts."""
+    def _feed(self, name: str, end: str | None = None, port: str = "pairs") -> None:
+        """Connect the memory to its source of pairs: those of the call, or those that the memory above evicts. end, port: what is
+        connected in place of the memory."""
         if source := self.feeds.get(name):
             path = ("graph", edges(self.head).index((source, name))) if self.head.graph else None
-            self.draft.connect(source, name, "pairs", output=EVICTED if source in self.memory else None, path=path)
+            self.draft.connect(source, end or name, port, output=EVICTED if source in self.memory else None, path=path)
 
     def _above(self, name: str) -> Memory | None:
         """Return the memory that feeds this one, if one does."""
@@ -207,13 +218,16 @@ class _Wiring:
         sums = (number for other in (name, *fed_by(self.head, name)) for number in self.memory[other].sums(self.shape))
         return (*(Number(number, rate.heads(self.shape)) for number, rate in rates), *sums)
 
-    def _sums(self, name: str) -> None:
-        """Connect the features of the state below to the window above, which computes the sums of this memory."""
-        window, below = self._above(name), fed_by(self.head, name)
-        for number in self.memory[name].sums(self.shape):
-            sums = window and any(port.name == "features" and port.many for port in window.inputs(self.shape))
-            if window and sums and self.head.feature_map and below and below[0] in self.mapped:
-                self.draft.connect(features_of(below[0]), window.called, "features", label=number.name)
+    def _compared(self, name: str) -> dict[str, str]:
+        """Return the numbers that a window sums for the memories below it, each with the state whose features it compares."""
+        sums = any(port.name == "features" and port.many for port in self.memory[name].inputs(self.shape))
+        return {
+            number.name: state
+            for cache in (fed_by(self.head, name) if sums and self.head.feature_map else ())
+            for number in self.memory[cache].sums(self.shape)
+            for state in fed_by(self.head, cache)[:1]
+            if state in self.mapped
+        }
 
     def _output(self) -> None:
         head, shape = self.head, self.shape

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blocks.flow import Mapped, Pairs
+from blocks.feature_maps.base import FeatureMap
+from blocks.flow import Pairs
 from blocks.operation import Kind
 from blocks.tensors import repeat_heads
 from composer.graph.flow_of_pairs import ALL
@@ -28,20 +29,23 @@ class Store:
         self._node, self._heads, self.name = node, node.shape.state_heads, node.name
         self._rows = {query: row for row, query in enumerate(implied.queries)}
         self._weights = implied.memory_weights[node.name][0]
-        self._features = next((edge.start, edge.output) for edge in anatomy(head).graph.into(node.name, "features"))
+        insides = anatomy(head)
+        (self._features,) = insides.graph.into(node.name, "features")
+        self._map = insides.graph.nodes[self._features.start]
+        self._module = insides.parts[self._map.module]
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._queries: list[Tensor] = []
-        self._logarithm = False
+        self._logarithm = self._map.options["scale"] == "logarithm"
         self._moments: list[Moment] = []
 
     def take(self, piece: Piece) -> None:
         """Add the pairs of a piece, with the features that the memory reads, when they enter it."""
-        mapped: Mapped = piece.values[self._features]
         pairs: Pairs = piece.values[ALL, ALL]
-        self._logarithm = mapped.logarithm
-        self._queries.append(mapped.query[0].cpu())
-        self._keys.append(repeat_heads(mapped.key(pairs), self._heads)[0].cpu())
+        assert isinstance(self._map.part, FeatureMap)
+        keys = self._module(self._map.part.map_key, pairs.mappable(self._map.options["position"]), scale=self._map.options["scale"])
+        self._queries.append(piece.values[self._features.start, self._features.output][0].cpu())
+        self._keys.append(repeat_heads(keys, self._heads)[0].cpu())
         self._values.append(repeat_heads(pairs.value, self._heads)[0].cpu())
 
     def ask(self, piece: Piece) -> None:

@@ -19,7 +19,6 @@ from transformers.modeling_utils import AttentionInterface
 
 from blocks.flow import Tokens
 from blocks.operation import State
-from blocks.tensors import as_dtype
 from composer.graph.program import HeadInputs
 from composer.model.cache import CACHE_NAMES, ComposedCache, StateLayer, writable
 from composer.model.head import PRINTED_FOR, runs_autocast, setting_of
@@ -219,8 +218,8 @@ class ComposedAttention(nn.Module):
         """
         model_call, is_final = call.model_call, call.memory_values is not None
         value = value if call.memory_values is None else call.memory_values
-        # Under autocast, norms of queries and keys leave these in another dtype than the values have.
-        query, key = as_dtype(query, value.dtype), as_dtype(key, value.dtype)
+        if not query.dtype == key.dtype == value.dtype:  # under autocast, by norms of queries and keys
+            query, key = query.to(value.dtype), key.to(value.dtype)
         tokens = model_call.tokens_of(self.kind) if model_call.ahead else model_call.tokens
         inputs = HeadInputs(call.hidden, query, key, value, tokens, sinks, is_final)
         heads, carried = self.composed(inputs, call.state, model_call.backend, call.in_place)
@@ -265,9 +264,12 @@ class ComposedAttention(nn.Module):
         return self.composed.join([self.composed.split(states)[index] for index, states in enumerate(each)]).flatten(2)
 
     def _held(self, options: Mapping[str, Any]) -> StateLayer | None:
-        cache = next((options[name] for name in CACHES if name in options), None)
-        assert cache is None or isinstance(cache, ComposedCache), "ComposedModel.forward has checked the cache's type"
-        return None if cache is None else cache.state(self.layer)
+        for name in CACHES:
+            if name in options:
+                cache = options[name]
+                assert cache is None or isinstance(cache, ComposedCache), "ComposedModel.forward has checked the cache's type"
+                return None if cache is None else cache.layers[self.layer]  # pyright: ignore[reportReturnType]
+        return None
 
 
 def _use_mixed(_: nn.Module, __: Any) -> tuple[Tensor] | None:
@@ -291,7 +293,10 @@ def _projected_dtype(hidden: Tensor) -> torch.dtype:
 
 def model_call_among(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> ModelCall | None:
     """Return the tokens of a call among the arguments of a host's module; None where it was called without."""
-    return next((value for value in (options.get("attention_mask"), *arguments) if isinstance(value, ModelCall)), None)
+    for value in (options.get("attention_mask"), *arguments):
+        if isinstance(value, ModelCall):
+            return value
+    return None
 
 
 def _interface(
@@ -326,7 +331,7 @@ class Stated:
 def read_masks(mask: Any) -> tuple[Any, Mapping[str | None, Tensor]]:
     """Return the mask of a call, and ``ahead`` of ``ModelCall``. mask: ``Stated``, also by type of layer, or anything else."""
     by_kind = mask if isinstance(mask, Mapping) else {None: mask}
-    if not all(isinstance(stated, Stated) for stated in by_kind.values()):
+    if not {Stated}.issuperset(map(type, by_kind.values())):
         return mask, {}
     ahead = {kind: stated.ahead for kind, stated in by_kind.items() if stated.ahead is not None}
     return next(iter(by_kind.values())).mask, ahead

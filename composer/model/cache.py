@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
@@ -110,7 +111,7 @@ class StateLayer(CacheLayerMixin):
 def writable(layer: StateLayer) -> bool:
     """Whether the states may be written over here: outside inference mode, PyTorch refuses to write over tensors made in it."""
     states = (*layer.tensors.values(), *layer.mixer.values())
-    return torch.is_inference_mode_enabled() or not any(tensor.is_inference() for tensor in states)
+    return torch.is_inference_mode_enabled() or not any(map(torch.is_inference, states))
 
 
 def _with_own_storage(tensor: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ class ComposedCache(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns so far, padding included. Layers without any state, such as an MLP by itself, count none."""
-        return max(self.state(layer).columns for layer in range(len(self.layers)))
+        return max(map(attrgetter("columns"), self.layers))
 
     def count_tokens(self) -> Tensor | None:
         """Return each row's number of real tokens so far, ``B``; None before any. Raises ValueError if a call was cut short."""
@@ -189,7 +190,10 @@ def new_cache(config: Any) -> ComposedCache:
 
 def cache_among(options: Mapping[str, Any]) -> Any:
     """Return the cache among the arguments of a call, by its name in any version of transformers; None if there is none."""
-    return next((cache for name in CACHE_NAMES if (cache := options.get(name)) is not None), None)
+    for name in CACHE_NAMES:
+        if options.get(name) is not None:
+            return options[name]
+    return None
 
 
 def without_what_follows(options: dict[str, Any]) -> dict[str, Any]:

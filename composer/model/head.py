@@ -14,7 +14,7 @@ from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.operation import Call, Setting, State
 from blocks.part import Fresh, Part
-from blocks.tensors import accumulating, as_bool, as_dtype, may_read_numbers
+from blocks.tensors import accumulating, as_bool, may_read_numbers
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph
 from composer.graph.lowering import AUTO, Compiled, compile_head
@@ -161,17 +161,17 @@ class Head(nn.Module):
         functions = self._functions(inputs.value, inputs.tokens, backend)
         call = Call(inputs.tokens, state, self._compiled.shape, self._place, in_place)
         with without_autocast(inputs.value.device.type):
-            length = self._piece_length(inputs.query, backend)
+            length = None if inputs.query.shape[1] <= SHORTEST else self._piece_length(inputs.query, backend)
             if length is None:
                 output, carried = functions.run(self._modules, inputs, call)
             else:
                 output, carried = run_in_pieces(functions, length, self._modules, inputs, call)
         # Raw numerators, and everything computed from them, have the accumulating dtype up to here.
-        return as_dtype(output, inputs.value.dtype), carried
+        return output if output.dtype == inputs.value.dtype else output.to(inputs.value.dtype), carried
 
     def _piece_length(self, query: Tensor, backend: str) -> int | None:
         """Return the tokens of a piece; None: the program processes all of them at once."""
-        if query.shape[1] <= SHORTEST or torch.is_grad_enabled() or not may_read_numbers(query):
+        if torch.is_grad_enabled() or not may_read_numbers(query):
             return None
         graph = self._compiled.graph
         if not takes_pieces(graph, backend, query.device.type):

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from blocks.feature_maps.base import FeatureMap
 from blocks.gates.base import Gate
 from blocks.memories.base import Memory
 from blocks.operation import Kind
@@ -88,7 +89,7 @@ def _modules(graph: HeadGraph) -> Iterator[tuple[str, Part, str, str]]:
     """Yield the modules of a head: name, part, and the ``seen`` and ``beside`` of ``Meaning``, of all places of the module."""
     places: dict[str, list[Node]] = {}
     for node in graph.parts:
-        if node.path is not None or not node.main:
+        if node.path is not None or not (node.main or isinstance(node.part, FeatureMap)):
             places.setdefault(node.module, []).append(node)
     for module, nodes in places.items():
         part = nodes[0].part

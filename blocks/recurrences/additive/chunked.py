@@ -60,9 +60,9 @@ def _span(
     queries = into_chunks(query, blocks, block, (key_heads, shares, reads), (0, 3, 1, 4, 5, 2, 6))
     keys = into_chunks(key, blocks, block, (key_heads, shares), (0, 3, 1, 4, 2, 5))
     values = into_chunks(value, count, chunk, (key_heads,), (0, 3, 1, 2, 4))
-    to_end, from_start, whole = keys, queries, None
 
     if log_decay is None:
+        to_end, from_start, whole = keys, queries, None
         weights = queries.flatten(4, 5) @ keys.mT
         weights = weights.unflatten(4, (reads, chunk)).tril()
     elif log_decay.dim() == 3:

@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from blocks.flow import Pairs, Partial
 from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
-from blocks.memories.stored_pairs import Holding, only, state_of
+from blocks.memories.stored_pairs import Holding, only, pairs_of, state_of
 from blocks.operation import REFERENCE, TRITON, Call, Form, Setting, Slot, State
 from blocks.part import Parameters
 from blocks.softmax import dense
@@ -64,7 +64,7 @@ class Strided(Holding):
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs, attend: Callable[..., Partial]
     ) -> tuple[tuple[Partial, Pairs], State]:
         tokens, size = call.tokens, self.size
-        entries = self.pairs_of(call.state).append(pairs.to_storage(self.rotation))
+        entries = pairs_of(call.state, self.rotation).append(pairs.to_storage(self.rotation))
         kept = pairs.present & (pairs.position % self.every == 0)
         # The pairs in the state count from 1 to size, also where there are fewer. Each that is kept counts one more.
         count = torch.cat((torch.ones_like(call.state["position"]), kept.long()), dim=1).cumsum(1)

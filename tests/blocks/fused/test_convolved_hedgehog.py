@@ -39,7 +39,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "feature_map": {"kind": "hedgehog", "skip": True, "two_sided": False, "floor": 0.15},
     },
     "features of length 1": {"memory": [{"kind": "delta"}]},
-    "fallen out of a window": {"memory": [{"kind": "window", "size": 4}, "state"]},
 }
 
 
@@ -83,7 +82,9 @@ def forms(head: dict[str, Any]) -> dict[str, str]:
 
 
 def test_rope_between_convolution_and_map_prevents_the_pattern() -> None:
+    """So does a window between them."""
     assert not forms(LAWCAT | {"position": "rope"})["conv"].startswith(SAYS)
+    assert not forms(LAWCAT | {"memory": [{"kind": "window", "size": 4}, "state"]})["conv"].startswith(SAYS)
     assert forms(LAWCAT)["conv"].startswith(SAYS)
 
 

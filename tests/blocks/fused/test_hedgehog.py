@@ -96,10 +96,10 @@ def test_refused_keys_are_mapped_by_the_definition(monkeypatch: pytest.MonkeyPat
 def test_settings_that_do_not_fit_have_a_reason() -> None:
     shape = Shape(hidden_size=6, heads=2, key_heads=2, head_dim=6)
     on_gpu = Setting(device="cuda", shape=shape)
-    (form, defined) = Hedgehog().forms()
+    (form, defined) = Hedgehog().operation(shape).forms
     assert form.obstacle(on_gpu) is None
-    assert "no product" in str(Hedgehog(linear=False).forms()[0].obstacle(on_gpu))
-    assert "256 columns" in str(Hedgehog(dim=300).forms()[0].obstacle(on_gpu))
+    assert "no product" in str(Hedgehog(linear=False).operation(shape).forms[0].obstacle(on_gpu))
+    assert "256 columns" in str(Hedgehog(dim=300).operation(shape).forms[0].obstacle(on_gpu))
     assert defined.obstacle(on_gpu) is None
 
 

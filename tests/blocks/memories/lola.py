@@ -5,6 +5,7 @@ a window, a sparse cache, a state of 1 + ELU, and one denominator.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,12 +13,13 @@ import torch
 from torch import Tensor
 
 from blocks import operation
-from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
+from blocks.flow import Features, Pairs, Partial, Tokens
 from blocks.legend import Shape
 from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
 from blocks.operation import REFERENCE, Setting
+from blocks.pattern import Bound
 from blocks.positions import NoPosition, Rope
 from blocks.reads import Shared
 from blocks.scores.random import Random
@@ -45,6 +47,16 @@ def features(states: Tensor) -> Tensor:
     """Return 1 + ELU."""
     states = states.to(accumulating(states.dtype))
     return torch.where(states > 0, states + 1, states.clamp(max=0).exp())
+
+
+def map_keys(call: operation.Call, *, entering: Pairs) -> tuple[tuple[Tensor], dict[str, Tensor]]:
+    """Return the operation of a map of keys without parameters."""
+    return (features(entering.mappable(NoPosition())),), {}
+
+
+def run_map(function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    """Call a function of a part without parameters, as its module does."""
+    return function(*inputs, **options)
 
 
 class ByHand:
@@ -207,12 +219,11 @@ class Cascade:
     ) -> tuple[tuple[Partial, Pairs], dict[str, Tensor]]:
         """Return the window's partial and its evicted pairs, with the sums that the cache needs."""
         part, shape = self.parts()["window"]
-        mapped = {
-            number.name: Mapped(features(query), lambda these: features(these.mappable(NoPosition())), False)
-            for number in shape.numbers
-        }
+        mapped = {number.name: features(query) for number in shape.numbers}
+        maps = dict.fromkeys(mapped, Bound(part, operation.Call(tokens, {}, shape), run_map, (map_keys,)))
         setting = Setting(gradients=any(of.requires_grad for of in (query, pairs.key, pairs.value)))
-        return computed(part, self.form, shape, {}, tokens, state, setting=setting, query=query, pairs=pairs, features=mapped)
+        inputs = {"query": query, "pairs": pairs, "features": mapped, "maps": maps}
+        return computed(part, self.form, shape, {}, tokens, state, setting=setting, **inputs)
 
     def call(self, query: Tensor, pairs: Pairs, tokens: Tokens, states: States) -> tuple[Tensor, States, Partial]:
         """Return the head's output, its new states, and the partial of the cache."""

@@ -209,8 +209,8 @@ def test_ranks_compare_as_scores_do() -> None:
 
 def test_auto_selects_the_kernel_on_a_gpu_including_the_read() -> None:
     (step,) = (step for step in lower(graph_of(LOLA), "auto", ON_GPU).steps if step.form.description.startswith(SAYS))
-    assert step.names == ("window", "sparse", "state", "read")
-    assert [form.names for form in step.instead] == [("window",), ("sparse", "state"), ("read",)]
+    assert step.names == ("window", "sparse", "keys", "state", "read")
+    assert [form.names for form in step.instead] == [("window",), ("sparse", "keys", "state"), ("read",)]
 
 
 class Refusing:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from blocks.flow import Tokens
-from blocks.memories.ring import oldest, place_of, write_at
+from blocks.memories.ring import entry_at, place_of, write_at
 
 SIZE = 5
 
@@ -20,7 +20,7 @@ def test_the_oldest_entry_is_returned_and_overwritten(places: list[int], in_plac
     new = {"key": -torch.ones(3, 1, 2), "position": tokens.position}
     slot = place_of(tokens, SIZE)
     assert slot.shape == (1 if len(set(places)) == 1 else 3,)
-    evicted = oldest(state, slot)
+    evicted = {name: entry_at(entries, slot) for name, entries in state.items()}
     carried = write_at(state, slot, new, in_place=in_place)
     for name, held in before.items():
         expected = held.clone()

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from blocks.feature_maps.exponential import Exponential
-from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
+from blocks.flow import Features, Pairs, Partial, Tokens
 from blocks.legend import Shape
 from blocks.memories.state import StateMemory
 from tests.blocks import support
@@ -118,7 +118,7 @@ def test_a_raw_numerator_may_be_divided_by_the_root_of_the_features() -> None:
         close(same["state"], state["state"])
         close(scaled.predict(key, state), plain.predict(key, state) / 4)
     tokens, both_ways = counted(2, 7), replace(shape, both_ways=True)
-    inputs = {"features": Mapped(query, lambda _: key, False), "pairs": Pairs(value, None, value, tokens.position)}
+    inputs = {"features": query, "keys": key, "pairs": Pairs(value, None, value, tokens.position)}
     first, other = (computed(part, "torch", both_ways, {}, tokens, {}, **inputs)[0][0] for part in (plain, scaled))
     close(other.output, first.output / 4)
     with pytest.raises(ValidationError, match="normalise: false"):

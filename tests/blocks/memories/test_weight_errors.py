@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from blocks.flow import Mapped, Pairs, Tokens
+from blocks.flow import Pairs, Tokens
 from blocks.memories import weight_errors
 from blocks.memories.weight_errors import Error, error_sums
 from blocks.scores import SCORES
 from blocks.scores.base import LARGEST
-from tests.blocks.memories.by_hand import pairs_at
 from tests.blocks.memories.lola import CONVOLVED, ROWS, SPLITS, ByHand, Cascade, run, sparse, streamed, window
 from tests.blocks.support import close, counted, owner, random
 
@@ -38,9 +37,9 @@ def everything(seen: Tensor) -> Callable[[slice, slice], Tensor]:
     return lambda rows, entries: seen[:, rows, entries]
 
 
-def compared(error: str, query: Tensor, key: Tensor, *, logarithm: bool = False) -> tuple[Error, Mapped]:
+def compared(error: str, query: Tensor, key: Tensor) -> tuple[Error, tuple[Tensor, Tensor]]:
     """Return the comparison of already computed features."""
-    return SCORES[error]().error, Mapped(query, lambda _: key, logarithm)
+    return SCORES[error]().error, (query, key)
 
 
 @pytest.mark.parametrize("rows", [3, 64])
@@ -59,11 +58,9 @@ def test_weight_errors_equal_double_sums(
     seen = (torch.rand(2, 7, 12) < 0.7) & (back >= 0) & (back <= 5)
     real = torch.arange(7) < torch.tensor([[7], [4]])
     given_features = query_features, key_features
-    features = compared(
-        error, *(given_features if logarithm else tuple(features.exp() for features in given_features)), logarithm=logarithm
-    )
-    pairs, tokens = pairs_at(key, [[*range(12)]] * 2), Tokens(torch.arange(7).expand(2, -1), None, real)
-    sums = error_sums(*features, query, key, pairs, tokens, everything(seen))
+    features = compared(error, *(given_features if logarithm else (features.exp() for features in given_features)))
+    tokens = Tokens(torch.arange(7).expand(2, -1), None, real)
+    sums = error_sums(*features, query, key, tokens, everything(seen), logarithm=logarithm)
     for row, entry, head in torch.ones(2, 12, query_heads).nonzero().tolist():
         own, mapped = owner(head, query_heads, key_heads), owner(head, query_heads, feature_heads)
         wanted = 0.0
@@ -80,9 +77,9 @@ def one_pair(error: str, logit: float, feature: float, *, logarithm: bool, dtype
     query = torch.full((1, 1, 1, 4), 1.0, dtype=dtype)
     key = torch.full((1, 1, 1, 4), logit / 2, dtype=dtype)
     given_features = torch.full((1, 1, 1, 1), feature, dtype=torch.promote_types(dtype, torch.float32))
-    features = compared(error, given_features, given_features, logarithm=logarithm)
+    features = compared(error, given_features, given_features)
     seen = everything(torch.ones(1, 1, 1, dtype=torch.bool))
-    return error_sums(*features, query, key, pairs_at(key, [[0]]), counted(1, 1), seen)
+    return error_sums(*features, query, key, counted(1, 1), seen, logarithm=logarithm)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -117,18 +114,18 @@ def test_features_with_separate_maxima_have_a_small_product() -> None:
     1.
     """
     query, key = (torch.tensor([[[[30.0, -30.0]]]], dtype=torch.float64) * sign for sign in (1, -1))
-    features = compared("absolute_error", query, key, logarithm=True)
+    features = compared("absolute_error", query, key)
     nothing, seen = torch.zeros(1, 1, 1, 4, dtype=torch.float64), everything(torch.ones(1, 1, 1, dtype=torch.bool))
-    error_sum = error_sums(*features, nothing, nothing, pairs_at(nothing, [[0]]), counted(1, 1), seen)
+    error_sum = error_sums(*features, nothing, nothing, counted(1, 1), seen, logarithm=True)
     assert error_sum.item() == pytest.approx(1.0, rel=1e-12)
 
 
 @pytest.mark.parametrize("logarithm", [False, True], ids=["plain", "logarithm"])
 def test_weight_errors_have_no_gradient(logarithm: bool) -> None:
     query, key = random(1, 4, 2, 4).requires_grad_(), random(1, 4, 2, 4).requires_grad_()
-    features = compared("squared_error", query.exp(), key.exp(), logarithm=logarithm)
+    features = compared("squared_error", query.exp(), key.exp())
     seen = everything(torch.ones(1, 4, 4, dtype=torch.bool).tril())
-    assert not error_sums(*features, query, key, pairs_at(key, [[*range(4)]]), counted(1, 4), seen).requires_grad
+    assert not error_sums(*features, query, key, counted(1, 4), seen, logarithm=logarithm).requires_grad
 
 
 def test_pairs_that_no_query_sees_have_error_0() -> None:
@@ -136,8 +133,7 @@ def test_pairs_that_no_query_sees_have_error_0() -> None:
     query, key = random(1, 3, 2, 4), random(1, 5, 2, 4)
     features = compared("overestimate", query.exp(), 1e9 * key.exp())
     seen = torch.zeros(1, 3, 5, dtype=torch.bool)
-    pairs = pairs_at(key, [[-1, -1, 0, 1, 2]])
-    assert not error_sums(*features, query, key, pairs, counted(1, 3), everything(seen)).any()
+    assert not error_sums(*features, query, key, counted(1, 3), everything(seen), logarithm=False).any()
 
 
 @pytest.mark.parametrize("shape", ["sliding", "terraced"])
@@ -189,6 +185,6 @@ def test_many_large_features_are_finite_in_float32(logarithm: bool) -> None:
     key, logs = torch.zeros(1, 2, 1, 4), torch.full((1, 2, 1, 128), 20.0)
     given_features = logs if logarithm else logs.exp()
     seen = everything(torch.ones(1, 2, 2, dtype=torch.bool).tril())
-    features = compared("squared_error", given_features, given_features, logarithm=logarithm)
-    sums = error_sums(*features, key, key, pairs_at(key, [[0, 1]]), counted(1, 2), seen)
+    features = compared("squared_error", given_features, given_features)
+    sums = error_sums(*features, key, key, counted(1, 2), seen, logarithm=logarithm)
     assert sums.isfinite().all()

@@ -279,7 +279,7 @@ def test_settings_that_do_not_fit_have_a_reason(head: dict[str, Any], setting: S
 
 def test_auto_selects_the_kernel_on_a_gpu_including_the_read() -> None:
     (step,) = (step for step in lower(graph_of(LOLCATS), "auto", ON_GPU).steps if step.form.description.startswith(SAYS))
-    assert step.names == ("window", "state", "read")
+    assert step.names == ("window", "keys", "state", "read")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ def test_lolcats() -> None:
         ("query", "window", "query", 4, 8),
         ("pairs", "window", "pairs", 2, 8),
         ("query", "state_features", "query", 4, 8),
-        ("window", "state", "pairs", 2, 8),  # what the window evicts
+        ("window", "state_keys", "pairs", 2, 8),  # what the window evicts
+        ("state_keys", "state", "key features", 4, 128),
+        ("window", "state", "pairs", 2, 8),
         ("state_features", "state", "features", 4, 128),  # softmax(xW) ‖ softmax(-xW), one map a query head
         ("hidden", "window.weight", "hidden", 1, 24),
         ("window.weight", "read", "weight", 4, 1),
@@ -36,7 +38,9 @@ def test_lolcats() -> None:
     }
     kinds = {node.name: node.kind for node in graph.parts if node.path is not None}
     assert kinds == {"window": "window", "state_features": "hedgehog", "state": "state", "read": "shared"}
-    assert {node.name for node in graph.parts if node.path is None} == {"pairs", "window.weight"}, "no spec says these"
+    assert {node.name for node in graph.parts if node.path is None} == {"pairs", "window.weight", "state_keys"}, (
+        "no spec says these"
+    )
     assert feed(graph, "read", "partial") == [("window", "partial"), ("state", "partial")]
     assert feed(graph, "state", "pairs") == [("window", "evicted")]
 
@@ -50,6 +54,8 @@ def test_lawcat() -> None:
         ("conv", "pairs", "key", 4, 8),  # one filter a query head
         ("value", "pairs", "value", 2, 8),
         ("conv", "state_features", "query", 4, 8),
+        ("pairs", "state_keys", "pairs", 2, 8),
+        ("state_keys", "state", "key features", 4, 16),
         ("pairs", "state", "pairs", 2, 8),
         ("state_features", "state", "features", 4, 16),
         ("hidden", "state_gate", "hidden", 1, 24),
@@ -98,7 +104,7 @@ def test_two_states_share_one_map_and_have_separate_gates() -> None:
     assert {graph.nodes[f"{name}_features"].module for name in ("slow", "fast")} == {"feature_map"}
     assert [graph.nodes[f"{name}_gate"].path for name in ("slow", "fast")] == [("memory", 0, "gate"), ("memory", 1, "gate")]
     assert {node.name for node in graph.parts} == {"pairs", "slow", "fast", "read"} | {
-        f"{name}_{kind}" for name in ("slow", "fast") for kind in ("features", "gate")
+        f"{name}_{kind}" for name in ("slow", "fast") for kind in ("features", "keys", "gate")
     }
 
 

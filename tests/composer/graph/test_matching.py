@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from blocks.feature_maps.base import FeatureMap
 from blocks.kernels import Refused
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
@@ -33,7 +34,7 @@ SAYS = "both in one pass"
 
 
 def in_turn(bound: Mapping[str, Bound], passed: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
-    """Run the window by its own form, then the part that it feeds."""
+    """Run the window by its own form, then the part that it feeds, with its map of keys."""
 
     def compute(name: str, **more: Any) -> tuple[Any, State]:
         operation = bound[name]
@@ -41,13 +42,17 @@ def in_turn(bound: Mapping[str, Bound], passed: Mapping[str, Mapping[str, Any]])
         return operation.compute(form.run, operation.call, **passed[name], **more)
 
     near = compute("near")
-    return [near, compute("far", pairs=near[0][1])]
+    pairs = near[0][1]
+    keys = None if pairs is None else bound["keys"].map(pairs)
+    return [near, ((keys,), {}), compute("far", pairs=pairs, keys=keys)]
 
 
 def pattern(backend: str = "torch", obstacle: Callable[[Setting], str | None] = no_obstacle) -> Pattern:
     """Return the pattern of a window and the state that it feeds."""
-    nodes = {"near": lambda part: isinstance(part, Window), "far": lambda part: isinstance(part, StateMemory)}
-    return Pattern(nodes, (("near", "far", Kind.PAIRS),), lambda parts: (Form(backend, SAYS, in_turn, obstacle),))
+    kinds = {"near": Window, "keys": FeatureMap, "far": StateMemory}
+    nodes = {name: lambda part, kind=kind: isinstance(part, kind) for name, kind in kinds.items()}
+    edges = (("near", "keys", Kind.PAIRS), ("keys", "far", Kind.KEYS), ("near", "far", Kind.PAIRS))
+    return Pattern(nodes, edges, lambda parts: (Form(backend, SAYS, in_turn, obstacle),))
 
 
 @pytest.fixture
@@ -83,7 +88,7 @@ def test_matched_patterns_are_one_step_with_equal_outputs(bounds: tuple[int, ...
 def test_matched_patterns_are_explained_and_listed_as_one_step(joined: Any) -> None:
     joined(pattern())
     graph = graph_of(LOLCATS)
-    assert covered(lower(graph)) == [("window", "state")]
+    assert covered(lower(graph)) == [("window", "state_keys", "state")]
     assert {lowered_part.part for lowered_part in list_forms(graph, "auto", Setting()) if lowered_part.form == SAYS} == {
         "window",
         "state",
@@ -91,7 +96,12 @@ def test_matched_patterns_are_explained_and_listed_as_one_step(joined: Any) -> N
     lines = write_source(lower(graph)).text.splitlines()
     (first,) = (index for index, line in enumerate(lines) if SAYS in line)
     assert f"torch: {SAYS} (" in lines[first]
-    assert lines[first + 1].strip() == "(((window, window_evicted), new_window), ((state,), new_state)) = run_window_and_state("
+    assert lines[first + 1 : first + 5] == [
+        "    (",
+        "        ((window, window_evicted), new_window),",
+        "        ((state_keys,), _),",
+        "        ((state,), new_state),",
+    ]
 
 
 def test_hooks_see_every_part_of_a_step(joined: Any) -> None:
@@ -108,7 +118,7 @@ def test_parts_run_separately_if_their_pattern_does_not_fit(joined: Any) -> None
     joined(pattern(obstacle=lambda setting: "it has no gradient" if setting.gradients else None))
     graph = graph_of(LOLCATS)
     assert covered(lower(graph, "torch", Setting(gradients=True))) == []
-    assert covered(lower(graph, "torch", Setting())) == [("window", "state")]
+    assert covered(lower(graph, "torch", Setting())) == [("window", "state_keys", "state")]
 
 
 def test_parts_are_in_exactly_one_step(joined: Any) -> None:
@@ -116,7 +126,7 @@ def test_parts_are_in_exactly_one_step(joined: Any) -> None:
     joined(pattern())
     head = {"feature_map": "elu", "memory": [WINDOW, {"kind": "state", "name": "one"}, {"kind": "state", "name": "two"}]}
     (step,) = covered(lower(graph_of({**head, "graph": ["pairs -> window", "window -> one", "window -> two"]})))
-    assert step in {("window", "one"), ("window", "two")}
+    assert step in {("window", "one_keys", "one"), ("window", "two_keys", "two")}
 
 
 def test_patterns_that_would_create_a_cycle_do_not_match(joined: Any) -> None:

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 
 import composer
-from blocks.flow import Mapped, Pairs, Partial
+from blocks.flow import Pairs, Partial
 from blocks.legend import Shape
 from blocks.operation import Call, Setting
 from composer.errors import BuildError
@@ -157,16 +157,34 @@ def test_lolcats() -> None:
         "        query=query,\n"
         "        pairs=pairs,\n"
         "        features={},\n"
+        "        size=64,\n"
+        "        is_sliding=True,\n"
+        "        rotation=ROPE,\n"
+        "        attention=blocks,\n"
         "    )\n"
         '    (window_weight,), _ = parts["window"](run_window_weight, call.of(WINDOW_WEIGHT), hidden=hidden)\n'
         '    (state_features,), _ = parts["feature_map"](\n'
         "        run_state_features,\n"
         "        call.of(STATE_FEATURES),\n"
-        '        position=STATE_FEATURES.node.options["position"],\n'
+        "        position=ROPE,\n"
         '        scale="plain",\n'
         "        query=query,\n"
         "    )\n"
-        '    (state,), new_state = parts["state"](run_state, call.of(STATE), features=state_features, pairs=window_evicted)\n'
+        '    (state_keys,), _ = parts["feature_map"](\n'
+        "        run_state_keys,\n"
+        "        call.of(STATE_KEYS),\n"
+        "        position=ROPE,\n"
+        '        scale="plain",\n'
+        "        entering=window_evicted,\n"
+        "    )\n"
+        '    (state,), new_state = parts["state"](\n'
+        "        run_state,\n"
+        "        call.of(STATE),\n"
+        "        features=state_features,\n"
+        "        keys=state_keys,\n"
+        "        pairs=window_evicted,\n"
+        "        recurrence=CHUNKED,\n"
+        "    )\n"
         '    (output,), _ = parts["read"](\n'
         "        run_read,\n"
         "        call.of(READ),\n"
@@ -191,7 +209,9 @@ def test_mixers_of_queries_and_keys_are_a_separate_function() -> None:
     program = lower(graph_of({"feature_map": "elu", "memory": ["state"], "mix_input": {"kind": "conv", "feeds": "qk"}}))
     text = write_source(program, mixing=True).text
     assert text.startswith("def head(parts, call, hidden):\n")
-    assert '(mix_input,), new_mix_input = parts["mix_input"](run_mix_input, call.of(MIX_INPUT), hidden=hidden)' in text
+    assert (
+        '(mix_input,), new_mix_input = parts["mix_input"](run_mix_input, call.of(MIX_INPUT), hidden=hidden, follow=follow)' in text
+    )
     assert text.endswith('return mix_input, {"mix_input.hidden": new_mix_input["hidden"]}\n')
 
 
@@ -213,7 +233,10 @@ def test_output_shapes_match_the_comments(name: str) -> None:
     shapes: list[str] = []
 
     def watch(covered: CoveredOperation, _: Call, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        field = {Partial: "output", Pairs: "value", Mapped: "query"}.get(type(outputs[0]))
+        if outputs[0] is None:
+            assert covered.node.name == "state_keys", "the form of several parts does not return them"
+            return outputs
+        field = {Partial: "output", Pairs: "value"}.get(type(outputs[0]))
         tensor = outputs[0] if field is None else getattr(outputs[0], field)
         shapes.append(" ".join(map(str, tensor.shape)))
         return outputs
@@ -222,7 +245,7 @@ def test_output_shapes_match_the_comments(name: str) -> None:
     HeadFunctions(program).watched_head(head._modules, Call(data.tokens, state, shape), *data.of_head().tensors, watch)
     comments = [line.strip(" #").split("  ")[0] for line in source.text.splitlines() if re.match(r"    # (B T )?\d", line)]
     expected = [text.replace("B", "2").replace("T", "7") for comment in comments for text in comment.split(" and ")]
-    assert len(shapes) == len(head._compiled.graph.parts)
+    assert len(shapes) == len(head._compiled.graph.parts) - (name == "lola")
     assert {shape if shape in shapes else shape.removesuffix(" 1") for shape in expected} == set(shapes)
 
 
@@ -235,7 +258,7 @@ def test_a_mistake_in_a_part_is_traced_to_its_line() -> None:
     (frame,) = (frame for frame in frames if frame.filename.startswith("<head window → state: 4 query heads on 2 key heads"))
     assert frame.name == "head"
     assert frame.line is not None
-    assert frame.line.startswith('(state,), new_state = parts["state"](run_state, ')
+    assert frame.line.startswith('(state,), new_state = parts["state"](')
 
 
 class Stops(bdb.Bdb):
