@@ -23,7 +23,7 @@ from composer import registration
 if TYPE_CHECKING:
     from composer.commands.ablate import ablate
     from composer.commands.bench import bench
-    from composer.commands.build import build, build_folder
+    from composer.commands.build import build, build_folder, load
     from composer.commands.chat import chat
     from composer.commands.check import check
     from composer.commands.diff import diff
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from composer.commands.fit import fit
     from composer.commands.generate import generate
     from composer.commands.inspect import inspect
-    from composer.commands.load import load
     from composer.commands.lock import lock
     from composer.commands.logits import logits
     from composer.commands.new import new, schema
@@ -97,7 +96,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "commands.ablate": ["ablate"],
     "commands.bench": ["bench"],
-    "commands.build": ["build", "build_folder"],
+    "commands.build": ["build", "build_folder", "load"],
     "commands.chat": ["chat"],
     "commands.check": ["check"],
     "commands.diff": ["diff"],
@@ -109,7 +108,6 @@ _MODULES = {
     "commands.fit": ["fit"],
     "commands.generate": ["generate"],
     "commands.inspect": ["inspect"],
-    "commands.load": ["load"],
     "commands.lock": ["lock"],
     "commands.logits": ["logits"],
     "commands.new": ["new", "schema"],

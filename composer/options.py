@@ -12,7 +12,7 @@
 
     sample = function_of(SampleOptions, run_sample)
 
-``function_of`` makes the Python function, and ``composer.cli.derived.command`` the command. Both read names, types, defaults and
+``function_of`` makes the Python function, and ``composer.command_line.command`` the command. Both read names, types, defaults and
 descriptions from the class, and the class checks the values.
 
 Type checkers need neither stubs nor a ``TypedDict``. ``options_class`` is a ``dataclass_transform``, so a checker knows the

@@ -6,8 +6,8 @@ import inspect
 from dataclasses import MISSING
 from typing import Literal, get_args, get_origin
 
-from composer.cli.derived import Command, Screen
 from composer.cli.main import COMMANDS, load_command
+from composer.command_line import Command, Screen
 from composer.options import SAME, Option, options_of
 
 TITLE = """# Commands

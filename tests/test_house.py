@@ -308,7 +308,7 @@ RAW_READ = re.compile(
 )
 """A call that opens a path, or reads one, by itself."""
 READS_OF_THEIR_OWN = {
-    "composer/cli/streams.py": 2,  # the null device and the standard input of this process
+    "composer/cli/entry.py": 2,  # the null device and the standard input of this process
     "composer/exporting/folder.py": 1,  # the licence of this package
     "composer/exporting/plain.py": 2,  # what its own process wrote
     "composer/exporting/plain_worker.py": 1,  # what the process that started it wrote

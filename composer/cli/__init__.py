@@ -1,1 +1,1 @@
-"""The command line: one file a command. Each reads its options, calls a function of `composer`, and prints."""
+"""``compose``: reads the command line, runs a command of `composer.commands`, and reports mistakes."""

@@ -13,14 +13,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import composer
-from composer.cli.hints import add_hint
-from composer.cli.screen import INTERRUPTED, MISTAKE, notices_shown, print_json, print_mistake, replace_what_cannot_be_shown, say
 from composer.errors import ComposerError, Mistake, OutputError, Stopped, system_message
 from composer.escape import escape_message
+from composer.terminal import INTERRUPTED, MISTAKE, notices_shown, print_json, print_mistake, replace_what_cannot_be_shown, say
 from converters.errors import ConverterError
 
 if TYPE_CHECKING:
-    from composer.cli.derived import Command
+    from composer.command_line import Command
 
 COMMANDS = {
     "build": "Build a model: the source's weights, the spec's heads.",
@@ -56,17 +55,26 @@ COMMANDS = {
 }
 """The names of all commands, in the order of the help, each with the first line of its own help."""
 MODULES = {"train": "distill", "merge": "distill", "schema": "new"}
-"""The modules of `composer.cli` that have a command of another name."""
+"""The modules of `composer.commands` that have a command of another name."""
 JSON = "composer as JSON"
 """The key in a context's ``meta`` for whether the output is JSON."""
+SYNONYMS = {
+    "--source": "--from",
+    "--output": "--out",
+    "--output-dir": "--out",
+    "--override": "--set",
+    "--length": "--seq",
+    "--max-tokens": "--max-new-tokens",
+}
+"""The names that other programs have for options of this one."""
 
 
 @cache
 def load_command(name: str) -> Command:
     """Import a command, with what its options need."""
-    from composer.cli.derived import Command
+    from composer.command_line import Command
 
-    module = import_module(f"composer.cli.{MODULES.get(name, name)}")
+    module = import_module(f"composer.commands.{MODULES.get(name, name)}")
     return next(entry for entry in vars(module).values() if isinstance(entry, Command) and entry.name == name)
 
 
@@ -133,7 +141,7 @@ class Commands(TyperGroup):
             raise typer.Exit(MISTAKE) from error
         except Exception as error:
             refusal = getattr(error, "format_message", None)  # click's own errors of arguments have it
-            add_hint(error)
+            _add_hint(error)
             _escape_refusal(error)
             if ctx.meta[JSON] and refusal is not None:
                 print_json({"mistakes": [asdict(Mistake(refusal()))]})
@@ -150,6 +158,33 @@ def _escape_refusal(error: Any) -> None:
     """Escape the message of one of click's own errors, which click prints, and drop pydantic's prefix."""
     if hasattr(error, "format_message"):
         error.message = escape_message(error.message).removeprefix("Value error, ")
+
+
+def _add_hint(error: Any) -> None:
+    """Extend one of click's errors of arguments: the options to use for an unknown one, or for a source without its option."""
+    context = getattr(error, "ctx", None)
+    if context is None:
+        return
+    options = [option for parameter in context.command.params for option in parameter.opts]
+    if hasattr(error, "possibilities"):  # an unknown option
+        error.possibilities = list(_suggest(error.option_name, context.command.name, options)) or error.possibilities
+    elif "unexpected extra argument" in getattr(error, "message", "") and "--from" in options:
+        error.message = f"{error.message}. Name a source with --from."
+
+
+def _suggest(unknown: str, command: str | None, options: list[str]) -> Iterator[str]:
+    """Yield the options of a command that set what an unknown option was meant to set, with the setting of the recipe."""
+    if SYNONYMS.get(unknown) in options:
+        yield SYNONYMS[unknown]
+    if not {"--set", "--data"} <= set(options):  # no recipe is run
+        return
+    from composer.spec.recipe import Finetune, Recipe, Train, Transfer
+
+    field = unknown.removeprefix("--").replace("-", "_")
+    stages = {"recipe.train": Train} if command == "train" else {"recipe.transfer": Transfer, "recipe.finetune": Finetune}
+    for place, model in {"recipe": Recipe, **stages}.items():
+        if field in model.model_fields:
+            yield f"--set {place}.{field}=…"
 
 
 ABOUT = "Turn pretrained transformers into linear-attention language models, by a YAML file that describes their heads."

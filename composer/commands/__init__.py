@@ -1,1 +1,1 @@
-"""What each command does, as functions: the command line and programs call the same ones, programs by ``import composer``."""
+"""What each command does: its options, the function of Python that runs it, and what the command line prints of the result."""

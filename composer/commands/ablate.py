@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import typer
+
 from composer.ablation.options import Request
+from composer.command_line import Screen, command
 from composer.data.loading import check_references
 from composer.devices import check_device
 from composer.errors import AblationError, translate_errors
 from composer.options import argument, convert_options, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import OUT, PROGRESS, FreshOrNot, Overriding, WithParts, to_path
+from composer.spec.inherit import short_path
 from composer.spec.loading import SpecLike, specs_of
+from composer.terminal import at_once, heading, print_result, say, watch_progress
 
 if TYPE_CHECKING:
     from composer.ablation.plan import AblationStep
@@ -101,3 +108,31 @@ def outcome_in_words(step: AblationStep, figures: Figures) -> str:
     """Which step has ended, and how."""
     how = "failed" if "failure" in figures else f"{figures['seconds']:.0f} s"
     return f"{step.kind}  {step.variant.name}  seed {step.seed}  {how}"
+
+
+FAILED = 1
+"""Exit code where a variant failed and the others were reported."""
+
+
+@command(AblateOptions, "quiet", "as_json")
+def ablate_command(options: AblateOptions, screen: Screen) -> None:
+    at_once("Planning the variants", quiet=screen.hides_progress)
+    with watching(quiet=screen.quiet, visible=not screen.as_json) as tell:
+        report = run_ablate(replace(options, progress=tell or False))
+    if not screen.as_json:
+        heading(f"Ablation {short_path(options.out)}")
+    print_result(report, as_json=screen.as_json)
+    if report.failed:
+        raise typer.Exit(FAILED)
+
+
+def watching(*, quiet: bool, visible: bool = True) -> AbstractContextManager[OnStep | None]:
+    """Report the progress of an ablation: a bar on a terminal, otherwise a line at the end of each step."""
+    return watch_progress("bar", "count", "elapsed", "text", bar=bar_of, line=_line, quiet=quiet, visible=visible)
+
+
+def _line(step: AblationStep | None, figures: Figures, done: int, total: int) -> None:
+    if step is not None:
+        say(f"{done}/{total}  {outcome_in_words(step, figures)}", err=True)
+    elif done:
+        say(f"{done}/{total}  found done", err=True)

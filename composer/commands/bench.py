@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from composer.benching.options import BenchOptions, BenchProgress, TimingOptions, read_workloads
 from composer.building import BuildOptions, run_build
+from composer.command_line import Screen, command
 from composer.errors import BenchError, translate_errors
 from composer.options import argument, convert_options, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import PROGRESS, WithParts, to_models, to_numbers
+from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, names_a_spec
 from composer.spec.on_hub import is_spec_on_hub
+from composer.terminal import at_once, print_result, say, watch_progress
 from composer.weights.load import open_models
 
 if TYPE_CHECKING:
+    from composer.benching.options import BenchProgress
     from composer.benching.report import BenchReport
 
 
@@ -104,3 +109,25 @@ def build_for_timing(named: Sequence[str], seed: int) -> Iterator[tuple[tuple[st
             paths.append(str(out))
             descriptions[str(out)] = f"the spec {name}" if fresh else f"the spec {name} on {source}"
         yield tuple(paths), descriptions
+
+
+@command(BenchCommandOptions, "quiet", "as_json")
+def bench_command(options: BenchCommandOptions, screen: Screen) -> None:
+    at_once("Reading the models", quiet=screen.hides_progress)
+    with watching(quiet=screen.hides_progress) as watch:
+        report = run_bench(replace(options, progress=watch or False))
+    below = "" if options.out is None else f"Report, table and plots: {short_path(options.out)}"
+    print_result(report, as_json=screen.as_json, below=below)
+
+
+def watching(*, quiet: bool) -> AbstractContextManager[Callable[[BenchProgress], None] | None]:
+    """Report the progress of a bench: a bar on a terminal, otherwise a line at the start of each cell."""
+    return watch_progress(
+        "text",
+        "bar",
+        "count",
+        "elapsed",
+        bar=bar_of,
+        line=lambda progress: say(f"{progress.done}/{progress.total}  {progress.what}", err=True),
+        quiet=quiet,
+    )

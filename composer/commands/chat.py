@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import typer
+
 from blocks.part import Closed
+from composer.command_line import Screen, command
 from composer.commands.writers import drawing_options, load_writer, no_room, settings_refused, tokenizer_of_writer
 from composer.data.chat import Message, ends_of, first_messages, prompt_tokens
 from composer.devices import check_device, room, room_for, seed_for_block
@@ -19,6 +23,7 @@ from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
 from composer.shared_options import SYSTEM, OfAnyModel, OnDevice, OnGraph, Sampling, WithBackend, to_tokens
 from composer.tables import Readable, View
+from composer.terminal import print_document, print_mistake, say
 from composer.weights.sources import describe_model
 from converters.bounded import brief, is_text
 from converters.source import GENERATION_CONFIG
@@ -238,3 +243,65 @@ def run_chat(options: ChatOptions) -> Chat:
 
 
 chat = function_of(ChatOptions, run_chat)
+
+
+HELP = "Each line is a message. /reset begins a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer."
+
+
+@command(ChatOptions)
+def chat_command(options: ChatOptions, screen: Screen) -> None:
+    talk = run_chat(options)
+    at_terminal = sys.stdin.isatty()
+    if at_terminal:
+        say(HELP, err=True)
+    for line in _read_typed_lines() if at_terminal else _read_piped_lines():
+        if line == "/exit":
+            break
+        if line == "/reset":
+            talk.reset()
+        elif line:
+            try:
+                answer = talk.say(line, lambda text: print_document(text, end=""))
+                print_document("" if answer.complete else " …")
+            except ComposerError as error:
+                if not at_terminal:
+                    raise
+                print_mistake(error, as_json=False)
+            except KeyboardInterrupt:
+                print_document("")
+                if not at_terminal:
+                    raise
+
+
+def _read_typed_lines() -> Iterator[str]:
+    """Lines as they are typed, up to Ctrl-D."""
+    import readline  # noqa: F401  # input() then edits lines, and remembers them
+
+    while True:
+        try:
+            yield _check_line(input("> "))
+        except EOFError:
+            print_document("")
+            return
+
+
+def _read_piped_lines() -> Iterator[str]:
+    """Yield the lines of stdin. Raises ComposerError if they are no text."""
+    stream = typer.get_text_stream("stdin")
+    while True:
+        try:
+            line = stream.readline()
+        except UnicodeDecodeError as error:
+            raise ComposerError(f"stdin is no text in the terminal's encoding ({error.reason}); save it as UTF-8") from error
+        if not line:
+            return
+        yield _check_line(line)
+
+
+def _check_line(line: str) -> str:
+    """Return the line without blank space around it. Raises ComposerError if it is no text."""
+    try:
+        line.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ComposerError(f"a line is no text in the terminal's encoding ({error.reason}); write it in UTF-8") from error
+    return line.strip()

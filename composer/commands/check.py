@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path as File
 from types import MappingProxyType
 from typing import ClassVar, cast
 
+import typer
+
 from blocks.part import Closed
-from composer.errors import GraphError, Mistake, SpecError, translate_errors
+from composer.command_line import Screen, command
+from composer.errors import ComposerError, GraphError, Mistake, SpecError, mistakes_of, translate_errors
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import edges, memory_names
 from composer.options import argument, function_of, options_class
@@ -21,6 +25,7 @@ from composer.spec.problems import heads_with_paths, problems
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.sweep import SEPARATOR, merge_errors
 from composer.tables import Readable, Table, View
+from composer.terminal import print_json, print_table, say
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from composer.weights.target import target_of
@@ -180,3 +185,42 @@ def _flow(head: HeadSpec) -> str:
     ends = edges(head)
     beside = [name for name in names if all(name not in edge for edge in ends)]
     return " + ".join([", ".join(" → ".join(edge) for edge in ends), *beside])
+
+
+MISTAKE = 2
+
+
+@command(CheckOptions, "quiet", "as_json")
+def check_command(options: CheckOptions, screen: Screen) -> None:
+    try:
+        report = run_check(options)
+    except ComposerError as error:
+        if not screen.as_json:
+            raise
+        report = without_source(run_check(replace(options, source=None, revision=None)), error)
+        say(str(error), err=True)
+    if screen.as_json:
+        print_json([check.model_dump(mode="json") for check in report.checks])
+    else:
+        _print(report, quiet=screen.quiet)
+    if not report.ok:
+        raise typer.Exit(MISTAKE)
+
+
+def without_source(report: CheckReport, error: ComposerError) -> CheckReport:
+    """Add the mistake that the source cannot be read to each spec of a report."""
+    return report.model_copy(
+        update={
+            "checks": tuple(
+                check.model_copy(update={"ok": False, "says": "", "hash": None, "mistakes": (*check.mistakes, *mistakes_of(error))})
+                for check in report.checks
+            )
+        }
+    )
+
+
+def _print(report: CheckReport, *, quiet: bool) -> None:
+    if (rows := report.rows()) and not quiet:
+        print_table(rows, indent=0, wrap=False)
+    for line in report.mistakes if quiet else report.summary():
+        say(line, err=not report.ok)

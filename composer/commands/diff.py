@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from blocks.part import Closed
+from composer.command_line import Screen, command
 from composer.commands.draw import check_file, draw_beside
 from composer.errors import GraphError, translate_errors
 from composer.options import argument, function_of, option, options_class
@@ -21,6 +22,7 @@ from composer.shared_options import (
 )
 from composer.spec.difference import Difference, differences_of_specs, differences_on_source
 from composer.spec.document import Spec
+from composer.spec.inherit import short_path
 from composer.spec.loading import SpecLike, load_spec, locate, resolve_spec
 from composer.spec.overrides import each
 from composer.spec.places import join_path
@@ -28,6 +30,7 @@ from composer.spec.problems import without_source
 from composer.spec.sweep import refuse_sweep
 from composer.spec.writing import format_value
 from composer.tables import Readable, Table, View
+from composer.terminal import heading, print_json, print_table, say
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from composer.words import layers_in_words, short_hashes
@@ -137,3 +140,17 @@ def _check(spec: Spec) -> None:
 def _where(row: Difference) -> tuple[str, ...]:
     layers = row.layers or ()
     return (*((layers_in_words(layers),) if layers else ()), join_path(row.path))
+
+
+@command(DiffOptions, "as_json")
+def diff_command(options: DiffOptions, screen: Screen) -> None:
+    report = run_diff(options)
+    if screen.as_json:
+        rows = [row.model_dump(mode="json") | {"path": join_path(row.path)} for row in report.differences]
+        print_json({"specs": report.specs, "same": report.same, "hashes": report.hashes, "differences": rows})
+        return
+    if rows := report.rows():
+        heading(report.title)
+        print_table(rows)
+    for line in (*report.summary(), *([] if options.draw is None else [f"Picture: {short_path(options.draw)}"])):
+        say(line)

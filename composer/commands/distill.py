@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from blocks.part import Closed
+from composer.command_line import Screen, command
 from composer.data.loading import check_references
-from composer.devices import room_for
+from composer.devices import processes_started, room_for
 from composer.errors import TrainingError, translate_errors
 from composer.notices import inform, warn_user
 from composer.options import convert_options, function_of, option, options_class
-from composer.progress import BarUpdate, progress_callback, silent_transformers
+from composer.progress import progress_callback, silent_transformers
 from composer.shared_options import OUT, PROGRESS, TELL, OfModel, Overriding, Replacing, to_optional_path
 from composer.spec.inherit import short_path
 from composer.tables import Readable, View
+from composer.terminal import at_once, heading, print_json, print_table, report_once, say, training_bar, training_steps
 from composer.training.options import LearningOptions, TeachingOptions, TrainingOptions
 from composer.training.student import Which, read_student, stage_from_nothing, stages_of
 from composer.weights.sources import local_folder, open_model, plain_name
-from composer.words import duration
 from converters.composed import ADAPTER_CONFIG
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ def run_distill(options: DistillOptions) -> TrainingReport:
     )  # report mistakes before imports that need seconds
     stages_of(student.record, student.recipe, options.stage)
     check_references((*options.data, *options.held_out))
-    with progress_callback(options.progress, bar_of) as watch, silent_transformers():
+    with progress_callback(options.progress, training_bar) as watch, silent_transformers():
         from composer.training.distill import distill as run
 
         target, training = _out(options.model, options.out, "distilled"), _training(options, watch)
@@ -112,7 +114,7 @@ def run_train(options: TrainOptions) -> TrainingReport:
     student = read_student(local_folder(options.model), options.overrides, lengths=options.lengths)
     stage_from_nothing(student)
     check_references((*options.data, *options.held_out))
-    with progress_callback(options.progress, bar_of) as watch, silent_transformers():
+    with progress_callback(options.progress, training_bar) as watch, silent_transformers():
         from composer.training.distill import train as run
 
         target, training = _out(options.model, options.out, "trained"), _training(options, watch)
@@ -152,18 +154,6 @@ train = function_of(TrainOptions, run_train)
 merge = function_of(MergeOptions, run_merge)
 
 
-def bar_of(step: StepProgress) -> BarUpdate:
-    """Return the progress of a stage, as a bar shows it."""
-    return BarUpdate(step.stage, step.step, step.steps, figures_of(step))
-
-
-def figures_of(step: StepProgress) -> str:
-    """Return the figures of a step in words."""
-    share = f", {step.evaluating:.0%} to evaluate" if step.evaluating >= 0.05 else ""
-    speed, left = f"{step.tokens_per_second:,.0f} tokens/s", f"{duration(step.seconds_left)} left"
-    return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {speed}  {left}{share}"
-
-
 def _training(options: DistillOptions | TrainOptions, watch: Callable[[StepProgress], None] | None) -> TrainingOptions:
     """Return the options of the run. If the caller has no ``tell``, warnings are logged as warnings."""
     return convert_options(options, TrainingOptions, watch=watch, warn=warn_user if options.tell is inform else options.tell)
@@ -188,3 +178,59 @@ def _less_memory(out: Path, options: TrainingOptions, *, streams: bool) -> str:
 
 def _out(model: Path, out: Path | None, did: str) -> Path:
     return out or Path(f"{plain_name(model)}-{did}")
+
+
+Options = TypeVar("Options", DistillOptions, TrainOptions)
+
+
+@command(DistillOptions, "quiet", "as_json")
+def distill_command(options: DistillOptions, screen: Screen) -> None:
+    _train(options, run_distill, "Distilling", "Distilled", screen)
+
+
+@command(TrainOptions, "quiet", "as_json")
+def train_command(options: TrainOptions, screen: Screen) -> None:
+    _train(options, run_train, "Training", "Trained", screen)
+
+
+@command(MergeOptions, "quiet", "as_json")
+def merge_command(options: MergeOptions, screen: Screen) -> None:
+    at_once(f"Merging {options.model}", quiet=screen.hides_progress)
+    report = run_merge(options)
+    if screen.as_json:
+        print_json(report.model_dump(mode="json"))
+    else:
+        heading(f"Merged {short_path(report.out)}")
+
+
+def _train(options: Options, run: Callable[[Options], TrainingReport], doing: str, did: str, screen: Screen) -> None:
+    """Run stages of training, and print their report. doing, did: what the command does, in words."""
+    _announce(f"{doing} {options.model}", screen)
+    with report_once(as_json=screen.as_json) as speaks, _steps(screen, speaks=speaks) as watch:
+        report = run(replace(options, progress=watch or False))
+    if speaks:
+        _print_run(report, did, screen)
+
+
+def _announce(what: str, screen: Screen) -> None:
+    if processes_started() == 1:
+        at_once(what, quiet=screen.hides_progress)
+
+
+def _steps(screen: Screen, *, speaks: bool) -> AbstractContextManager[Callable[[StepProgress], None] | None]:
+    return training_steps(quiet=screen.quiet, visible=speaks and not screen.as_json)
+
+
+def _print_run(report: TrainingReport, did: str, screen: Screen) -> None:
+    """Print losses before and after, and where the log is."""
+    from composer.training.run import losses, remarks
+
+    if screen.as_json:
+        print_json(report.model_dump(mode="json"))
+        return
+    heading(f"{did} {short_path(report.out)}")
+    table = losses(report)
+    if table.rows:
+        print_table(table.rows, headers=table.headers, right=table.figures)
+    for remark in remarks(report):
+        say(f"  {remark}")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from composer.arguments import Reference
+from composer.command_line import Screen, command
 from composer.drawing.picture import Picture, check_name, picture
 from composer.drawing.side_by_side import beside
 from composer.errors import BuildError, ComposerError, translate_errors
@@ -28,6 +32,7 @@ from composer.shared_options import (
 )
 from composer.spec.document import Spec
 from composer.spec.loading import SpecLike, load_spec
+from composer.terminal import print_document, say
 from composer.weights.target import of_model, on_source
 
 if TYPE_CHECKING:
@@ -109,3 +114,20 @@ def _write(drawing: Picture, out: Path, *, force: bool) -> None:
 
 def _exists_message(out: str | os.PathLike[str]) -> str:
     return f"{out} is there already; --force replaces it, or choose another name"
+
+
+@command(DrawOptions)
+def draw_command(options: DrawOptions, screen: Screen) -> None:
+    if options.out is None and sys.stdout.isatty():  # a terminal cannot show SVG
+        options = replace(options, out=Path(f"{_name_of(options.spec)}.svg"))
+    picture = run_draw(options)
+    if options.out is None:
+        print_document(picture.svg.removesuffix("\n"))
+    else:
+        say(f"{options.out}  {picture.width:.0f} × {picture.height:.0f} pixels")
+
+
+def _name_of(spec: Any) -> str:
+    """Return the last word of a spec's name, such as lolcats for specs/lolcats.yaml, as a file may be called."""
+    name = Path(str(spec)).resolve().name if str(spec).strip("./") == "" else Path(str(spec)).name
+    return re.sub(r"[^\w.-]+", "-", re.sub(r"\.ya?ml$", "", name)).strip("-.") or "spec"

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from composer.command_line import Screen, command
 from composer.errors import EvaluationError, translate_errors
 from composer.evaluation.arguments import read_lengths, read_tasks
 from composer.evaluation.options import SHORTEST, EvaluationOptions, EvaluationProgress, ScoringOptions
 from composer.options import argument, convert_options, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import PROGRESS, WithParts, to_models, to_numbers
+from composer.spec.inherit import short_path
+from composer.terminal import at_once, print_result, say, watch_progress
 from composer.weights.load import open_models
 
 if TYPE_CHECKING:
+    from composer.evaluation.options import EvaluationProgress
     from composer.evaluation.perplexity import Perplexity
     from composer.evaluation.report import EvaluationReport
     from composer.tasks.base import Task
@@ -80,3 +86,32 @@ def cell_of(progress: EvaluationProgress) -> str:
     """Return which model, task and length."""
     cell = f"{progress.model}  {progress.task}  {progress.length:,}"
     return f"making samples  {cell}" if progress.making else cell
+
+
+@command(EvaluateOptions, "quiet", "as_json")
+def eval_command(options: EvaluateOptions, screen: Screen) -> None:
+    at_once("Reading the models and their tasks", quiet=screen.hides_progress)
+    with watching(quiet=screen.hides_progress) as watch:
+        report = run_evaluate(replace(options, progress=watch or False))
+    below = "" if options.out is None else f"\nResults, tables and plots: {short_path(options.out)}"
+    print_result(report, as_json=screen.as_json, below=below)
+
+
+def watching(*, quiet: bool) -> AbstractContextManager[Callable[[EvaluationProgress], None] | None]:
+    """Report the progress of an evaluation: a bar on a terminal; otherwise a line while samples are made, and one at the start of
+    each cell."""
+    begun: list[tuple[str, str, int]] = []
+    making: list[str] = []
+
+    def line(progress: EvaluationProgress) -> None:
+        if progress.making:
+            if not making:
+                making.append("Making the samples …")
+                say(making[0], err=True)
+            return
+        cell = (progress.model, progress.task, progress.length)
+        if cell not in begun:
+            begun.append(cell)
+            say(f"{cell_of(progress)}  {progress.done:,}/{progress.total:,} samples, {progress.seconds:.0f} s", err=True)
+
+    return watch_progress("text", "bar", "count", "left", bar=bar_of, line=line, quiet=quiet)

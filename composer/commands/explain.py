@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from composer.command_line import Screen, command
 from composer.devices import device_type
 from composer.errors import BuildError, ComposerError, translate_errors
 from composer.exporting.targets import compare_with_targets
@@ -11,6 +12,7 @@ from composer.options import function_of, option, options_class
 from composer.shared_options import CountedAt, InDtype, OfSource, OfSpec, OnDevice, Overriding, TextDecoderAlone, WithBackend
 from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.loading import load_spec, resolve_spec
+from composer.terminal import print_json, print_view
 from composer.weights.config import trunk_from
 from composer.weights.target import target_of
 
@@ -54,3 +56,12 @@ def run_explain(options: ExplainOptions) -> Explanation:
 
 
 explain = function_of(ExplainOptions, run_explain)
+
+
+@command(ExplainOptions, "as_json")
+def explain_command(options: ExplainOptions, screen: Screen) -> None:
+    explanation = run_explain(options)
+    if screen.as_json:
+        print_json(explanation.model_dump(mode="json"))
+    else:
+        print_view(explanation.view())

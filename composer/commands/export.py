@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from blocks.part import Closed
+from composer.command_line import Screen, command
 from composer.errors import ComposerError, ExportError, translate_errors
 from composer.exporting.targets import TARGETS, target_named
 from composer.options import function_of, option, options_class
@@ -13,6 +14,7 @@ from composer.progress import silent_transformers
 from composer.shared_options import OUT, OfModel, Replacing, to_optional_path
 from composer.spec.inherit import short_path
 from composer.tables import Readable, View
+from composer.terminal import at_once, print_report
 from composer.weights.sources import local_folder, open_model, plain_name
 
 
@@ -101,3 +103,9 @@ def run_export(options: ExportOptions) -> ExportReport:
 
 
 export = function_of(ExportOptions, run_export)
+
+
+@command(ExportOptions, "quiet", "as_json")
+def export_command(options: ExportOptions, screen: Screen) -> None:
+    at_once(f"Exporting {options.model}", quiet=screen.hides_progress)
+    print_report(run_export(options), as_json=screen.as_json)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from composer.commands.distill import bar_of
+from composer.command_line import Screen, command
 from composer.commands.select import STEPS, TASKS, JudgingOptions, training_of
 from composer.data.loading import check_references
 from composer.errors import SelectionError, translate_errors
@@ -17,6 +17,7 @@ from composer.progress import progress_callback, silent_transformers
 from composer.selection.head_choice import HeadSubject, candidate_heads, subject_of
 from composer.shared_options import OUT, SOURCE, WithParts, reads, to_optional_path, to_optional_tokens, to_path, to_text, to_texts
 from composer.spec.loading import SpecLike, specs_of, variants_of
+from composer.terminal import print_result, training_bar, training_steps
 from composer.weights.sources import describe_model
 from composer.words import size
 
@@ -98,7 +99,7 @@ def run_fit(options: FitOptions) -> Fit:
     chosen = convert_options(options, FittingOptions, tasks=tasks, gates=gates, gate_steps=STEPS)
     with (
         STORE.hold(folder, resume=True, force=options.force),
-        progress_callback(options.progress, bar_of) as watch,
+        progress_callback(options.progress, training_bar) as watch,
         room,
         silent_transformers(),
     ):
@@ -135,3 +136,10 @@ def _check_budget(subjects: Mapping[str, HeadSubject], options: FitOptions) -> N
             f"--budget {options.budget:,}: the source's own cache, {size(whole)} {at}, fits. Set a smaller budget, or more tokens "
             "with --seq."
         )
+
+
+@command(FitOptions, "quiet", "as_json")
+def fit_command(options: FitOptions, screen: Screen) -> None:
+    with training_steps(quiet=screen.quiet, visible=not screen.as_json) as watch:
+        report = run_fit(replace(options, progress=watch or False))
+    print_result(report, as_json=screen.as_json)

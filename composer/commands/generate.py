@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import typer
+
 from blocks.part import Closed
+from composer.command_line import Screen, command
 from composer.commands.read import check_composed, check_state_files, check_tokens, owner_of, save_continued
 from composer.commands.writers import LAST, drawing_options, load_writer, no_room, settings_refused, tokenizer_of_writer
 from composer.data.chat import ends_of, first_messages, prompt_tokens
@@ -28,6 +32,7 @@ from composer.shared_options import (
     to_tokens,
 )
 from composer.tables import Readable, View
+from composer.terminal import print_document, print_json
 from composer.weights.config import check_positions
 from composer.weights.sources import describe_model
 from converters.source import GENERATION_CONFIG
@@ -174,3 +179,26 @@ def _note_template(tokenizer: Any, prompt: str, model: str) -> None:
             f"{model} has a chat template, and the prompt is continued without it. For an answer use --chat, or "
             f"`compose chat {model}`."
         )
+
+
+@command(GenerateOptions, "as_json")
+def generate_command(options: GenerateOptions, screen: Screen) -> None:
+    generated = run_generate(replace(options, prompt=_text(options.prompt)))
+    if screen.as_json:
+        print_json(generated.model_dump(mode="json"))
+    else:
+        print_document(generated.text)
+
+
+def _text(prompt: str) -> str:
+    """Return the prompt, or what is read from stdin. Raises ComposerError if it is no text."""
+    try:
+        text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
+        text.encode("utf-8")
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        where = "on stdin" if prompt == "-" else "in --prompt"
+        raise ComposerError(
+            f"the prompt {where} is not in the terminal's encoding, from character {error.start + 1} on ({error.reason}); save it "
+            "as UTF-8, and pass it with --prompt - < FILE"
+        ) from error
+    return text

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from composer.arguments import Reference
+from composer.command_line import Screen, command
 from composer.devices import room_for
 from composer.errors import InspectionError, translate_errors
+from composer.files import MOST_TEXT, read_text_file
 from composer.inspection.options import InspectOptions
 from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import PROGRESS, WithParts
+from composer.spec.inherit import short_path
+from composer.terminal import print_json, print_view, say
 
 if TYPE_CHECKING:
     from composer.inspection.findings import Findings
@@ -48,3 +54,18 @@ def run_inspect(options: InspectCommandOptions) -> Findings:
 
 
 inspect = function_of(InspectCommandOptions, run_inspect)
+
+
+@command(InspectCommandOptions, "quiet", "as_json")
+def inspect_command(options: InspectCommandOptions, screen: Screen) -> None:
+    if options.text is not None:
+        options = replace(options, text=read_text_file(Path(options.text), InspectionError, MOST_TEXT))
+    findings = run_inspect(replace(options, progress=False if screen.hides_progress else lambda group: say(group, err=True)))
+    if screen.as_json:
+        from composer.inspection.findings import plain
+
+        print_json(plain(findings))
+        return
+    print_view(findings.view(), wrap=False)
+    if options.out is not None:
+        say(f"\nThe page, pictures and numbers: {short_path(options.out)}/report.html")

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from blocks.part import Closed
 from composer.building import BuildOptions, check_origin, run_build
+from composer.command_line import Screen, command
 from composer.errors import BuildError, ComposerError, translate_errors
 from composer.files import failing_as, recover, unique_partial_of, write_whole
 from composer.locks import beside, exclusive_lock
@@ -31,6 +32,7 @@ from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.locked_spec import lock_document
 from composer.tables import Readable, View
+from composer.terminal import at_once, print_report
 from composer.weights.lock import SUFFIX, Lock, LockedSource, files_of_build, files_of_source, lock_reference
 from composer.weights.record import read_record, versions
 from composer.weights.sources import open_model
@@ -137,3 +139,9 @@ def _scratch(out: Path) -> Iterator[Path]:
 
 
 lock = function_of(LockOptions, run_lock)
+
+
+@command(LockOptions, "quiet", "as_json")
+def lock_command(options: LockOptions, screen: Screen) -> None:
+    at_once(f"Building {options.spec} once", quiet=screen.hides_progress)
+    print_report(run_lock(options), as_json=screen.as_json)

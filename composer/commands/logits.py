@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from composer.command_line import Screen, command
 from composer.data.loading import check_references
 from composer.data.packing import Packing
 from composer.devices import check_device, room_for
@@ -16,6 +18,7 @@ from composer.options import argument, convert_options, function_of, option, opt
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import OUT, PROGRESS, SOURCE, OfData, OnDevice, Replacing, Seeded, WithParts, reads, to_path, to_text
 from composer.spec.recipe import Recipe
+from composer.terminal import at_once, print_result
 
 if TYPE_CHECKING:
     from composer.training.logits_writing import WrittenLogits
@@ -78,3 +81,9 @@ logits = function_of(LogitsCommandOptions, run_logits)
 def bar_of(done: int, total: int) -> BarUpdate:
     """Return the number of finished rows, as a bar shows it."""
     return BarUpdate("rows", done, total)
+
+
+@command(LogitsCommandOptions, "quiet", "as_json")
+def logits_command(options: LogitsCommandOptions, screen: Screen) -> None:
+    at_once(f"Reading {options.teacher}", quiet=screen.hides_progress)
+    print_result(run_logits(replace(options, progress=not screen.hides_progress)), as_json=screen.as_json)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter, ValidationError
 
 from blocks.catalogue import CATALOGUE
+from composer.command_line import Screen, command
 from composer.errors import BuildError, ComposerError, SpecError, translate_errors
 from composer.exporting.targets import TARGETS, target_named
 from composer.exporting.targets.fit import fit, student_of_spec
@@ -23,6 +24,7 @@ from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.reading import MOST_BYTES
 from composer.spec.schema import json_schema
 from composer.spec.writing import to_yaml
+from composer.terminal import print_json, say
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from converters.bounded import read_text
@@ -194,3 +196,14 @@ def _rewrite_extends(line: str, origin: Path, path: Path) -> str:
         return line
     base = origin.parent / match[1].strip("'\"")
     return line.replace(match[1], os.path.relpath(base, path.parent), 1) if base.is_file() else line
+
+
+@command(NewOptions)
+def new_command(options: NewOptions, screen: Screen) -> None:
+    path = run_new(options)
+    say(f"Wrote {path}. Next: compose check {path}")
+
+
+@command(SchemaOptions)
+def schema_command(options: SchemaOptions, screen: Screen) -> None:
+    print_json(run_schema(options))

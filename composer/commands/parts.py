@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import ClassVar
 
 from blocks.catalogue import CATALOGUE
 from blocks.gates import gates_of
 from blocks.memories.base import Memory
 from blocks.part import Closed, Part
+from composer.command_line import Screen, command
 from composer.commands.fields import FieldFacts, field_facts, plain, table_of
 from composer.errors import ComposerError
 from composer.options import argument, function_of, options_class
 from composer.shared_options import WithParts
 from composer.spec.places import brief, near_and_all
 from composer.tables import Readable, Table, View
+from composer.terminal import heading, print_json, print_table, say
 
 
 class PartFacts(Readable, Closed):
@@ -94,3 +97,35 @@ def _gates(part: type[Part]) -> str:
     """Return the gates that a memory can forget by, in words."""
     assert issubclass(part, Memory)
     return " | ".join(gates_of(part.decay_ranks))
+
+
+@command(PartsOptions, "as_json")
+def parts_command(options: PartsOptions, screen: Screen) -> None:
+    report = run_parts(options)
+    if screen.as_json:
+        print_json([part.model_dump(mode="json") for part in report.parts])
+    elif options.name is None:
+        _print_list(report.parts)
+        say("\nFields, defaults and sources of one: compose parts NAME")
+    else:
+        for index, part in enumerate(report.parts):
+            if index:
+                say()
+            _print_part(part)
+
+
+def _print_list(parts: Sequence[PartFacts]) -> None:
+    for index, role in enumerate(dict.fromkeys(part.role for part in parts)):
+        if index:
+            say()
+        heading(role)
+        print_table([(part.kind, part.equation) for part in parts if part.role == role])
+
+
+def _print_part(part: PartFacts) -> None:
+    heading(f"{part.kind} ({part.role})")
+    print_table([(paragraph,) for paragraph in part.description.split("\n\n")])
+    print_table([("equation", part.equation), ("source", part.source)])
+    for field in part.fields:
+        say(f"\n  {field.name}: {field.default_text}")
+        print_table([(field.type,), *([(field.description,)] if field.description else [])], indent=6)

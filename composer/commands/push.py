@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+from composer.command_line import Screen, command
 from composer.errors import ComposerError, PushError, translate_errors
 from composer.options import argument, function_of, option, options_class
+from composer.progress import on_terminal
 from composer.publishing.contents import contents_of
 from composer.publishing.push import MAIN, PushReport, check_repo_id, plan_push, progress_bars, push_contents
 from composer.shared_options import Replacing, WithParts, complete_spec, to_optional_path, to_text
 from composer.spec.loading import SpecLike
+from composer.terminal import at_once, print_report
 from converters.hub import HUB
 
 
@@ -71,3 +75,9 @@ def run_push(options: PushOptions) -> PushReport:
 
 
 push = function_of(PushOptions, run_push)
+
+
+@command(PushOptions, "quiet", "as_json")
+def push_command(options: PushOptions, screen: Screen) -> None:
+    at_once(f"Reading {options.pushed}", quiet=screen.hides_progress)
+    print_report(run_push(replace(options, progress=not screen.hides_progress and on_terminal())), as_json=screen.as_json)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from blocks.part import Closed
-from composer.commands.output_files import check_output_file, output_file
-from composer.commands.writers import load_writer, no_room, tokenizer_of_writer
+from composer.command_line import Screen, command
+from composer.commands.writers import check_output_file, load_writer, no_room, output_file, tokenizer_of_writer
 from composer.devices import check_device, room, room_for
 from composer.errors import ComposerError, translate_errors
 from composer.files import MOST_TEXT, failing_as, read_text_file, sha256
@@ -19,6 +20,7 @@ from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import OUT_FILE, PROGRESS, OnDevice, Replacing, WithBackend, WithParts, to_path, to_text
 from composer.spec.inherit import short_path
 from composer.tables import Readable, View
+from composer.terminal import at_once, print_report
 from composer.weights.config import check_positions
 from composer.weights.load import open_models
 from composer.weights.sources import describe_model
@@ -178,3 +180,9 @@ def save_continued(out: Path, cache: ComposedCache, model: Any, owner: StateOwne
     read_in_pieces(model, unread, cache)
     with output_file(out, ComposerError, force=force) as partial:
         save_cache(partial, cache, model, owner)
+
+
+@command(ReadOptions, "quiet", "as_json")
+def read_command(options: ReadOptions, screen: Screen) -> None:
+    at_once(f"Reading {options.model}", quiet=screen.hides_progress)
+    print_report(run_read(replace(options, progress=not screen.hides_progress)), as_json=screen.as_json)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from blocks.part import Closed
-from composer.commands.output_files import check_output_file, output_file
-from composer.commands.writers import LAST
+from composer.command_line import Screen, command
+from composer.commands.writers import LAST, check_output_file, output_file
 from composer.devices import check_device, room_for
 from composer.errors import ComposerError, DataError, translate_errors
 from composer.options import function_of, option, options_class
@@ -17,6 +18,7 @@ from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import OUT_FILE, PROGRESS, TOP_P, OfAnyModel, OnDevice, Replacing, Seeded, to_path, to_tokens
 from composer.spec.inherit import short_path
 from composer.tables import Readable, View
+from composer.terminal import at_once, heading, print_json
 from composer.weights.config import check_positions
 from composer.weights.sources import describe_model
 from composer.words import plural
@@ -104,3 +106,13 @@ sample = function_of(SampleOptions, run_sample)
 def bar_of(done: int, total: int) -> BarUpdate:
     """Return the number of finished texts, as a bar shows it."""
     return BarUpdate("texts", done, total)
+
+
+@command(SampleOptions, "quiet", "as_json")
+def sample_command(options: SampleOptions, screen: Screen) -> None:
+    at_once(f"Reading {options.model}", quiet=screen.hides_progress)
+    sampled = run_sample(replace(options, progress=not screen.hides_progress))
+    if screen.as_json:
+        print_json(sampled.model_dump(mode="json"))
+    else:
+        heading(f"Wrote {short_path(sampled.out)}")

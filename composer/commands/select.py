@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from composer.arguments import Reference
-from composer.commands.distill import Watched, bar_of
+from composer.command_line import Screen, command
+from composer.commands.distill import Watched
 from composer.data.loading import check_references
 from composer.devices import room_for
 from composer.errors import ComposerError, SelectionError, translate_errors
@@ -18,7 +19,7 @@ from composer.options import function_of, option, options_class, options_of
 from composer.progress import progress_callback, silent_transformers
 from composer.selection.choice import another_source, candidates, count_within, state_bytes
 from composer.selection.head_choice import candidate_heads, heads_within, subject_of
-from composer.selection.report import By
+from composer.selection.report import By, Selection
 from composer.shared_options import (
     OUT,
     CountedAt,
@@ -39,6 +40,7 @@ from composer.spec.document import Spec
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.resolve import Resolved
+from composer.terminal import heading, print_result, training_bar, training_steps
 from composer.weights.config import dimensions
 from composer.weights.record import read_record
 from composer.weights.sources import describe_model, open_model
@@ -165,7 +167,7 @@ def _select_layers(options: SelectOptions, loaded: Spec) -> Selection:
     assert by != "gates", "the options refuse it"
     with (
         STORE.hold(folder, resume=True, force=options.force),
-        progress_callback(options.progress, bar_of) as watch,
+        progress_callback(options.progress, training_bar) as watch,
         room,
         silent_transformers(),
     ):
@@ -199,7 +201,7 @@ def _select_heads(options: SelectOptions, loaded: Spec) -> HeadSelection:
     )
     with (
         STORE.hold(folder, resume=True, force=options.force),
-        progress_callback(options.progress, bar_of) as watch,
+        progress_callback(options.progress, training_bar) as watch,
         room,
         silent_transformers(),
     ):
@@ -278,3 +280,14 @@ def check_student(folder: Path, resolved: Resolved, source: Reference) -> None:
         raise SelectionError(
             f"--student {folder}: no student of {resolved.name} on this source, {what}. Leave it out to train one."
         )
+
+
+@command(SelectOptions, "quiet", "as_json")
+def select_command(options: SelectOptions, screen: Screen) -> None:
+    with training_steps(quiet=screen.quiet, visible=not screen.as_json) as watch:
+        report = run_select(replace(options, progress=watch or False))
+    print_result(report, as_json=screen.as_json)
+    if screen.as_json:
+        return
+    kept = report.keep if isinstance(report, Selection) else [f"{some.layer}.{head}" for some in report.keep for head in some.heads]
+    heading(f"Kept: {', '.join(map(str, kept))}")

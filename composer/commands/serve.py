@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from composer.command_line import Screen, command
 from composer.commands.writers import load_writer, tokenizer_of_writer
 from composer.devices import check_device, room_for
 from composer.errors import ComposerError, translate_errors
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
 from composer.shared_options import InDtype, OfAnyModel, OnDevice, WithBackend, to_optional_tokens
+from composer.terminal import at_once, say
 from composer.versions import install_command, version_of
 from composer.weights.sources import open_model
 from converters.bounded import reason
@@ -139,3 +142,16 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         why = reason(error).partition(" (while")[0]  # where Python adds the address once more
         raise ComposerError(f"Cannot listen on {host}:{port}: {why}. Choose another --port or --host.") from error
+
+
+@command(ServeOptions, "quiet")
+def serve_command(options: ServeOptions, screen: Screen) -> None:
+    at_once(f"Loading {options.model}", quiet=screen.hides_progress)
+    server = run_serve(options)
+    gc.freeze()  # or each look at all objects of torch and transformers takes a quarter of a second, while texts are generated
+    try:
+        say(f'{server.address}/v1  model: "{server.model}"  (Ctrl-C ends it)')
+        server.wait()
+    except BaseException:
+        server.close()
+        raise

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import json
 from typing import ClassVar
 
 from blocks.part import Closed
+from composer.command_line import Screen, command
 from composer.commands.fields import FieldFacts, field_facts, plain, table_of
 from composer.errors import ComposerError
-from composer.evaluation.arguments import KINDS, SHARED_OPTIONS, no_task
+from composer.evaluation.arguments import FILES, KINDS, SHARED_OPTIONS, no_task
 from composer.options import argument, function_of, options_class
 from composer.tables import Readable, Table, View
+from composer.terminal import heading, print_json, print_table, say
 
 
 class TaskFacts(Readable, Closed):
@@ -68,3 +71,39 @@ def _describe(name: str) -> TaskFacts:
         source=kind.source,
         options=tuple(field_facts(key, kind.model_fields[key]) for key in own),
     )
+
+
+SCORED = {
+    "written": "by what the model writes after the prompt",
+    "tokens": "by the answer's tokens, each after the true text before it: the share that is the first choice",
+    "loss": "by its loss: nats per token, and their perplexity",
+}
+
+
+@command(TasksOptions, "as_json")
+def tasks_command(options: TasksOptions, screen: Screen) -> None:
+    report = run_known_tasks(options)
+    if screen.as_json:
+        print_json([task.model_dump(mode="json") for task in report.tasks])
+    elif options.name is None:
+        (table,) = report.view().tables
+        print_table(table.rows, headers=table.headers)
+        say("\nOptions, defaults and source of one: compose tasks TASK")
+        say(f"Options of all tasks: {', '.join(SHARED_OPTIONS.values())}; files that several tasks read: --{', --'.join(FILES)}")
+    else:
+        _print(report.tasks[0])
+
+
+def _print(task: TaskFacts) -> None:
+    heading(task.name)
+    print_table(
+        [
+            *((paragraph,) for paragraph in task.description.split("\n\n")),
+            (f"Scored {SCORED[task.scored]}.",),
+            (f"Source: {task.source}",),
+        ]
+    )
+    for option in task.options:
+        default = "(required)" if option.required else json.dumps(option.default, ensure_ascii=False)
+        say(f"\n  {option.name}: {default}")
+        print_table([(option.type,), *([(option.description,)] if option.description else [])], indent=6)

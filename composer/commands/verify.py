@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+import typer
+
+from composer.command_line import Screen, command
 from composer.errors import ComposerError, translate_errors
 from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import ON_HUB, PROGRESS, WithParts, to_text
+from composer.terminal import heading, print_json, print_table, say
 from composer.vllm import problem_of_vllm
 from composer.weights.sources import local_folder
 from composer.weights.verify import VerifyReport
@@ -66,3 +71,21 @@ verify = function_of(VerifyOptions, run_verify)
 def bar_of(name: str, done: int, total: int) -> BarUpdate:
     """Return the progress of reading a file, as a bar shows it."""
     return BarUpdate(f"reading {name}", done, total)
+
+
+MISMATCH = 1
+
+
+@command(VerifyOptions, "quiet", "as_json")
+def verify_command(options: VerifyOptions, screen: Screen) -> None:
+    report = run_verify(replace(options, progress=not screen.quiet))
+    if screen.as_json:
+        print_json({**report.model_dump(mode="json"), "ok": report.ok})
+    else:
+        table = report.table
+        print_table(table.rows, headers=table.headers, indent=0)
+        say()
+        say(f"Record: SHA-256 {report.record_sha256}")
+        heading(report.verdict(options.model))
+    if not report.ok:
+        raise typer.Exit(MISMATCH)

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from composer.command_line import Screen, command
 from composer.errors import SpecError, translate_errors
 from composer.files import failing_as
 from composer.options import argument, function_of, option, options_class
 from composer.shared_options import OfSource, WithParts, to_optional_text
 from composer.spec.inherit import find_spec, not_found, short_path
 from composer.spec.shipped import shipped_specs
+from composer.terminal import say
 from composer.viewing.page import launch, page
 from composer.viewing.reading import MOST_TEXT, EditorContext
 from composer.weights.config import dimensions
@@ -88,3 +90,10 @@ def _open(spec: str | None) -> tuple[str | None, EditorContext]:
     except UnicodeDecodeError:
         raise SpecError(f"{short_path(path)}: not UTF-8: save the file in that encoding") from None
     return text, EditorContext(path.name, path.parent if own else None)
+
+
+@command(ViewOptions)
+def view_command(options: ViewOptions, screen: Screen) -> None:
+    served = run_view(options)
+    say(f"{served.address}  (Ctrl-C ends it)")
+    served.wait()

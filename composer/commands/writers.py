@@ -1,4 +1,7 @@
-"""Models that write, their tokenizers, and the options of drawing tokens, for every command that generates text."""
+"""Models that write, their tokenizers, the options of drawing tokens, and the files of commands that generate or read text.
+
+Each file appears whole or not at all, and replaces another only with --force.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from composer.commands.load import load
+from composer.commands.build import load
 from composer.errors import ComposerError
+from composer.files import failing_as, whole
+from composer.locks import beside, exclusive_lock
 from composer.spec.explain import explain_resolved
+from composer.spec.inherit import short_path
 from composer.trust import load_tokenizer
 from composer.weights.load import check_backends, open_models
 from composer.weights.sources import local_folder
@@ -77,3 +83,35 @@ def no_room(model: Any, tokens: int) -> ComposerError:
     return ComposerError(
         f"out of memory: at {tokens:,} tokens the state alone needs {size(cost.state_bytes)}; {', or '.join(remedies)}"
     )
+
+
+@contextmanager
+def output_file(out: Path, refusal: type[ComposerError], *, force: bool) -> Iterator[Path]:
+    """Yield a temporary path to write to. The file is moved to ``out`` after the block, and locked until then.
+
+    Raises ``refusal`` if it cannot be written, where another process writes it, and if it exists without ``force``.
+    """
+    busy = refusal(f"Another run writes {short_path(out)}. Wait until it has ended, or name another file.")
+    with failing_as(refusal, f"{short_path(out)} cannot be written"):
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with exclusive_lock(beside(out), busy):
+                check_output_file(out, refusal, force=force)  # again: another process may have written it meanwhile
+                with whole(out, replace=force) as partial:
+                    yield partial
+        except FileExistsError:
+            if out.exists():
+                raise _exists(out, refusal) from None
+            raise
+
+
+def check_output_file(out: Path, refusal: type[ComposerError], *, force: bool, example: str = "") -> None:
+    """Raise ``refusal`` if the file exists without ``force``, or is a folder. example: a name for a file in that folder."""
+    if out.is_dir():
+        raise refusal(f"{short_path(out)} is a folder; name a file" + (f", such as {short_path(out / example)}" if example else ""))
+    if out.exists() and not force:
+        raise _exists(out, refusal)
+
+
+def _exists(out: Path, refusal: type[ComposerError]) -> ComposerError:
+    return refusal(f"{short_path(out)} exists; name another file, or replace it with --force")

@@ -11,8 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from composer.cli.derived import Command, Screen, command
 from composer.cli.main import COMMANDS, load_command
+from composer.command_line import Command, Screen, command
 from composer.errors import ComposerError, DataError, SpecError
 from composer.options import argument, convert_options, function_of, in_python, option, options_class, options_of
 from composer.shared_options import OUT, OnGraph, Overriding, Seeded, to_numbers, to_optional_path, to_texts, to_tokens

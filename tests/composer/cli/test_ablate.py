@@ -14,7 +14,7 @@ import rich.console
 from composer.ablation import runner
 from composer.ablation.ablate import REPORT, STEPS
 from composer.ablation.plan import AblationStep, Variant
-from composer.cli import ablate as module
+from composer.commands import ablate as module
 from composer.runs.report import TABLE
 from composer.spec.loading import load_spec
 from composer.training.transfer import TransferCourse

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from composer.cli import bars
+from composer import terminal
 from composer.cli.main import app
 from composer.spec.shipped import shipped_specs
 from tests.composer.cli.conftest import Compose
@@ -57,7 +57,7 @@ def test_the_first_line_is_printed_before_slow_imports(compose: Compose, tiny: P
             raise KeyboardInterrupt
 
     for module in ("distill", "eval"):
-        monkeypatch.setattr(sys.modules[f"composer.cli.{module}"], "at_once", at_once)
+        monkeypatch.setattr(sys.modules[f"composer.commands.{module}"], "at_once", at_once)
     monkeypatch.setitem(sys.modules, "composer.training.distill", None)  # it is not come to
     monkeypatch.setitem(sys.modules, "composer.evaluation.runner", None)
     assert compose("distill", tiny, "--data", "texts.jsonl").exit_code == 130
@@ -66,9 +66,9 @@ def test_the_first_line_is_printed_before_slow_imports(compose: Compose, tiny: P
 
 
 def test_the_first_line_is_for_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for terminal, quiet, line in ((True, False, "Distilling …\n"), (True, True, ""), (False, False, "")):
-        monkeypatch.setattr(bars, "on_terminal", lambda terminal=terminal: terminal)
-        bars.at_once("Distilling", quiet=quiet)
+    for is_terminal, quiet, line in ((True, False, "Distilling …\n"), (True, True, ""), (False, False, "")):
+        monkeypatch.setattr(terminal, "on_terminal", lambda shown=is_terminal: shown)
+        terminal.at_once("Distilling", quiet=quiet)
         assert capsys.readouterr().err == line
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import rich.console
 
-from composer.cli import distill
-from composer.cli.bars import training_steps, watching
+from composer.commands import distill
 from composer.errors import TrainingError
 from composer.notices import warn_user
 from composer.progress import BarUpdate
+from composer.terminal import training_steps, watch_progress
 from composer.training.loop import StepProgress
 from tests.composer.cli.conftest import Compose
 
@@ -20,7 +20,7 @@ def test_bar_texts_are_shown_until_the_next(terminal: rich.console.Console) -> N
     def nothing(name: str, done: int, total: int, text: str | None = None) -> None:
         pass
 
-    with watching("text", "bar", "count", bar=BarUpdate, line=nothing, quiet=False) as watch:
+    with watch_progress("text", "bar", "count", bar=BarUpdate, line=nothing, quiet=False) as watch:
         assert watch is not None
         watch("cells", 1, 3, "here")
         watch("cells", 2, 3)

@@ -12,7 +12,7 @@ import pytest
 import rich.console
 
 from composer.benching.options import BenchProgress
-from composer.cli import bench as bench_module
+from composer.commands import bench as bench_module
 from tests.composer.cli.conftest import Compose
 
 QUICK = ("--repeats", "1", "--steps", "1")

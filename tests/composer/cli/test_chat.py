@@ -52,7 +52,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Run the command on a terminal with these typed lines, and return the model's prompts. An exception stands for a key."""
 
     def run(chatty: Path, *lines: str | type[BaseException]) -> list[str]:
-        from composer.cli import chat
+        from composer.commands import chat
 
         waiting = list(lines)
 
@@ -76,7 +76,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         monkeypatch.setattr(Chat, "say", say)
         names = ("system", "temperature", "top_p", "seed", "device", "backend", "graph", "parts")
         left_out = dict.fromkeys(names)
-        chat.chat.callback(model=str(chatty), max_new_tokens="4", **left_out)
+        chat.chat_command.callback(model=str(chatty), max_new_tokens="4", **left_out)
         return prompts
 
     return run

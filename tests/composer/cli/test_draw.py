@@ -110,6 +110,6 @@ def test_pictures_of_the_command_are_legible(teacher: Path) -> None:
 
 def test_pictures_on_a_terminal_are_written_to_a_file(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody reads SVG on a terminal."""
-    monkeypatch.setattr("composer.cli.draw.sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr("composer.commands.draw.sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True)))
     assert compose("draw", "ablations/lola-scores:recent").stdout.startswith("lola-scores-recent.svg  ")
     assert Path("lola-scores-recent.svg").read_text(encoding="utf-8").startswith("<svg")

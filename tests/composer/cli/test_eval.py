@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import rich.console
 
-from composer.cli import eval as eval_module
+from composer.commands import eval as eval_module
 from composer.evaluation.folder import RESULTS, SAMPLES
 from composer.evaluation.options import EvaluationOptions, EvaluationProgress
 from composer.evaluation.runner import evaluate

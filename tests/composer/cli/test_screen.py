@@ -18,8 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from composer import progress
-from composer.cli import screen
+from composer import progress, terminal
 from composer.errors import ComposerError
 from composer.notices import inform, warn_user
 from composer.tables import Table, View
@@ -102,12 +101,12 @@ def test_messages_tables_and_notices_are_escaped(
     """Messages of other libraries are escaped, too, also in redirected output, since a log is read on a terminal later."""
     shown: list[str] = []
     monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
-    with screen.notices_shown():
-        screen.say(NASTY)
-        screen.heading(NASTY)
-        screen.print_table([(NASTY, NASTY)], headers=(NASTY, "b"))
-        screen.print_view(View(NASTY, (Table("", ("a",), ((NASTY,),)),), (NASTY,), NASTY))
-        screen.print_mistake(ComposerError(NASTY), as_json=False)
+    with terminal.notices_shown():
+        terminal.say(NASTY)
+        terminal.heading(NASTY)
+        terminal.print_table([(NASTY, NASTY)], headers=(NASTY, "b"))
+        terminal.print_view(View(NASTY, (Table("", ("a",), ((NASTY,),)),), (NASTY,), NASTY))
+        terminal.print_mistake(ComposerError(NASTY), as_json=False)
         warn_user(NASTY)
         inform(NASTY)
         logging.getLogger("of.another.library").warning("%s", NASTY)
@@ -121,8 +120,8 @@ def test_messages_tables_and_notices_are_escaped(
 
 
 def test_markup_is_text(capsys: pytest.CaptureFixture[str]) -> None:
-    screen.heading("[bold]a[/bold] :smile:")
-    screen.print_table([("[link=http://b]b[/link]",)])
+    terminal.heading("[bold]a[/bold] :smile:")
+    terminal.print_table([("[link=http://b]b[/link]",)])
     assert capsys.readouterr().out == "[bold]a[/bold] :smile:\n  [link=http://b]b[/link]\n"
 
 
@@ -131,12 +130,12 @@ def test_documents_are_escaped_on_a_terminal_alone(
     capsys: pytest.CaptureFixture[str], on_terminal: Callable[[bool], None], is_terminal: bool, expected: str
 ) -> None:
     on_terminal(is_terminal)
-    screen.print_document(NASTY)
+    terminal.print_document(NASTY)
     assert capsys.readouterr().out == f"{expected}\n"
 
 
 def test_json_is_escaped_and_means_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    screen.print_json({"a": f"{NASTY}\ud800"})
+    terminal.print_json({"a": f"{NASTY}\ud800"})
     text = capsys.readouterr().out
     assert json.loads(text) == {"a": f"{NASTY}\ud800"}
     assert not set(text) & set("\x1b\x9b\u202e\r\u200b\ud800")
@@ -171,7 +170,7 @@ def test_output_passes_through_one_module() -> None:
         and ast.unparse(node.func) in ("print", "typer.echo", "typer.secho", "sys.stdout.write", "sys.stderr.write")
     }
     assert calls == {
-        "composer/cli/screen.py",
+        "composer/terminal.py",
         "composer/cli/entry.py",  # before any import
         "composer/benching/memory.py",  # to its parent process
     }

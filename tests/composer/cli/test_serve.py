@@ -22,7 +22,7 @@ def test_ctrl_c_ends_the_server(compose: Compose, monkeypatch: pytest.MonkeyPatc
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "or the server would never end"
     monkeypatch.setattr(gc, "freeze", lambda: None)
     before = set(threading.enumerate())
-    from composer.cli import serve as module
+    from composer.commands import serve as module
 
     answers: list[int] = []
     ended = threading.Event()

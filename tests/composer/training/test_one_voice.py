@@ -13,7 +13,7 @@ import pytest
 import typer
 from matplotlib.figure import Figure
 
-from composer.cli import screen
+from composer import terminal
 from composer.cli.main import main
 from composer.errors import TrainingError
 from composer.training import checkpoint
@@ -100,10 +100,10 @@ def test_full_disks_are_reported_once(
 
 def test_mistakes_of_another_process_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first process ends although it has no error."""
-    monkeypatch.setattr(screen, "PATIENCE", 0.3)
+    monkeypatch.setattr(terminal, "PATIENCE", 0.3)
 
     def act(rank: int) -> None:
-        with screen.report_once():
+        with terminal.report_once():
             if rank == 1:
                 raise TrainingError("only here")
             time.sleep(1.0)

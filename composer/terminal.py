@@ -1,4 +1,6 @@
-"""Output of the commands: plain tables that fit 80 columns, JSON, and notices.
+"""Output of the commands: plain tables that fit 80 columns, JSON, notices, and progress bars.
+
+Bars are on stderr, and only where it is a terminal, so that what is redirected to a file holds none.
 
 All output passes through this module, which escapes what a terminal would obey (``composer.escape``): messages always, documents
 such as generated text only where stdout is a terminal.
@@ -10,11 +12,11 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 
@@ -22,11 +24,15 @@ from composer.devices import processes_started
 from composer.errors import ComposerError, mistakes_of
 from composer.escape import escape_json, escape_message, escape_text
 from composer.notices import LOG
+from composer.progress import BarPart, BarUpdate, bars, on_terminal
 from composer.tables import UNBOUNDED, View, text_table
+from composer.words import duration
 from converters.errors import ConverterError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from composer.training.loop import StepProgress
 
 WIDTH = 80
 """Columns without a terminal."""
@@ -37,6 +43,9 @@ MISTAKE, INTERRUPTED = 2, 130
 """Exit codes."""
 PATIENCE = 10.0
 """Seconds that one of several processes waits for the others before it exits."""
+Arguments = ParamSpec("Arguments")
+LINES_A_STAGE = 10
+"""Lines of progress for each stage of a training whose output is no terminal."""
 
 
 def print_json(value: Any) -> None:
@@ -174,6 +183,16 @@ def print_view(view: View, *, wrap: bool = True) -> None:
     typer.echo(view.text(screen))
 
 
+def print_result(result: Any, *, as_json: bool, below: str = "") -> None:
+    """Print a result as JSON alone, or its view, where nothing wraps, and a line ``below``."""
+    if as_json:
+        print_json(result.model_dump(mode="json"))
+        return
+    print_view(result.view(), wrap=False)
+    if below:
+        say(below)
+
+
 def print_mistake(error: ComposerError | ConverterError, *, as_json: bool) -> None:
     """The message on stderr, and as JSON on stdout, too."""
     say(str(error), err=True)
@@ -206,3 +225,57 @@ def report_once(*, as_json: bool = False) -> Iterator[bool]:
             if is_first():
                 raise
             raise typer.Exit(INTERRUPTED) from error
+
+
+def at_once(what: str, *, quiet: bool) -> None:
+    """Print a line to the terminal before imports that need seconds; nothing if stderr is a file."""
+    if not quiet and on_terminal():
+        say(f"{what} …", err=True)
+
+
+@contextmanager
+def watch_progress(
+    *columns: BarPart,
+    bar: Callable[Arguments, BarUpdate],
+    line: Callable[Arguments, None],
+    quiet: bool,
+    visible: bool = True,
+    stay: bool = False,
+) -> Iterator[Callable[Arguments, None] | None]:
+    """A callback for progress: on a terminal it moves a bar, elsewhere it prints lines to stderr. None where progress is not
+    ``visible``, and where ``quiet``: then notices are not printed either, and warnings are.
+
+    bar: from the callback's arguments to what the bar shows. line: prints them, or nothing.
+    """
+    if quiet:
+        with warnings_alone():
+            yield None
+    elif not visible:
+        yield None
+    elif not on_terminal():
+        yield line
+    else:
+        with bars(*columns, stay=stay) as show:
+            yield lambda *arguments, **more: show(bar(*arguments, **more))
+
+
+def training_steps(*, quiet: bool, visible: bool = True) -> AbstractContextManager[Callable[[StepProgress], None] | None]:
+    """Report the progress of training: a bar for each stage on a terminal, otherwise ten lines per stage."""
+    return watch_progress("name", "bar", "text", bar=training_bar, line=_line, quiet=quiet, visible=visible, stay=True)
+
+
+def _line(step: StepProgress) -> None:
+    if step.step % max(1, step.steps // LINES_A_STAGE) == 0 or step.step == step.steps:
+        say(f"{step.stage}  {figures_of(step)}", err=True)
+
+
+def training_bar(step: StepProgress) -> BarUpdate:
+    """Return the progress of a stage, as a bar shows it."""
+    return BarUpdate(step.stage, step.step, step.steps, figures_of(step))
+
+
+def figures_of(step: StepProgress) -> str:
+    """Return the figures of a step in words."""
+    share = f", {step.evaluating:.0%} to evaluate" if step.evaluating >= 0.05 else ""
+    speed, left = f"{step.tokens_per_second:,.0f} tokens/s", f"{duration(step.seconds_left)} left"
+    return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {speed}  {left}{share}"

@@ -37,12 +37,10 @@ class Command:
     callback: Callable[..., None]
 
 
-def command(
-    options: type[Options], *screen: str, name: str | None = None
-) -> Callable[[Callable[[Options, Screen], None]], Command]:
-    """Derive a command from an options class, for a function that runs it and prints the result.
+def command(options: type[Options], *screen: str) -> Callable[[Callable[[Options, Screen], None]], Command]:
+    """Derive a command from an options class, for a function that runs it and prints the result: ``NAME_command``.
 
-    screen: the fields of ``Screen`` that the command has. name: left out, that of the function.
+    screen: the fields of ``Screen`` that the command has.
     """
 
     def derive(run: Callable[[Options, Screen], None]) -> Command:
@@ -57,7 +55,7 @@ def command(
             run(made(**kwargs), on_screen)
 
         parameters = [_parameter(key, entry) for key, entry in (fields | shown).items()]
-        callback.__name__ = name or run.__name__
+        callback.__name__ = run.__name__.removesuffix("_command")
         callback.__doc__ = inspect.getdoc(options)
         callback.__module__ = run.__module__
         callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
