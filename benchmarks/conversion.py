@@ -35,8 +35,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import composer
 from benchmarks.harness import Goal, describe_machine, find_worst, show_goals, summarise, write
-from composer.data.document import Document
-from composer.data.packing import Batch, PackedRows, pack
+from composer.data.packing import Batch, Document, PackedRows, pack
 from composer.devices import keep_freed_memory
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec

@@ -32,8 +32,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import composer
 from benchmarks.harness import summarise
 from benchmarks.heads import Quadratic
-from composer.data.document import Document
-from composer.data.packing import Batch, pack
+from composer.data.packing import Batch, Document, pack
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.training.transfer import TransferCourse, teach

@@ -7,8 +7,7 @@ from converters.composed import COMPOSED_FAMILY
 from converters.errors import ConfigError
 from converters.family import Config, Family
 from converters.hosts import host_family
-from converters.liger import LIGER
-from converters.llama import LLAMA, needs_host
+from converters.llama import LIGER, LLAMA, needs_host
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, LIGER, COMPOSED_FAMILY)}
 

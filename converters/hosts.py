@@ -1,7 +1,7 @@
 """Families whose model around the heads is transformers' own class, and whose tensors keep their names.
 
 Only the sizes that a spec needs are read here, from ``config.json`` alone. transformers checks the weights as a model is built.
-Most families need no line in this file.
+Most families need no line in this file. Which layers of a model see the last tokens alone is read here, too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from converters.config import MOST_LAYERS, encode_floats, positive_int
 from converters.errors import ConfigError
 from converters.family import Config, Family
 from converters.hybrid_layers import count_of_layers, layers_without_attention
-from converters.length_rotations import LengthRotation, length_rotations
-from converters.local_layers import local_layers
 from converters.model_types import AUTO_MAP, PREFIX
-from converters.rotary import check_rotary
+from converters.rotary import LengthRotation, check_rotary, length_rotations
 from converters.trunk import DTYPE_KEYS, Sizes, read_dtype
 
 ATTENTIONS = ("self_attn", "attention", "attn", "self_attention", "mixer")
@@ -315,3 +313,37 @@ def _positive(config: Config, *keys: str, default: int | None = None, most: int 
     """Return the value of the first of several keys that the config has."""
     key = next((key for key in keys if config.get(key) is not None), keys[0])
     return positive_int(config, key, default) if most is None else positive_int(config, key, default, most)
+
+
+EVERY = frozenset({"mistral", "mixtral", "ministral", "phi3", "phimoe", "starcoder2"})
+"""Families whose layers all have the window, where the config has one and names no layers."""
+EACH_NTH_SEES_ALL: Mapping[str, int] = {"cohere2": 4, "gemma2": 2, "gemma3_text": 6}
+"""Families in which, of so many layers, the last sees everything, where the config names no layers."""
+FROM_A_LAYER_ON = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+"""Families with a window only if ``use_sliding_window`` is set; their first ``max_window_layers`` layers have none."""
+
+
+def local_layers(model_type: str, config: Config, layers: int) -> tuple[int | None, ...] | None:
+    """Return the window of each layer, in tokens, the query's own included; None for a layer without one, and if no layer has one.
+    If neither the config nor its family determines the layers, none has a window. Raises ConfigError if the number of kinds is not
+    that of the layers.
+    """
+    window, kinds = config.get("sliding_window"), config.get("layer_types")
+    used = config.get("use_sliding_window", model_type not in FROM_A_LAYER_ON)
+    if not isinstance(window, int) or window < 1 or not used:
+        return None
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != layers:
+            raise ConfigError(f"config.json: layer_types must be a list with one type for each of its {layers:,} layers.")
+        local = [kind == "sliding_attention" for kind in kinds]
+    elif model_type in EVERY:
+        local = [True] * layers
+    elif model_type in EACH_NTH_SEES_ALL:
+        every = positive_int(config, "sliding_window_pattern", EACH_NTH_SEES_ALL[model_type])
+        local = [(layer + 1) % every != 0 for layer in range(layers)]
+    elif model_type in FROM_A_LAYER_ON:
+        first = config.get("max_window_layers")
+        local = [isinstance(first, int) and layer >= first for layer in range(layers)]
+    else:
+        return None
+    return tuple(window if is_local else None for is_local in local) if any(local) else None

@@ -1,8 +1,12 @@
-"""Llama 1, 2, 3 and 3.x, and what calls itself so. Its names are the canonical ones."""
+"""Llama 1, 2, 3 and 3.x, and what calls itself so. Its names are the canonical ones.
+
+Liger's students of Llama (arXiv:2503.01496) have Llama's names and keys, and no further tensors. A spec describes their heads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from converters.bounded import brief, list_first
 from converters.config import MOST_LAYERS, number, positive_int, positive_number, switch, token_id, token_ids
@@ -211,3 +215,6 @@ def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None
 
 
 LLAMA = Family(model_type="llama", title="Llama 1, 2, 3 and 3.x", names=NAMES, passed_over=PASSED_OVER, read_config=read_config)
+
+
+LIGER = replace(LLAMA, model_type="liger_gla", title="Liger-GLA, for published/liger-gla")

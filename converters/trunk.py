@@ -10,7 +10,7 @@ from converters.bounded import brief
 from converters.errors import ConfigError
 
 if TYPE_CHECKING:
-    from converters.length_rotations import LengthRotation
+    from converters.rotary import LengthRotation
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 DTYPE_KEYS = ("dtype", "torch_dtype")

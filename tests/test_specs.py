@@ -6,8 +6,7 @@ import pytest
 
 from blocks.operation import Kind
 from composer.spec.loading import load_spec
-from composer.spec.parameters import fresh_parameters
-from composer.spec.resolve import Dimensions, resolve
+from composer.spec.resolve import Dimensions, fresh_parameters, resolve
 from composer.weights.config import own_parameters, trunk_from
 from tests.shipped import on
 

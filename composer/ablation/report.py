@@ -15,7 +15,7 @@ from composer.ablation.options import Request
 from composer.ablation.plan import STAGES, Chain, Variant
 from composer.ablation.steps import FAILURE, Figures
 from composer.options import options_of
-from composer.runs.report import RunReport
+from composer.runs.store import RunReport
 from composer.spec.explain import Explanation
 from composer.tables import View
 

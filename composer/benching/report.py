@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from blocks.part import Closed
 from composer.graph.lowering import AUTO
-from composer.runs.report import RunReport
+from composer.runs.store import RunReport
 from composer.tables import View, cell_at
 from composer.weights.load import OpenedFacts
 

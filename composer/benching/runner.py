@@ -19,9 +19,8 @@ from composer.devices import check_device, device_name, device_type, room
 from composer.errors import BenchError
 from composer.graph.lowering import AUTO, list_forms
 from composer.model.attention import INTERFACE
-from composer.runs.report import write_pictures
-from composer.runs.store import RunStore
-from composer.spec.parameters import graphs_of
+from composer.runs.store import RunStore, write_pictures
+from composer.spec.resolve import graphs_of
 from composer.versions import versions_of
 from composer.weights.config import check_positions
 from composer.weights.load import Opened, check_backends, open_models

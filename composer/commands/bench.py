@@ -16,9 +16,9 @@ from composer.errors import BenchError, translate_errors
 from composer.options import argument, convert_options, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import PROGRESS, WithParts, to_models, to_numbers
+from composer.spec.built_models import is_spec_on_hub
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, names_a_spec
-from composer.spec.on_hub import is_spec_on_hub
 from composer.terminal import at_once, print_result, say, watch_progress
 from composer.weights.load import open_models
 

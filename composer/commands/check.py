@@ -30,7 +30,7 @@ from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from composer.weights.target import target_of
 from composer.words import plural, short_hashes
-from converters.length_rotations import LengthRotation
+from converters.rotary import LengthRotation
 
 NOTHING_KNOWN = "Layers and sizes are checked against a source: --from SOURCE"
 

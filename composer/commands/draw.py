@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from composer.arguments import Reference
 from composer.command_line import Screen, command
-from composer.drawing.picture import Picture, check_name, picture
-from composer.drawing.side_by_side import beside
+from composer.drawing.picture import Picture, beside, check_name, picture
 from composer.errors import BuildError, ComposerError, translate_errors
 from composer.files import failing_as, write_whole
 from composer.options import argument, function_of, option, options_class

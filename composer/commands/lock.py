@@ -28,9 +28,9 @@ from composer.shared_options import (
     TextDecoderAlone,
     to_optional_path,
 )
+from composer.spec.built_models import lock_document
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, resolve_spec
-from composer.spec.locked_spec import lock_document
 from composer.tables import Readable, View
 from composer.terminal import at_once, print_report
 from composer.weights.lock import SUFFIX, Lock, LockedSource, files_of_build, files_of_source, lock_reference

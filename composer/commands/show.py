@@ -29,10 +29,10 @@ from composer.shared_options import (
     complete_spec,
     to_optional_path,
 )
+from composer.spec.built_models import lock_document
 from composer.spec.code import Listing, code_of
 from composer.spec.document import Spec
 from composer.spec.loading import expand, load_spec, resolve_spec
-from composer.spec.locked_spec import lock_document
 from composer.spec.recipe import Stage
 from composer.spec.shipped import purpose_of, shipped_specs
 from composer.spec.writing import to_yaml

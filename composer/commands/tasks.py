@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from blocks.part import Closed
 from composer.command_line import Screen, command
-from composer.commands.fields import FieldFacts, field_facts, plain, table_of
+from composer.commands.parts import FieldFacts, field_facts, plain, table_of
 from composer.errors import ComposerError
 from composer.evaluation.arguments import FILES, KINDS, SHARED_OPTIONS, no_task
 from composer.options import argument, function_of, options_class

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from composer.data.chat import render_answers
-from composer.data.columns import Empty, check_characters, text_of
-from composer.data.conversation import conversation_of, is_messages
-from composer.data.document import Document
+from composer.data.conversation import Empty, check_characters, conversation_of, is_messages, text_of
+from composer.data.packing import Document
 from composer.data.reading import DataRecord
 from composer.data.references import RecordOptions, RowFormat
 from composer.errors import DataError

@@ -1,4 +1,4 @@
-"""From references to rows: documents are read, split, tokenized, checked, shuffled and packed."""
+"""From references to rows: documents are read or drawn, split, tokenized, checked, shuffled and packed."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from composer.data.document import Document
+import numpy as np
+
 from composer.data.formats import TextDraft, drafts, encode
-from composer.data.order import OF_DOCUMENTS, permutation
-from composer.data.packing import PackedRows, Packing, pack
+from composer.data.packing import OF_DOCUMENTS, DataReport, Document, PackedRows, Packing, ReferenceReport, pack, permutation
 from composer.data.reading import files_of, read_records
 from composer.data.references import SHARE, DataReference, FileData, TaskData, parse_reference
-from composer.data.report import DataReport, ReferenceReport
-from composer.data.samples import sample_documents
 from composer.errors import DataError
-from composer.tasks.base import Split
+from composer.tasks.base import Split, Task
 from composer.tasks.unknown_tokens import without_embedding
+from composer.tasks.writer import Writer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -234,3 +233,16 @@ def _reference_report(name: str, count: _Count) -> ReferenceReport:
         tokens=sum(map(len, count.documents)),
         targets=sum(document.targets for document in count.documents),
     )
+
+
+def sample_documents(task: Task, tokenizer: Any, length: int | None, split: Split) -> Iterator[Document]:
+    """Yield all samples that the task draws: the ids, and which of them are learned. length: tokens of a sample if the task does
+    not set its own.
+    """
+    writer = Writer(tokenizer)
+    begins = [token for token in writer.begin if token not in writer.end]
+    for sample in task.draw(writer, length, split):
+        ids = np.array(sample.ids, dtype=np.int32)
+        learned = np.array(sample.answer) if task.learn == "answer" else ~np.isin(ids, begins)
+        learned[0] = False  # nothing precedes it, so it cannot be predicted
+        yield Document(ids=ids, learned=learned)

@@ -1,21 +1,80 @@
-"""Documents in rows of one length. Positions mark their boundaries: 0 begins a document, or, of joined rows, the row."""
+"""Documents in rows of one length, and the rows of each step.
+
+Positions mark the boundaries of documents: 0 begins a document, or, of joined rows, the row. The rows of a step depend on the seed
+and the step only, so that a continued run uses the same ones.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from fractions import Fraction
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
-from composer.data.document import Document
-from composer.data.report import DataReport
+from blocks.part import Closed
 from composer.errors import DataError
 
 if TYPE_CHECKING:
     import torch
+
+
+class ReferenceReport(Closed):
+    """One reference. ``records`` were read; ``documents`` are those of this side of the split, before any is dropped."""
+
+    reference: str
+    records: int
+    empty: int
+    """Records that were left out, as nothing is in them."""
+    documents: int
+    tokens: int
+    targets: int
+    """Tokens to predict, before documents are cut at the ends of rows."""
+
+
+class DataReport(Closed):
+    """All that was read, and the rows made of it. An epoch is all rows once."""
+
+    split: Literal["train", "evaluation"]
+    references: tuple[ReferenceReport, ...]
+    how: Literal["packed", "joined", "whole", "padded"]
+    sequence: int
+    """Tokens of a row, padding included."""
+    rows: int
+    tokens: int
+    """Tokens of an epoch, without padding."""
+    targets: int
+    """Tokens of an epoch that are to be predicted."""
+    dropped: int
+    """Tokens that are in no row: of documents and of rows without anything to predict."""
+    hash: str
+    """SHA-256 of the rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Document:
+    """ids: ``T`` int32, with BOS and EOS if the tokenizer has them. learned: ``T`` bool, the tokens to predict. The first one is
+    predicted only if another document precedes it in a joined row."""
+
+    ids: np.ndarray
+    learned: np.ndarray
+
+    def __post_init__(self) -> None:
+        if self.ids.ndim != 1 or self.ids.shape != self.learned.shape:
+            raise ValueError(f"ids {self.ids.shape} and learned {self.learned.shape}: expected two of one length, T")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def targets(self) -> int:
+        """How many of its tokens are to be predicted."""
+        return int(np.count_nonzero(self.learned[1:]))
+
 
 Packing = Literal["packed", "joined", "whole", "padded"]
 IGNORED = -100
@@ -225,3 +284,44 @@ def _fill(documents: list[Document], starts: np.ndarray, lengths: np.ndarray, be
     position = column - np.maximum.accumulate(np.where(begins, column, 0), axis=1)
     labels = np.where(learned.reshape(count, sequence) & ~begins, ids.reshape(count, sequence), np.int32(IGNORED))
     return PackedRows(ids.reshape(count, sequence), labels, position, valid.reshape(count, sequence))
+
+
+OF_DOCUMENTS = 2**64 - 1
+"""The random stream that shuffles documents before they are packed. Epochs have the numbers from 0, below it."""
+
+
+@lru_cache(maxsize=4)
+def permutation(count: int, seed: int, stream: int) -> np.ndarray:
+    """``count`` int64, the numbers 0 … count - 1 in the order of this seed and stream; read-only."""
+    # numpy keeps the bits of its bit generators from version to version, but not the numbers of a `Generator`.
+    bits = np.random.Philox(key=np.array([seed % 2**64, stream], dtype=np.uint64)).random_raw(count)
+    order = np.argsort(np.asarray(bits), kind="stable")
+    order.setflags(write=False)
+    return order
+
+
+def rows_of_step(step: int, batch: int, count: int, seed: int) -> list[int]:
+    """Return the ``batch`` rows, out of ``count``, of step ``step`` (from 0). Each epoch has its own permutation. If an epoch ends
+    inside a batch, rows of the next one fill it: after any number of steps, two rows differ by at most one use. Raises DataError if
+    ``count`` or ``batch`` is 0.
+    """
+    _needs(count, batch)
+    rows, first = [], step * batch
+    while len(rows) < batch:
+        epoch, place = divmod(first + len(rows), count)
+        rows += permutation(count, seed, epoch)[place : place + batch - len(rows)].tolist()
+    return rows
+
+
+def steps_of(epochs: float, count: int, batch: int) -> int:
+    """Return the fewest steps of ``batch`` rows after which ``count`` rows have been seen ``epochs`` times. Raises DataError."""
+    _needs(count, batch)
+    # By the decimal digits of the float: 0.1 epochs of 30 rows are 3 rows, not a little more.
+    return math.ceil(Fraction(str(epochs)) * count / batch)
+
+
+def _needs(count: int, batch: int) -> None:
+    if count < 1:
+        raise DataError("the data are empty: there is no row")
+    if batch < 1:
+        raise DataError(f"a batch of {batch} rows; it needs at least 1")

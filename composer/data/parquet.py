@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from composer.data.bounds import MOST_RATIO, RECORD, VALUE, Unpacked, too_long
+from composer.data.streams import MOST_RATIO, RECORD, VALUE, Unpacked, too_long
 from composer.errors import DataError
 from composer.files import MOST_TEXT
 from converters.bounded import DEEPEST, shorten

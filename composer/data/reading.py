@@ -1,21 +1,23 @@
-"""Records out of files and of data sets of the Hub, one after another, as they are stored."""
+"""Records out of files and of data sets of the Hub, one after another, as they are stored; of plain text the whole file, its
+paragraphs, or its lines.
+"""
 
 from __future__ import annotations
 
 import glob
 import os
 from collections.abc import Iterator
+from io import TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from composer.data.bounds import MOST_LINE, MOST_WHOLE, lines_of
 from composer.data.hub import read_hub
 from composer.data.parquet import read_parquet
-from composer.data.plain import read_plain
 from composer.data.references import HUB, FileData, HubData, tasks
-from composer.data.streams import GZIP, open_unpacked, read_table, suffix_of
+from composer.data.streams import GZIP, MOST_LINE, MOST_WHOLE, lines_of, open_unpacked, read_table, suffix_of, too_long
 from composer.errors import DataError, first_line
+from composer.files import MOST_TEXT
 from composer.spec.places import brief, near_and_all
 from converters.bounded import parse_json, reason, shorten, within
 
@@ -234,3 +236,39 @@ def _objects(stream: BinaryIO, file: Path) -> Iterator[dict[str, Any]]:
         if not isinstance(record, dict):
             raise DataError(f'{file}:{number}  expected an object such as {{"text": …}}, got {brief(record)}')
         yield record
+
+
+def read_plain(stream: BinaryIO, file: Path, by: str) -> Iterator[dict[str, str]]:
+    """Yield the documents of an open file; nothing blank. Raises DataError for one that is too long, and UnicodeDecodeError."""
+    text = TextIOWrapper(stream, encoding="utf-8-sig")  # which reads each end of a line as "\n"
+    if by == "document":
+        whole = text.read(MOST_TEXT + 1)
+        if _too_long(whole):
+            raise too_long(str(file), file.stat().st_size)
+        if whole.strip():
+            yield {"text": whole}
+        return
+    held: list[str] = []
+    size = number = 0
+    while line := text.readline(MOST_TEXT + 1):
+        number += 1
+        if _too_long(line):
+            raise too_long(f"{file}:{number}")
+        line = line.rstrip("\n")
+        if by == "line":
+            if line.strip():
+                yield {"text": line}
+        elif line.strip():
+            held.append(line)
+            size += len(line) + 1
+            if size > MOST_TEXT:
+                raise too_long(f"{file}: the paragraph that ends after line {number}")
+        elif held:
+            yield {"text": "\n".join(held)}
+            held, size = [], 0
+    if held:
+        yield {"text": "\n".join(held)}
+
+
+def _too_long(text: str) -> bool:
+    return len(text) > MOST_TEXT or (len(text) * 4 > MOST_TEXT and len(text.encode("utf-8", "surrogatepass")) > MOST_TEXT)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 
 from composer.drawing.style import HEADS
-from composer.drawing.svg import element, escape_svg
-from composer.drawing.text import width
+from composer.drawing.text import element, escape_svg, width
 from composer.spec.layer_rules import runs_of
 from composer.spec.resolve import Group, Resolved
 

@@ -1,9 +1,12 @@
-"""The picture of a resolved spec: its name, the map of its layers, and the graph of every kind of head."""
+"""The picture of a resolved spec: its name, the map of its layers, and the graph of every kind of head.
+
+Two specs are drawn beside each other, with what differs between their heads marked.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -12,8 +15,7 @@ from blocks.legend import Shape
 from composer.drawing.head import draw_head
 from composer.drawing.layers import letters, map_of_layers
 from composer.drawing.style import style
-from composer.drawing.svg import element, escape_svg
-from composer.drawing.text import fit_text, lines_of, width
+from composer.drawing.text import element, escape_svg, fit_text, lines_of, width
 from composer.errors import ComposerError
 from composer.files import write_whole
 from composer.graph.composition import HeadSpec
@@ -21,7 +23,7 @@ from composer.graph.graph import HeadGraph
 from composer.graph.wiring import build_graph
 from composer.spec.dimensions import Dimensions
 from composer.spec.explain import COUNTER, state_bytes, state_size
-from composer.spec.resolve import Kinds, Resolved
+from composer.spec.resolve import Kinds, Resolved, meaning
 from composer.words import layers_in_words, plural, size
 from converters.shard import BYTES
 
@@ -186,3 +188,44 @@ def svg(inside: str, wide: float, high: float) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" class="cd-picture" role="img" width="{wide:.0f}" height="{high:.0f}" '
         f'viewBox="0 0 {wide:.0f} {high:.0f}">\n{inside}</svg>\n'
     )
+
+
+HeadKey = tuple[str, int]
+
+
+def beside(first: Resolved, second: Resolved, *, on: str | None = None, sequence: int = 4096, dtype: str = "float32") -> Picture:
+    """Both pictures as one. Parts of a head are marked where the other spec's head lacks or changes them; all of a head is marked
+    where the other spec lacks it. Heads are compared by name, or where each spec has but one."""
+    marks = _marks(first, second)
+    left, right = (
+        picture(spec, on=on, sequence=sequence, dtype=dtype, marked=marked)
+        for spec, marked in zip((first, second), marks, strict=True)
+    )
+    wide, high = left.width + BETWEEN + right.width, max(left.height, right.height)
+    inside = left.svg + right.svg.replace("<svg ", f'<svg x="{left.width + BETWEEN:.0f}" ', 1)
+    return Picture(svg(inside, wide, high), wide, high)
+
+
+def _marks(first: Resolved, second: Resolved) -> tuple[dict[HeadKey, frozenset[str]], dict[HeadKey, frozenset[str]]]:
+    graphs = tuple({kind: build_graph(head, shape) for kind, (head, shape, _) in spec.kinds().items()} for spec in (first, second))
+    return _find_changed(*graphs), _find_changed(*reversed(graphs))
+
+
+def _find_changed(graphs: dict[HeadKey, HeadGraph], others: dict[HeadKey, HeadGraph]) -> dict[HeadKey, frozenset[str]]:
+    """Nodes that the other spec's graphs lack, by head and number of its heads; all nodes of a head without a counterpart."""
+    marked = {}
+    for kind, graph in graphs.items():
+        alike = [other for (name, _), other in others.items() if name == kind[0]]
+        if len(graphs) == len(others) == 1:
+            alike = list(others.values())
+        known = set(_contents_of(alike[0])) if alike else set()
+        marked[kind] = frozenset(name for name, means in _contents_of(graph) if (name, means) not in known)
+    return marked
+
+
+def _contents_of(graph: HeadGraph) -> Iterator[tuple[str, str]]:
+    """Yield the name of each part's node, and a text of its meaning and inputs, to compare."""
+    for node in graph.parts:
+        fed = sorted((edge.start, edge.output, edge.input) for edge in graph.into(node.name))
+        content = meaning(node.part) if node.main else getattr(node.part, "weight", None)
+        yield node.name, repr((node.kind, content, fed))

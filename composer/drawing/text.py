@@ -1,12 +1,17 @@
-"""How wide text is, and how it is broken and cut to fit.
+"""Text in pictures: how wide it is, how it is broken and cut to fit, and how it is written as SVG.
 
 Widths are those of DejaVu Sans, which ships with matplotlib. None of the usual fonts among those that the pictures name is wider,
-so text that fits by this table fits in every viewer.
+so text that fits by this table fits in every viewer. All text of a user is escaped, and characters that XML forbids are replaced.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections.abc import Iterable
+from html import escape
+
+from composer.escape import mask
 
 FAMILY = "-apple-system, 'Segoe UI', 'Noto Sans', 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 
@@ -64,3 +69,29 @@ def lines_of(pieces: list[str], most: float, size: float, between: str = " · ")
         else:
             lines.append(piece)
     return lines
+
+
+_FORBIDDEN = re.compile("[\ufffe\uffff]")
+"""What XML forbids beside control characters and surrogates, which ``mask`` replaces."""
+
+
+def escape_svg(text: str) -> str:
+    """Escape text for use between tags and in attributes."""
+    return escape(_FORBIDDEN.sub("\ufffd", mask(text)), quote=False).replace('"', "&quot;")
+
+
+def element(tag: str, children: Iterable[str] | str = (), **attributes: object) -> str:
+    """Return one element. children: elements; of text, use ``escape_svg``. An attribute's trailing and inner underscores are
+    hyphens or nothing: ``class_`` is class, ``stroke_width`` is stroke-width."""
+    attribute_text = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape_svg(number(value) if isinstance(value, float) else str(value))}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    inside = children if isinstance(children, str) else "".join(children)
+    return f"<{tag}{attribute_text}>{inside}</{tag}>" if inside else f"<{tag}{attribute_text}/>"
+
+
+def number(value: float) -> str:
+    """Return a coordinate, to a tenth."""
+    return f"{value:.1f}".removesuffix(".0")

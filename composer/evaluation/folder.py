@@ -18,8 +18,7 @@ from composer.evaluation.report import (
     SampleResult,
     make_cell,
 )
-from composer.runs.report import TABLE
-from composer.runs.store import RunStore
+from composer.runs.store import TABLE, RunStore
 from composer.state import cut_interrupted_line, read_log, read_state
 from converters.bounded import MOST_LOG, appending, brief, list_first
 

@@ -16,7 +16,7 @@ from typing import Any
 from composer.evaluation.folder import PLOTS, STORE
 from composer.evaluation.report import DEPTHS, CellKey, CutRequests, EvaluationCell, EvaluationReport, TaskIdentity, interval_of
 from composer.plotting import MAP, add_title, doubling_ticks, legend, look, panels, plain, whole_ticks
-from composer.runs.report import write_pictures
+from composer.runs.store import write_pictures
 from composer.tables import Table
 from composer.tasks.base import Scored
 from composer.words import plural

@@ -10,8 +10,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from blocks.part import Closed
 from composer.graph.lowering import AUTO
-from composer.runs.report import RunReport
-from composer.runs.store import Settings, differences
+from composer.runs.store import RunReport, Settings, differences
 from composer.state import Count, Elapsed, Measured
 from composer.tables import View, cell_at
 from composer.tasks.base import Scored

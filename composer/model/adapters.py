@@ -1,17 +1,34 @@
-"""Finds the adapters that belong to a model's weights."""
+"""The record and the adapters of a model, which follow it from folder to folder."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from transformers.utils.hub import cached_file
 
 from composer.trust import code_in_adapter
 from converters.bounded import MOST_CONFIG, check_file, read_json
 from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+
+
+class Keeper(Protocol):
+    """Keeps the record of a model while it is in memory, and writes it into every folder that the model is saved to."""
+
+    def after_load(self, model: Any, reference: Any, where: Mapping[str, Any]) -> None:
+        """The model has been loaded from a folder or the Hub. where: the options of ``from_pretrained``."""
+        ...
+
+    def after_save(self, model: Any, folder: Path) -> None:
+        """The config and the weights of the model have been written to a folder."""
+        ...
+
+
+KEEPERS: list[Keeper] = []
+"""All that are called. Packages on floors above add theirs as they are imported."""
+
 
 WHERE = ("revision", "token", "cache_dir", "local_files_only")
 """Options of ``from_pretrained`` that determine where a model is, and so its adapters."""

@@ -20,11 +20,10 @@ from transformers.models.auto.configuration_auto import AutoConfig
 from blocks.flow import Tokens
 from composer.errors import BuildError
 from composer.graph.lowering import AUTO, check_backend
-from composer.model.adapters import adapters_of, where_of
+from composer.model.adapters import KEEPERS, adapters_of, where_of
 from composer.model.attention import INTERFACE, RUNNING, ModelCall, read_masks
 from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, new_cache, without_what_follows
 from composer.model.call_arguments import OF_IMAGES, check_passed, read_documents
-from composer.model.callbacks import KEEPERS
 from composer.model.cuda_graph import Recorder
 from composer.model.dynamic_classes import make_class
 from composer.model.generation import check_continuation, prepare_cache
@@ -32,7 +31,7 @@ from composer.model.head import Head, PartModule, precise_parameters
 from composer.model.hosts import SECTIONS, compose
 from composer.model.mixers import masks_of
 from composer.model.rows import Rows
-from composer.spec.parameters import graphs_of
+from composer.spec.resolve import graphs_of
 from converters.composed import adapter_folder
 from converters.hosts import WHOLE
 from converters.model_types import PREFIX

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from blocks.part import Closed
 from composer.errors import PushError
 from composer.publishing.contents import SPEC_FILES, Contents, ContentsKind
-from composer.spec.on_hub import NAMED
+from composer.spec.built_models import NAMED
 from composer.tables import Readable, Table, View
 from composer.weights.record import RECORD
 from converters.bounded import brief, list_first

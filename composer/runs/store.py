@@ -1,4 +1,4 @@
-"""The folder that a command writes its results into.
+"""The folder that a command writes its results into, and reports there: as JSON, as tables in Markdown, and as pictures.
 
 - One process at a time writes into the folder. A lock is held from the check of the folder to the last file.
 - One file, the ``mark``, shows which command wrote the folder. A folder with other files is not touched.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,11 @@ from typing import Any, Self, TypeVar
 
 from blocks.part import Closed
 from composer.errors import ComposerError
-from composer.files import backup_path, failing_as, move_folder, partial_of, visible_in
+from composer.files import backup_path, failing_as, move_folder, partial_of, visible_in, write_whole
 from composer.locks import beside, exclusive_lock, inside
+from composer.plotting import plotting, save
 from composer.state import read_state, write_state
+from composer.tables import Readable
 from converters.bounded import brief
 
 SHOWN = 8
@@ -217,3 +219,33 @@ def key_of(inputs: Mapping[str, Any]) -> str:
 
 def _is_labelled(items: Any) -> bool:
     return isinstance(items, Sequence) and bool(items) and all(isinstance(item, Mapping) and "label" in item for item in items)
+
+
+TABLE = "table.md"
+Pictures = Callable[[Any], Iterable[tuple[str, Any]]]
+"""Yields names and figures, drawn with matplotlib's pyplot."""
+
+
+class RunReport(Readable, Closed):
+    """The results of a run. ``view`` returns their tables and notes."""
+
+    def write(self, folder: Path, name: str) -> None:
+        """Write the report as JSON to the file ``name``, and as Markdown to ``table.md``. Raises OSError."""
+        write_whole(folder / name, self.model_dump_json(indent=2) + "\n")
+        write_whole(folder / TABLE, self.view().markdown())
+
+
+def write_pictures(pictures: Pictures, folder: Path, stale: Iterable[str] = ()) -> list[Path]:
+    """Write each picture to ``NAME.png``, whole or not at all. Returns their paths. Raises OSError.
+
+    stale: glob patterns of pictures of earlier reports, which are removed at the end unless they were written again.
+    """
+    written = []
+    with plotting() as pyplot:
+        for name, figure in pictures(pyplot):
+            written.append(folder / f"{name}.png")
+            save(figure, written[-1])
+    for path in (path for pattern in stale for path in folder.glob(pattern)):
+        if path not in written:
+            path.unlink()
+    return written

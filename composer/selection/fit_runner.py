@@ -34,8 +34,8 @@ from composer.selection.needles import (
 from composer.selection.report import SELECTION, SPEC, By, write_result
 from composer.selection.runner import learn_student
 from composer.spec.loading import load_spec, resolve_spec
-from composer.spec.parameters import fresh_parameters
 from composer.spec.recipe import Recipe
+from composer.spec.resolve import fresh_parameters
 from composer.spec.writing import to_yaml
 from composer.state import read_state, write_state
 from composer.training.run import TrainingOptions, load_student

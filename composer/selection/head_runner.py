@@ -33,9 +33,8 @@ from composer.selection.needles import (
 from composer.selection.report import SELECTION, SPEC, By, write_result
 from composer.spec.document import Spec
 from composer.spec.loading import load_spec, resolve_spec
-from composer.spec.parameters import fresh_parameters
 from composer.spec.recipe import Recipe, Stage
-from composer.spec.resolve import Resolved
+from composer.spec.resolve import Resolved, fresh_parameters
 from composer.training.journal import Journal
 from composer.training.loop import run_stage
 from composer.training.run import TrainingOptions, load_student, setting_of

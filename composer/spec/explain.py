@@ -18,10 +18,9 @@ from composer.graph.lowering import AUTO, Lowered, check_backend, list_forms
 from composer.graph.wiring import build_graph
 from composer.spec.layer_rules import Group
 from composer.spec.notes import notes_on_source
-from composer.spec.parameters import graphs_of, head_parameters
-from composer.spec.resolve import Resolved
+from composer.spec.resolve import Resolved, graphs_of, head_parameters
 from composer.tables import Readable, View
-from converters.length_rotations import LengthRotation
+from converters.rotary import LengthRotation
 from converters.shard import BYTES
 
 COUNTER = 8

@@ -10,9 +10,8 @@ from pathlib import Path
 from blocks.part import FieldPath
 from composer.errors import SpecError
 from composer.notices import inform
-from composer.spec.built_models import is_built
+from composer.spec.built_models import FORM, is_built, spec_on_hub
 from composer.spec.fields import Alternatives, parts, under
-from composer.spec.on_hub import FORM, spec_on_hub
 from composer.spec.places import SpecNode, at, brief, count, nearest, plain
 from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.shipped import shipped_specs

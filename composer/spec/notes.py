@@ -8,7 +8,7 @@ from blocks.memories.base import Memory
 from composer.graph.composition import HeadSpec
 from composer.spec.resolve import Resolved
 from composer.words import layers_in_words
-from converters.length_rotations import LengthRotation
+from converters.rotary import LengthRotation
 
 IN_GENERAL = (
     "The logits then depend on how a text is split into calls, as they do in the source itself. Set a `theta` under `position`, "

@@ -2,7 +2,7 @@
 
 The hash of that document is what the spec *means*: names, papers and recipe are left out of it, and defaults, which never change
 within a version. The same heads have the same hash whatever they are called, in whatever order they were written and through
-whatever chain of ``extends``.
+whatever chain of ``extends``. A resolved spec also declares its fresh parameters, before anything is built.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from pydantic import BaseModel, Field, model_validator
 
 from blocks.legend import Shape
 from blocks.operation import Kind
-from blocks.part import Closed, FieldPath
+from blocks.part import Closed, FieldPath, Fresh, Part
 from blocks.positions import NoPosition
 from blocks.reads import Shared
 from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import ALL, sources_of_pairs, without_names
+from composer.graph.graph import HeadGraph
 from composer.graph.rules import check_graph
 from composer.graph.rules_of_spec import RESERVED
+from composer.graph.wiring import build_graph
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Name, Spec
 from composer.spec.layer_rules import SOURCE, Group, find_unused_heads, key_heads_of, layers_of, names_in
@@ -304,3 +306,36 @@ def meaning(value: Any) -> Any:
 def _defaults(schema: type[BaseModel]) -> dict[str, Any]:
     """Return the defaults of a frozen schema's fields, by name."""
     return {name: field.get_default(call_default_factory=True) for name, field in schema.model_fields.items()}
+
+
+def prefix(resolved: Resolved, layer: int, head: str) -> str:
+    """Return the prefix of the names of a head's fresh parameters: ``model.layers.0.self_attn.composed.<head>.``."""
+    return f"{resolved.dimensions.attention.format(layer=layer)}.composed.{head}."
+
+
+def modules(head: HeadSpec, shape: Shape) -> Iterator[tuple[str, Part, Shape]]:
+    """Yield the parts of a head that have parameters, each once: module name, part, shape."""
+    seen = set()
+    for node in build_graph(head, shape).parts:
+        if node.part is not None and node.module not in seen and node.part.parameters(node.shape):
+            yield node.module, node.part, node.shape
+        seen.add(node.module)
+
+
+def head_parameters(head: HeadSpec, shape: Shape) -> dict[str, Fresh]:
+    """Return the fresh parameters of one group of heads, called ``<module>.<tensor>``."""
+    return {f"{module}.{name}": fresh for module, part, own in modules(head, shape) for name, fresh in part.parameters(own).items()}
+
+
+def fresh_parameters(resolved: Resolved) -> dict[str, Fresh]:
+    """Return all fresh parameters, by their full names: ``model.layers.0.self_attn.composed.<head>.<module>.<tensor>``."""
+    return {
+        prefix(resolved, layer, group.head) + name: fresh
+        for layer, group, head, shape in resolved.groups()
+        for name, fresh in head_parameters(head, shape).items()
+    }
+
+
+def graphs_of(*models: Resolved) -> Iterator[HeadGraph]:
+    """Return the graph of every head of some models, as often as layers have it."""
+    return (build_graph(head, shape) for resolved in models for _, _, head, shape in resolved.groups())

@@ -6,8 +6,7 @@ from composer.tasks.babilong import BabilongQa1, BabilongQa2, BabilongQa3, Babil
 from composer.tasks.base import Task
 from composer.tasks.listops import ListOps
 from composer.tasks.mqar import Mqar
-from composer.tasks.multikey import Multikey
-from composer.tasks.multivalue import Multivalue
+from composer.tasks.needles import Multikey, Multivalue, TwoNeedles
 from composer.tasks.niah import (
     MultikeyNiah,
     MultiqueryNiah,
@@ -21,7 +20,6 @@ from composer.tasks.niah import (
 from composer.tasks.passkey import Passkey
 from composer.tasks.recall import Recall
 from composer.tasks.stories import Stories
-from composer.tasks.two_needles import TwoNeedles
 from composer.tasks.variable_tracking import VariableTracking
 from composer.tasks.word_counts import CommonWords, FrequentWords
 

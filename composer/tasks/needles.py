@@ -1,4 +1,4 @@
-"""Pass keys with names, hidden in the filler of ``passkey``: the common part of the tasks that ask for some of them."""
+"""Pass keys with names, hidden in the filler of ``passkey``: the tasks that ask for some of them, and their common part."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from composer.tasks.base import Sample, Scored, Split, Task, apart, make_sample
+from pydantic import Field
+
+from composer.tasks.base import Depth, Sample, Scored, Split, Task, apart, make_sample
 from composer.tasks.passkey import FILLER, five_digits, in_filler
 from composer.tasks.recall import KEYS
 from composer.tasks.ruler import distinct
@@ -124,3 +126,75 @@ def keys_of(rng: random.Random, count: int) -> list[str]:
 def list_names(hidden: Hidden) -> str:
     """Return the names that are asked for, each once, in the form of the question."""
     return " and of ".join(dict.fromkeys(hidden.needles[needle][0] for needle in hidden.queried))
+
+
+class Multikey(Needles):
+    """Several names in filler, each with a pass key; one is asked for. The correct answer is the whole key. A guess among the keys
+    of the text is right once in ``keys``."""
+
+    kind: Literal["multikey"] = "multikey"
+    keys: Annotated[int, Field(ge=2, le=len(KEYS))] = 4
+    """How many are hidden."""
+    depth: Depth = None
+    """Share of the filler before the requested needle. Left out: at random, as for the others."""
+
+    @property
+    def chance(self) -> float:
+        return 1 / self.keys
+
+    def needles(self, rng: random.Random) -> list[Needle]:
+        return list(zip(names_of(rng, self.keys), keys_of(rng, self.keys), strict=True))
+
+    def draw_queries(self, rng: random.Random) -> list[int]:
+        return [rng.randrange(self.keys)]
+
+    def place(self, hidden: Hidden, filler: int, drawn: Sequence[int]) -> Sequence[int]:
+        if self.depth is None:
+            return drawn
+        (queried,) = hidden.queried
+        return [round(self.depth * filler) if needle == queried else before for needle, before in enumerate(drawn)]
+
+
+class Multivalue(Needles):
+    """One name in filler with several pass keys; all are asked for. The answer to learn has them in the order of the text; any
+    order of all of them is correct. A guess of their digits is right once in 10⁵ for each."""
+
+    question: ClassVar[str] = "What is the pass key of {names}? Find all of them. The pass key of {names} is"
+    in_order: ClassVar[bool] = True
+
+    kind: Literal["multivalue"] = "multivalue"
+    values: Annotated[int, Field(ge=2, le=64)] = 4
+    """How many pass keys."""
+
+    @property
+    def chance(self) -> float:
+        return 10.0 ** (-DIGITS * self.values)
+
+    def needles(self, rng: random.Random) -> list[Needle]:
+        (name,) = names_of(rng, 1)
+        return [(name, key) for key in keys_of(rng, self.values)]
+
+    def draw_queries(self, rng: random.Random) -> list[int]:
+        return list(range(self.values))
+
+    def score(self, sample: Sample, written: str) -> float:
+        """1 where the numbers of five digits that are written first are all answers, in any order."""
+        assert sample.answers
+        return float(sorted(self.extract_numbers(sample, written)) == sorted(sample.answers))
+
+
+class TwoNeedles(Needles):
+    """Two names in filler, each with a pass key; both are asked for, in either order. The correct answer is both keys, in the order
+    of the question. A guess with both keys of the text in random order is right once in two."""
+
+    kind: Literal["two-needles"] = "two-needles"
+
+    @property
+    def chance(self) -> float:
+        return 1 / 2
+
+    def needles(self, rng: random.Random) -> list[Needle]:
+        return list(zip(names_of(rng, 2), keys_of(rng, 2), strict=True))
+
+    def draw_queries(self, rng: random.Random) -> list[int]:
+        return rng.sample((0, 1), 2)

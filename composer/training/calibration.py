@@ -17,8 +17,7 @@ from torch import Tensor
 from blocks.calibration import Attended
 from blocks.operation import Kind
 from blocks.tensors import repeat_heads
-from composer.data.order import rows_of_step
-from composer.data.packing import PackedRows
+from composer.data.packing import PackedRows, rows_of_step
 from composer.graph.graph import Node, takers_of
 from composer.graph.program import HeadInputs
 from composer.model.attention import ComposedAttention

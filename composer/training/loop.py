@@ -16,8 +16,7 @@ import torch
 from pydantic import Field, JsonValue
 
 from blocks.part import Closed
-from composer.data.order import rows_of_step, steps_of
-from composer.data.packing import Batch, PackedRows
+from composer.data.packing import Batch, PackedRows, rows_of_step, steps_of
 from composer.devices import keep_freed_memory, seed_for_block
 from composer.errors import Stopped, TrainingError
 from composer.spec.recipe import Stage

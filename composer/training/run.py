@@ -21,8 +21,8 @@ from composer.model.hosts import layers_of
 from composer.model.modeling import ComposedForCausalLM
 from composer.runs.identity import fingerprint
 from composer.spec.inherit import short_path
-from composer.spec.parameters import graphs_of
 from composer.spec.recipe import Finetune, Stage
+from composer.spec.resolve import graphs_of
 from composer.tables import Readable, Table, View
 from composer.training.finetune import warn_if_worse_than_uniform
 from composer.training.folder import STORE, DataReferences, RunSettings, TeacherFingerprint, check_run_folder, run_folder

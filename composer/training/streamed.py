@@ -21,8 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from composer.data.order import rows_of_step
-from composer.data.packing import Batch, PackedRows
+from composer.data.packing import Batch, PackedRows, rows_of_step
 from composer.devices import give_back
 from composer.errors import TrainingError
 from composer.files import failing_as, whole

@@ -12,9 +12,8 @@ from composer.errors import TrainingError, name_of
 from composer.graph.composition import HeadSpec
 from composer.spec.loading import load_spec
 from composer.spec.overrides import Overrides, each
-from composer.spec.parameters import fresh_parameters
 from composer.spec.recipe import Finetune, Recipe, Stage, Train, Transfer
-from composer.spec.resolve import Resolved
+from composer.spec.resolve import Resolved, fresh_parameters
 from composer.weights.record import RECORD, Record, read_record
 from composer.weights.sources import check_merged, open_model
 from converters.source import Source

@@ -16,7 +16,7 @@ from composer.model.head import anatomy
 from composer.model.heads import groups_of
 from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
-from composer.spec.parameters import graphs_of
+from composer.spec.resolve import graphs_of
 from composer.weights.load import load_model
 from converters.config import decode_floats
 from converters.hosts import WHOLE

@@ -40,9 +40,9 @@ from composer.weights.record import (
     record_of,
     versions,
 )
+from composer.weights.save import STUB_TEXT
 from composer.weights.sources import check_merged
 from composer.weights.stream import TensorToWrite, digest_and_counts, fresh_piece, inherit_piece, refuse_not_finite, write_shard
-from composer.weights.stub import STUB_TEXT
 from composer.weights.tokenizer import Tokenizer, check_tokenizer_of_source, tokenizer_notes
 from composer.weights.verify import problems_of
 from composer.words import plural, quantity, ranges, short_hashes, size

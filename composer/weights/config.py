@@ -10,8 +10,7 @@ from blocks.part import Fresh
 from blocks.positions import Llama3Scaling
 from composer.errors import BuildError, ComposerError, SourceError
 from composer.spec.dimensions import Dimensions
-from composer.spec.parameters import fresh_parameters
-from composer.spec.resolve import Resolved
+from composer.spec.resolve import Resolved, fresh_parameters
 from converters.canonical import list_expected_tensors
 from converters.composed import TRUNK_KEYS
 from converters.hosts import Host

@@ -18,8 +18,7 @@ from composer.files import sha256
 from composer.graph.lowering import AUTO, check_backend
 from composer.notices import warn_user
 from composer.spec.external_parts import find_changed_parts, find_unregistered_kind, needed_part_message, read_recorded_parts
-from composer.spec.parameters import graphs_of
-from composer.spec.resolve import Resolved
+from composer.spec.resolve import Resolved, graphs_of
 from composer.state import FileName, first_problem
 from composer.tasks.catalogue import TASKS
 from composer.trust import refuse_code, translate_transformers_errors

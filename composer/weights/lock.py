@@ -13,9 +13,9 @@ from pydantic import Field, ValidationError, field_validator
 from blocks.part import Closed
 from composer.errors import BuildError, SpecError
 from composer.files import read_text_file, sha256
+from composer.spec.built_models import WHOLE
 from composer.spec.external_parts import StoredPart, find_changed_parts, first_missing, needed_part_message
 from composer.spec.inherit import find_spec, short_path
-from composer.spec.locked_spec import WHOLE
 from composer.spec.places import plain
 from composer.spec.reading import MOST_BYTES, read_text
 from composer.spec.resolve import Resolved

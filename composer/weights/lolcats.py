@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from composer.errors import BuildError, SourceError
 from composer.spec.loading import load_spec
-from composer.spec.parameters import fresh_parameters, prefix
 from composer.spec.recipe import Lora
-from composer.spec.resolve import Resolved, resolve
+from composer.spec.resolve import Resolved, fresh_parameters, prefix, resolve
 from composer.weights.parameter_meaning import meanings
 from composer.weights.stream import BLOCK, TensorToWrite, all_finite, as_bytes, as_tensor, blocks
 from converters.bounded import lost_link_message

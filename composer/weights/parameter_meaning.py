@@ -18,8 +18,7 @@ from composer.graph.graph import READ_NODE, Edge, HeadGraph, Node, ancestors
 from composer.graph.wiring import build_graph
 from composer.spec.external_parts import find_unregistered_kind, needed_part_message
 from composer.spec.layer_rules import key_heads_of
-from composer.spec.parameters import prefix
-from composer.spec.resolve import Resolved, meaning
+from composer.spec.resolve import Resolved, meaning, prefix
 from composer.spec.writing import format_value
 from composer.words import ranges
 from converters.composed import SPEC_KEYS

@@ -11,17 +11,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from composer.errors import BuildError, ComposerError, GraphError, SpecError
+from composer.spec.built_models import spec_on_hub
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Spec
 from composer.spec.external_parts import find_unregistered_kind, needed_part_message, read_recorded_parts
 from composer.spec.inherit import own_source
 from composer.spec.loading import locate
-from composer.spec.on_hub import spec_on_hub
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.sweep import refuse_sweep
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
-from converters.length_rotations import LengthRotation
+from converters.rotary import LengthRotation
 from converters.trunk import Sizes, dtype_name
 
 TRUNK = "its own trunk"

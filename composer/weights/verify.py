@@ -22,11 +22,10 @@ from blocks.part import Closed
 from composer.errors import BuildError, SpecError, name_of
 from composer.files import sha256
 from composer.graph.rules import check_graph
+from composer.spec.built_models import WHOLE
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec
-from composer.spec.locked_spec import WHOLE
-from composer.spec.parameters import fresh_parameters
-from composer.spec.resolve import Resolved, resolve
+from composer.spec.resolve import Resolved, fresh_parameters, resolve
 from composer.tables import Readable, Table, View
 from composer.weights.config import config_dict
 from composer.weights.plan import Plan

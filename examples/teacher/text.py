@@ -9,14 +9,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 from composer.tasks.base import Split
-from composer.tasks.multikey import Multikey
-from composer.tasks.multivalue import Multivalue
 from composer.tasks.needles import NEEDLE as NAMED
-from composer.tasks.needles import Needles, keys_of, names_of
+from composer.tasks.needles import Multikey, Multivalue, Needles, TwoNeedles, keys_of, names_of
 from composer.tasks.passkey import FILLER, NEEDLE, QUESTION, TASK, five_digits, write_prompt
 from composer.tasks.recall import KEYS, VALUES, draw_pairs, draw_queries, text_of
 from composer.tasks.stories import story, templates
-from composer.tasks.two_needles import TwoNeedles
 
 __all__ = [
     "HARDER",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from converters.families import family_of
-from converters.length_rotations import LengthRotation
+from converters.rotary import LengthRotation
 from converters.trunk import Sizes
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "vocab_size": 50, "max_position_embeddings": 2048}

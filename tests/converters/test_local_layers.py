@@ -8,7 +8,7 @@ import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from converters.errors import ConfigError
-from converters.local_layers import local_layers
+from converters.hosts import local_layers
 
 LAYERS = 8
 SAID: dict[str, dict[str, Any]] = {

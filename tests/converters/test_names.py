@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converters.families import FAMILIES
-from converters.names import NameTable
+from converters.family import NameTable
 
 TABLE = NameTable({"transformer.h.{i}.q.weight": "model.layers.{i}.self_attn.q_proj.weight", "x.{i}.{rest}": "y.{i}.own.{rest}"})
 

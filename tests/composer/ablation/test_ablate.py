@@ -25,7 +25,7 @@ from composer.ablation.steps import Figures
 from composer.errors import AblationError, Stopped
 from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.runner import evaluate
-from composer.runs.report import TABLE
+from composer.runs.store import TABLE
 from composer.training import checkpoint
 from composer.training import distill as distilling
 from composer.training.distill import distill

@@ -10,7 +10,7 @@ import pytest
 from composer.benching.report import BenchReport
 from composer.benching.runner import BENCH, STORE, write_report
 from composer.errors import BenchError
-from composer.runs.report import TABLE
+from composer.runs.store import TABLE
 from tests.composer.benching.made_up import report
 
 

@@ -13,7 +13,7 @@ mpl.use("Agg")
 
 from composer.benching.rendering import pictures
 from composer.benching.report import BenchReport
-from composer.runs.report import write_pictures
+from composer.runs.store import write_pictures
 from tests.composer.benching.made_up import report
 from tests.composer.legible import assert_legible
 

@@ -15,7 +15,7 @@ from composer.ablation import runner
 from composer.ablation.ablate import REPORT, STEPS
 from composer.ablation.plan import AblationStep, Variant
 from composer.commands import ablate as module
-from composer.runs.report import TABLE
+from composer.runs.store import TABLE
 from composer.spec.loading import load_spec
 from composer.training.transfer import TransferCourse
 from tests.composer.ablation.variants import RECIPE, SECOND_STAGES, TINY, TRUNK, write_spec

@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from composer.data.document import Document
 from composer.data.formats import DAY, drafts, encode
+from composer.data.packing import Document
 from composer.data.reading import DataRecord
 from composer.data.references import FileData
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from composer.data.loading import held_out, load_rows
-from composer.data.packing import PackedRows
+from composer.data.packing import DataReport, PackedRows
 from composer.data.references import SHARE
-from composer.data.report import DataReport
 from composer.errors import DataError
 from tests.composer.data.conftest import Write
 from tests.composer.data.templates import tokenizer_with

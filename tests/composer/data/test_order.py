@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.data.order import permutation, rows_of_step, steps_of
+from composer.data.packing import permutation, rows_of_step, steps_of
 from composer.errors import DataError
 
 

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer.data.document import Document
-from composer.data.packing import PackedRows, Packing, pack
+from composer.data.packing import Document, PackedRows, Packing, pack
 from composer.errors import DataError
 
 HOWS: tuple[Packing, ...] = ("packed", "whole", "padded")

@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from composer.data import bounds, parquet
+from composer.data import parquet, streams
 from composer.data.hub import KINDS
 from composer.data.parquet import Unread
 from composer.data.reading import read_records
@@ -102,7 +102,7 @@ def test_too_long_texts_are_refused(tmp_path: Path) -> None:
 
 
 def test_repeated_texts_count_for_every_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "MOST_UNPACKED", 2**20)
+    monkeypatch.setattr(streams, "MOST_UNPACKED", 2**20)
     path = stored(tmp_path, pyarrow.table({"text": ["abc" * 100] * 100_000}))
     assert path.stat().st_size < 5000
     assert f"{path} unpacks to more than 1,048,576 bytes, the most that is read of a compressed file of its size" in message_of(
@@ -112,7 +112,7 @@ def test_repeated_texts_count_for_every_record(tmp_path: Path, monkeypatch: pyte
 
 
 def test_too_many_empty_records_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "MOST_UNPACKED", 2**20)
+    monkeypatch.setattr(streams, "MOST_UNPACKED", 2**20)
     assert "unpacks to more than 1,048,576 bytes" in message_of(stored(tmp_path, pyarrow.table({"text": pyarrow.nulls(100_000)})))
 
 

@@ -18,9 +18,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from composer.data import bounds, plain, reading, streams
+from composer.data import reading, streams
 from composer.data.reading import files_of, read_records
 from composer.data.references import FileData, HubData, parse_reference
+from composer.data.streams import lines_of
 from composer.errors import DataError
 from converters.bounded import shorten
 from tests.composer.data.conftest import Write
@@ -166,8 +167,8 @@ def test_damaged_or_large_compressed_files_are_refused(write: Write, monkeypatch
     packed = gzip.compress(json.dumps(THREE[0]).encode() * 50)
     assert "a.jsonl.gz cannot be unpacked as gzip: " in message_of(write("a.jsonl.gz", b"no such thing"))
     assert "b.jsonl.gz cannot be unpacked as gzip: " in message_of(write("b.jsonl.gz", packed[:-9]))
-    monkeypatch.setattr(bounds, "MOST_UNPACKED", 500)
-    monkeypatch.setattr(bounds, "MOST_RATIO", 1)
+    monkeypatch.setattr(streams, "MOST_UNPACKED", 500)
+    monkeypatch.setattr(streams, "MOST_RATIO", 1)
     wanted = "c.json.gz unpacks to more than 500 bytes, the most that is read of a compressed file of its size"
     assert wanted in message_of(write("c.json.gz", packed))
 
@@ -319,8 +320,8 @@ def test_files_without_read_permission_are_refused(write: Write, tmp_path: Path)
 
 @pytest.mark.parametrize("by", ["document", "paragraph", "line"])
 def test_too_large_plain_text_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
-    monkeypatch.setattr(plain, "MOST_TEXT", 100)
-    monkeypatch.setattr(bounds, "MOST_TEXT", 100)
+    monkeypatch.setattr(reading, "MOST_TEXT", 100)
+    monkeypatch.setattr(streams, "MOST_TEXT", 100)
     assert "than 100 bytes, the most that a text may have: split it" in message_of(f"{write('a.txt', 'é' * 51)},by={by}")
     assert read(f"{write('b.txt', 'é' * 50)},by={by}") == [{"text": "é" * 50}]
     nul = write("c.txt", "a\0b")
@@ -328,7 +329,7 @@ def test_too_large_plain_text_is_refused(write: Write, monkeypatch: pytest.Monke
 
 
 def test_too_long_lines_are_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "lines_of", lambda stream, file: bounds.lines_of(stream, file, 50))
+    monkeypatch.setattr(reading, "lines_of", lambda stream, file: lines_of(stream, file, 50))
     path = write("a.jsonl", '{"text": "a"}\n{"text": "' + "b" * 50 + '"}\n')
     assert message_of(path) == f"{path}:2  has more than 50 bytes, the most that a line may have: split it"
     monkeypatch.setattr(reading, "MOST_WHOLE", 100)
@@ -368,7 +369,7 @@ def limit_of_csv() -> Iterator[None]:
 
 @pytest.mark.usefixtures("limit_of_csv")
 def test_too_large_tables_are_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "lines_of", lambda stream, file: bounds.lines_of(stream, file, 50))
+    monkeypatch.setattr(streams, "lines_of", lambda stream, file: lines_of(stream, file, 50))
     assert "a.csv:2  has more than 50 bytes, the most that a line may have" in message_of(write("a.csv", "text\n" + "b" * 51))
     monkeypatch.setattr(streams, "MOST_TEXT", 100)
     assert "b.csv:4  cannot be read as a table: field larger than field limit (100)" in message_of(

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from composer.data.document import Document
-from composer.data.packing import PackedRows, Packing, pack
+from composer.data.packing import Document, PackedRows, Packing, pack
 from tests.composer.model.models import llama, student, tokens
 
 LENGTHS = (5, 17, 2, 9, 12)

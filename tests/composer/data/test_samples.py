@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from composer.data.samples import sample_documents
+from composer.data.loading import sample_documents
 from composer.tasks.mqar import Mqar
 from composer.tasks.passkey import Passkey
 from composer.tasks.recall import Recall

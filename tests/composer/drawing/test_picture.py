@@ -11,8 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from composer.drawing.contents import WORDS
-from composer.drawing.picture import TYPICAL, Picture, picture
-from composer.drawing.side_by_side import beside
+from composer.drawing.picture import TYPICAL, Picture, beside, picture
 from composer.errors import ComposerError
 from composer.graph.wiring import build_graph
 from composer.spec.document import Spec

@@ -21,7 +21,7 @@ from composer.selection.head_choice import KeyHead, candidate_heads, keeping_hea
 from composer.selection.needles import answers_in, write_rows
 from composer.selection.scores import score_layers
 from composer.spec.recipe import Stage
-from composer.tasks.multikey import Multikey
+from composer.tasks.needles import Multikey
 from composer.tasks.passkey import Passkey
 from composer.tasks.writer import Writer
 from composer.training.journal import Journal

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from composer.spec import load_spec
+from composer.spec.built_models import lock_document
 from composer.spec.difference import differences_of_specs, differences_on_source
 from composer.spec.explain import explain_resolved
 from composer.spec.layer_rules import Group
-from composer.spec.locked_spec import lock_document
 from tests.composer.spec.sources import DROP, EXACT, refused, resolved
 
 

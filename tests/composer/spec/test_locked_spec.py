@@ -6,9 +6,9 @@ import pytest
 
 from blocks.positions import Llama3Scaling
 from composer.errors import SpecError
+from composer.spec.built_models import lock_document
 from composer.spec.dimensions import Dimensions
 from composer.spec.loading import load_specs, resolve_spec
-from composer.spec.locked_spec import lock_document
 from composer.spec.places import plain
 from composer.spec.reading import read_text
 from composer.spec.resolve import Resolved

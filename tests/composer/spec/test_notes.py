@@ -11,7 +11,7 @@ from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_spec
 from composer.spec.notes import notes_on_layers, notes_on_rotations
 from composer.spec.resolve import resolve
-from converters.length_rotations import LengthRotation
+from converters.rotary import LengthRotation
 
 SIZE = Dimensions(hidden_size=32, layers=4, heads=4, key_heads=2, head_dim=8, rope_theta=None)
 LONG, DYNAMIC = LengthRotation("longrope", 4096), LengthRotation("dynamic", None)

@@ -8,7 +8,7 @@ from torch import nn
 
 import composer
 from composer.graph.rules_of_spec import RESERVED
-from composer.spec.parameters import fresh_parameters
+from composer.spec.resolve import fresh_parameters
 from tests.composer.model.models import llama, student, tokens
 from tests.shipped import SHIPPED
 

@@ -12,12 +12,9 @@ import pytest
 from composer.errors import TaskError
 from composer.tasks.base import Sample
 from composer.tasks.catalogue import TASKS
-from composer.tasks.multikey import Multikey
-from composer.tasks.multivalue import Multivalue
-from composer.tasks.needles import Needles
+from composer.tasks.needles import Multikey, Multivalue, Needles, TwoNeedles
 from composer.tasks.passkey import TASK
 from composer.tasks.recall import KEYS
-from composer.tasks.two_needles import TwoNeedles
 from composer.tasks.writer import Writer
 
 GRASS = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "

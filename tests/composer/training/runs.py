@@ -12,8 +12,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import composer
-from composer.data.document import Document
-from composer.data.packing import Batch, PackedRows, Packing, pack
+from composer.data.packing import Batch, Document, PackedRows, Packing, pack
 from composer.model.modeling import ComposedForCausalLM
 from composer.training.distill import distill
 from composer.training.run import TrainingOptions, TrainingReport

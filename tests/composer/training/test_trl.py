@@ -21,8 +21,7 @@ from trl import SFTConfig, SFTTrainer
 
 import composer
 from composer.data.loading import load_rows
-from composer.data.order import permutation
-from composer.data.packing import IGNORED, PackedRows
+from composer.data.packing import IGNORED, PackedRows, permutation
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Finetune, Lora
 from composer.training.finetune import FinetuneCourse, add_adapters, finetune_unit, lora_config

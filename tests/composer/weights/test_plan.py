@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from composer.errors import BuildError
-from composer.spec.parameters import fresh_parameters
+from composer.spec.resolve import fresh_parameters
 from composer.weights.plan import FRESH_FILE, Plan, notes_on
 from converters.canonical import list_expected_tensors
 from converters.source import open_source
