@@ -65,8 +65,8 @@ def make_checkpoint(folder: Path) -> None:
     if (folder / "model.safetensors.index.json").exists():
         return
     from composer.weights.stream import TensorToWrite, write_shard
-    from converters.canonical import list_expected_tensors
     from converters.llama import read_config
+    from converters.trunk import list_expected_tensors
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

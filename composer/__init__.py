@@ -93,39 +93,21 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_MODULES = {
-    "commands.ablate": ["ablate"],
-    "commands.bench": ["bench"],
-    "commands.build": ["build", "build_folder", "load"],
-    "commands.chat": ["chat"],
-    "commands.check": ["check"],
-    "commands.diff": ["diff"],
-    "commands.distill": ["distill", "merge", "train"],
-    "commands.draw": ["draw"],
-    "commands.eval": ["evaluate"],
-    "commands.explain": ["explain"],
-    "commands.export": ["export"],
-    "commands.fit": ["fit"],
-    "commands.generate": ["generate"],
-    "commands.inspect": ["inspect"],
-    "commands.lock": ["lock"],
-    "commands.logits": ["logits"],
-    "commands.new": ["new", "schema"],
-    "commands.parts": ["parts"],
-    "commands.push": ["push"],
-    "commands.read": ["read"],
-    "commands.sample": ["sample"],
-    "commands.select": ["select"],
-    "commands.serve": ["serve"],
-    "commands.show": ["code", "show"],
-    "commands.tasks": ["known_tasks"],
-    "commands.verify": ["verify"],
-    "commands.view": ["view"],
-    "errors": ["ComposerError"],
-    "spec.loading": ["expand", "load_spec"],
-    "spec.shipped": ["shipped_specs"],
+_ELSEWHERE = {
+    "ComposerError": "errors",
+    "build_folder": "commands.build",
+    "code": "commands.show",
+    "evaluate": "commands.eval",
+    "expand": "spec.loading",
+    "known_tasks": "commands.tasks",
+    "load": "commands.build",
+    "load_spec": "spec.loading",
+    "merge": "commands.distill",
+    "schema": "commands.new",
+    "shipped_specs": "spec.shipped",
+    "train": "commands.distill",
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+"""The modules of all names that are not in a module of `composer.commands` of their own name."""
 _AS_COMMANDS = {"eval": "evaluate"}
 """Names of commands that differ from those of their functions."""
 
@@ -135,10 +117,14 @@ registration.register()
 def __getattr__(name: str) -> Any:
     # The functions are imported at their first use, so that the command line can handle Ctrl-C from the start.
     own = _AS_COMMANDS.get(name, name)
-    if own not in _MODULE_OF:
+    if own not in __all__:
         raise AttributeError(f"module 'composer' has no attribute {name!r}")
-    attribute = getattr(import_module(f"composer.{_MODULE_OF[own]}"), own)
+    attribute = _import(own)
     return _check_arguments_of(own) if callable(attribute) and not isinstance(attribute, type) else attribute
+
+
+def _import(name: str) -> Any:
+    return getattr(import_module(f"composer.{_ELSEWHERE.get(name, f'commands.{name}')}"), name)
 
 
 @cache
@@ -146,7 +132,7 @@ def _check_arguments_of(name: str) -> Any:
     """Return the public function, which refuses arguments of other types in words."""
     from composer.arguments import check_arguments
 
-    return check_arguments(getattr(import_module(f"composer.{_MODULE_OF[name]}"), name))
+    return check_arguments(_import(name))
 
 
 def __dir__() -> list[str]:

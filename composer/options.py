@@ -33,9 +33,8 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, dataclass
 from pydantic import ConfigDict, Field, PlainValidator, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from composer.arguments import check_known
+from composer.arguments import check_known, number_of, whole_number
 from composer.errors import ComposerError
-from composer.numbers import number_of, whole_number
 from composer.spec.places import brief
 
 Arguments = ParamSpec("Arguments")

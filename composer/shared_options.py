@@ -12,11 +12,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from blocks.external_parts import register_parts
-from composer.arguments import DtypeLike, Reference, named_dtype, several
+from composer.arguments import (
+    LEAST_SEED,
+    MOST_SEED,
+    DtypeLike,
+    Numbers,
+    Reference,
+    TokenCount,
+    named_dtype,
+    read_numbers,
+    read_tokens,
+    several,
+)
 from composer.data.references import SHARE
 from composer.errors import BuildError, ComposerError, name_of
 from composer.graph.lowering import AUTO
-from composer.numbers import LEAST_SEED, MOST_SEED, Numbers, TokenCount, read_numbers, read_tokens
 from composer.options import argument, option, options_class
 from composer.spec.loading import SpecLike
 from composer.spec.overrides import Overrides

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import ComposerError
-from converters.bounded import MOST_CONFIG, brief, is_name, read_json, shorten
+from converters.bounded import brief, is_name, read_object, shorten
 from converters.composed import ADAPTER_CONFIG
 from converters.errors import ConverterError
 from converters.source import check_opened_by_libraries
@@ -37,11 +37,11 @@ def refuse_code(folder: Path, refusal: type[ComposerError]) -> None:
         check_opened_by_libraries(folder)
     except ConverterError as error:
         raise refusal(str(error)) from error
-    config = _json(folder / CONFIG)
+    config = read_object(folder / CONFIG)
     for key in _IMPLEMENTATIONS:
         if "/" in str(config.get(key) or ""):
             raise refusal(f"{folder / CONFIG} needs its own code ({key}: {config[key]}). {_NEVER} Remove that key.")
-    auto_map = _json(folder / TOKENIZER_CONFIG).get("auto_map")
+    auto_map = read_object(folder / TOKENIZER_CONFIG).get("auto_map")
     wanted = auto_map.get("AutoTokenizer") if isinstance(auto_map, Mapping) else auto_map
     if wanted:
         raise refusal(
@@ -49,7 +49,7 @@ def refuse_code(folder: Path, refusal: type[ComposerError]) -> None:
             f"{_NEVER} Use a tokenizer of a class in transformers. If tokenizer.json is complete, remove `auto_map` and set "
             '"tokenizer_class": "PreTrainedTokenizerFast".'
         )
-    if problem := code_in_adapter(_json(folder / ADAPTER_CONFIG)):
+    if problem := code_in_adapter(read_object(folder / ADAPTER_CONFIG)):
         raise refusal(f"{folder / ADAPTER_CONFIG} {problem}. {_NEVER}")
 
 
@@ -85,7 +85,7 @@ def _names_known_class(auto_mapping: object) -> bool:
 
 def check_named_files(folder: Path, refusal: type[ComposerError]) -> None:
     """Raise ``refusal`` if a tokenizer's config names a file outside of its folder, which transformers would open."""
-    config = _json(folder / TOKENIZER_CONFIG)
+    config = read_object(folder / TOKENIZER_CONFIG)
     listed = config.get("fast_tokenizer_files")
     outside = [name for name in listed if not is_name(str(name))] if isinstance(listed, list) else []
     if not (folder / "tokenizer.json").exists():  # else transformers ignores the others
@@ -102,7 +102,7 @@ def load_tokenizer(folder: Path, refusal: type[ComposerError], problem: str) -> 
 
     refuse_code(folder, refusal)
     check_named_files(folder, refusal)
-    if wrong := problem_of_template(_json(folder / TOKENIZER_CONFIG).get("chat_template")):
+    if wrong := problem_of_template(read_object(folder / TOKENIZER_CONFIG).get("chat_template")):
         raise refusal(f"{problem} ({TOKENIZER_CONFIG}: {wrong})")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -127,12 +127,3 @@ def problem_of_template(template: Any) -> str | None:
             if len(parts) == 2 * len(entries) and all(isinstance(part, str) for part in parts):
                 return None
     return f"chat_template is {brief(template)}; expected text, or a list of objects with a name and a template"
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    """Return the contents of a JSON file; empty where there is none, or no mapping in it, which the file's own reader reports."""
-    try:
-        value = read_json(path, MOST_CONFIG)
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -102,6 +102,23 @@ def read_json(path: Path, most: int) -> Any:
     return parse_json(read_bytes(path, most))
 
 
+def read_object(path: Path, most: int = MOST_CONFIG) -> dict[str, Any]:
+    """Return the contents of a JSON file; empty where there is none, or no object in it, which the file's own reader reports."""
+    try:
+        content = read_json(path, most)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def read_object_within(folder: Path, name: str, most: int = MOST_CONFIG) -> dict[str, Any]:
+    """``read_object`` of a file in a folder; empty also for links that lead out of it."""
+    try:
+        return read_object(within(folder, name), most)
+    except OSError:
+        return {}
+
+
 def parse_json(
     text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None, constants: Callable[[str], Any] | None = None
 ) -> Any:

@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import get_args
 
 from converters.bounded import brief, is_name
-from converters.canonical import CLASSIFIER, COMPOSED, POSITIONS
 from converters.config import MOST_LABELS, number, positive_int, word
 from converters.errors import ConfigError
 from converters.family import Config, Family
 from converters.llama import LLAMA, read_trunk
 from converters.model_types import AUTO_MAP, OWN
-from converters.trunk import MLP, Activation, PositionEmbedding, Trunk, TrunkNorm
+from converters.trunk import CLASSIFIER, COMPOSED, MLP, POSITIONS, Activation, PositionEmbedding, Trunk, TrunkNorm
 
 SPEC_KEYS = ("spec", "spec_hash")
 """The keys of a model's config for its heads: the resolved spec, and its hash."""

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from converters.bounded import brief, shorten
-from converters.canonical import EMBEDDING, OUTPUT, is_composed, list_expected_tensors
 from converters.errors import CoverageError, WeightsError
 from converters.family import Family
-from converters.trunk import Sizes, Trunk
+from converters.trunk import EMBEDDING, OUTPUT, Sizes, Trunk, is_composed, list_expected_tensors
 
 WRAPPERS = {
     "_orig_mod.": ("torch.compile", "model._orig_mod"),

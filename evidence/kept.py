@@ -11,8 +11,8 @@ from typing import Any
 from blocks.part import Closed
 from composer.ablation.plan import PACKAGES, Variant
 from composer.evaluation.arguments import read_tasks
+from composer.evaluation.lengths import task_facts
 from composer.evaluation.options import EvaluationOptions
-from composer.evaluation.subjects import task_facts
 from composer.files import sha256, write_whole
 from composer.runs.identity import data_identity
 from composer.versions import versions_of

@@ -14,7 +14,7 @@ FLOORS = (
     {"devices", "local_requests", "locks", "plotting", "state", "template_worker", "templates", "trust"},
     {"graph"},
     {"spec"},
-    {"drawing", "model", "numbers", "tasks"},
+    {"drawing", "model", "tasks"},
     {"arguments", "data", "weights"},
     {"runs"},
     {"options"},

@@ -19,9 +19,8 @@ from composer.data.packing import Packing
 from composer.devices import room
 from composer.errors import AblationError, ComposerError, Stopped
 from composer.evaluation.arguments import read_lengths
-from composer.evaluation.lengths import check_texts
+from composer.evaluation.lengths import check_texts, task_facts
 from composer.evaluation.runner import PACKAGES
-from composer.evaluation.subjects import task_facts
 from composer.locks import exclusive_lock, inside, warn_if_unguarded
 from composer.notices import inform
 from composer.options import convert_options

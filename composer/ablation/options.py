@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
+from composer.arguments import MOST_SEED
 from composer.errors import AblationError, ComposerError
 from composer.evaluation.options import SHORTEST
-from composer.numbers import MOST_SEED
 from composer.options import option, options_class, options_of
 from composer.shared_options import (
     HoldsOut,

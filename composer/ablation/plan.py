@@ -15,8 +15,8 @@ from composer.ablation.options import Request
 from composer.building import BuildOptions, run_build
 from composer.errors import AblationError
 from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
+from composer.evaluation.lengths import task_facts
 from composer.evaluation.options import EvaluationOptions
-from composer.evaluation.subjects import task_facts
 from composer.options import convert_options
 from composer.runs.identity import data_identity, model_identity, tokenizer_identity
 from composer.runs.store import key_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from composer.arguments import numbers_of
 from composer.errors import BenchError, ComposerError
-from composer.numbers import numbers_of
 from composer.options import option, options_class
 from composer.shared_options import (
     OUT,

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import typer
 
 from blocks.part import Closed
+from composer.arguments import MOST_SEED
 from composer.command_line import Screen, command
 from composer.commands.writers import drawing_options, load_writer, no_room, settings_refused, tokenizer_of_writer
 from composer.data.chat import Message, ends_of, first_messages, prompt_tokens
 from composer.devices import check_device, room, room_for, seed_for_block
 from composer.errors import ComposerError, translate_errors
 from composer.notices import warn_user
-from composer.numbers import MOST_SEED
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
 from composer.shared_options import SYSTEM, OfAnyModel, OnDevice, OnGraph, Sampling, WithBackend, to_tokens

@@ -64,4 +64,4 @@ def explain_command(options: ExplainOptions, screen: Screen) -> None:
     if screen.as_json:
         print_json(explanation.model_dump(mode="json"))
     else:
-        print_view(explanation.view())
+        print_view(explanation.view(), wrap=not options.native)  # overrides are copied as they are

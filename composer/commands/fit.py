@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from composer.arguments import ByteCount, read_bytes
 from composer.command_line import Screen, command
 from composer.commands.select import STEPS, TASKS, JudgingOptions, training_of
 from composer.data.loading import check_references
 from composer.errors import SelectionError, translate_errors
-from composer.numbers import ByteCount, read_bytes
 from composer.options import argument, convert_options, function_of, option, options_class
 from composer.progress import progress_callback, silent_transformers
-from composer.selection.head_choice import HeadSubject, candidate_heads, subject_of
+from composer.selection.choice import HeadSubject, candidate_heads, subject_of
 from composer.shared_options import OUT, SOURCE, WithParts, reads, to_optional_path, to_optional_tokens, to_path, to_text, to_texts
 from composer.spec.loading import SpecLike, specs_of, variants_of
 from composer.terminal import print_result, training_bar, training_steps

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from composer.arguments import TokenCount, read_tokens
 from composer.command_line import Screen, command
 from composer.data.loading import check_references
 from composer.data.packing import Packing
 from composer.devices import check_device, room_for
 from composer.errors import ComposerError, TrainingError, translate_errors
 from composer.notices import inform
-from composer.numbers import TokenCount, read_tokens
 from composer.options import argument, convert_options, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import OUT, PROGRESS, SOURCE, OfData, OnDevice, Replacing, Seeded, WithParts, reads, to_path, to_text

@@ -7,18 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from composer.arguments import Reference
+from composer.arguments import ByteCount, CountOrShare, Reference, read_bytes, read_part
 from composer.command_line import Screen, command
 from composer.commands.distill import Watched
 from composer.data.loading import check_references
 from composer.devices import room_for
 from composer.errors import ComposerError, SelectionError, translate_errors
 from composer.notices import inform, warn_user
-from composer.numbers import ByteCount, CountOrShare, read_bytes, read_part
 from composer.options import function_of, option, options_class, options_of
 from composer.progress import progress_callback, silent_transformers
-from composer.selection.choice import another_source, candidates, count_within, state_bytes
-from composer.selection.head_choice import candidate_heads, heads_within, subject_of
+from composer.selection.choice import (
+    another_source,
+    candidate_heads,
+    candidates,
+    count_within,
+    heads_within,
+    state_bytes,
+    subject_of,
+)
 from composer.selection.report import By, Selection
 from composer.shared_options import (
     OUT,

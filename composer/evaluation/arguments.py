@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from composer.arguments import numbers_of
 from composer.errors import EvaluationError
 from composer.evaluation.options import SAMPLES, SHORTEST, EvaluationOptions
 from composer.evaluation.perplexity import Perplexity
-from composer.numbers import numbers_of
 from composer.spec.places import brief, near_and_all, nearest, problem_of
 from composer.tasks.base import Task
 from composer.tasks.catalogue import TASKS

@@ -27,7 +27,7 @@ from converters.bounded import MOST_LOG, check_file, read_text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from composer.evaluation.subjects import Subject
+    from composer.evaluation.lengths import Subject
 
 QUESTION = 1024
 """Assumed tokens of a question. lm-eval's batch size is a number of questions, not of tokens."""

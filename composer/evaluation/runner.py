@@ -14,7 +14,7 @@ from composer.errors import EvaluationError, Stopped, TaskError
 from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
 from composer.evaluation.folder import RESULTS, RUN, STORE, ScoreLog, all_cells, open_score_log
 from composer.evaluation.harness import check_harness, harness_facts, harness_figures, open_harness, run_harness, samples_folder
-from composer.evaluation.lengths import MadeSamples, OnMade, impossible_cells
+from composer.evaluation.lengths import MadeSamples, OnMade, Subject, impossible_cells, open_subjects, task_facts
 from composer.evaluation.options import SAMPLES, EvaluationOptions, EvaluationProgress
 from composer.evaluation.perplexity import Perplexity
 from composer.evaluation.report import (
@@ -27,7 +27,6 @@ from composer.evaluation.report import (
     make_cell,
 )
 from composer.evaluation.scoring import CellFailed, draw_samples, score_cell
-from composer.evaluation.subjects import Subject, open_subjects, task_facts
 from composer.spec.inherit import short_path
 from composer.tasks.base import Task
 from composer.tasks.writer import Writer

@@ -150,7 +150,7 @@ def _open_models(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened
         if options.backend != AUTO or options.device != "cpu":
             raise InspectionError("A model in memory runs where it is and as it is: leave device and backend out.")
         return _Opened(model, tokenizer, "model", *_teacher(None, options))
-    from composer.evaluation.subjects import open_subjects
+    from composer.evaluation.lengths import open_subjects
     from composer.weights.load import check_backends
 
     (subject,) = open_subjects([os.fspath(model)])

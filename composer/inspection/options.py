@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from composer.arguments import Numbers, read_numbers
 from composer.errors import ComposerError, InspectionError
 from composer.evaluation.arguments import read_tasks
 from composer.evaluation.options import SHORTEST, EvaluationOptions
-from composer.numbers import Numbers, read_numbers
 from composer.options import option, options_class
 from composer.shared_options import OUT, OnDevice, Replacing, Seeded, WithBackend, reads, to_optional_path, to_optional_text
 from composer.tasks.base import Task

@@ -1,4 +1,7 @@
-"""Law 2: any split of a sequence into calls is the whole, down to one token at a time, with the state handed on; gradients, too."""
+"""Law 2: any split of a sequence into calls is the whole, down to one token at a time, with the state handed on; gradients, too.
+
+A text without gradients, in pieces, is the text with them, as a whole. Some forms run without gradients alone.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,15 @@ from dataclasses import replace
 import torch
 
 from blocks.legend import Shape
-from blocks.operation import State
+from blocks.operation import Call, State
 from composer.graph.composition import HeadSpec
-from composer.laws.cases import Inputs, build_head, inputs, once, pieces, run
-from composer.model.head import Head
+from composer.graph.pieces import run_in_pieces
+from composer.laws.cases import SMALL, Inputs, build_head, inputs, once, pieces, run
+from composer.model.head import Head, anatomy
 
 LENGTH = 70
+SHAPE, IN_PIECES = SMALL.shape(4), 21
+"""Of the texts without gradients."""
 ONE_BY_ONE = (*range(28), *range(60, LENGTH))
 """Until every window and cache has overflowed more than once, and across the border of a chunk; between them, in one call."""
 
@@ -66,3 +72,37 @@ def assert_same_gradients(spec: HeadSpec, shape: Shape, length: int, bounds: tup
     actual, wanted = (gradients(spec, shape, length, between) for between in (bounds, ()))
     for split, whole in zip(actual, wanted, strict=True):
         torch.testing.assert_close(split, whole, rtol=1e-7, atol=1e-9 * max(1.0, whole.abs().max().item()))
+
+
+@once
+def assert_same_in_pieces(
+    spec: HeadSpec, *, documents: bool = False, value_is_final: bool = False, in_place: bool = False, sinks: bool = False
+) -> None:
+    """Compare the outputs and the state of pieces of 8 tokens with those of one call, after 6 other tokens.
+
+    in_place: the pieces may overwrite the state. sinks: the layer has attention sinks.
+    """
+    shape = replace(SHAPE, sinks=sinks)
+    head, data, before = build_head(spec, shape), inputs(shape, 2, IN_PIECES), inputs(shape, 2, 6, seed=1)
+    if documents:
+        position = torch.cat((torch.arange(9), torch.arange(12))).repeat(2, 1)
+        valid = torch.arange(IN_PIECES) < torch.tensor([[IN_PIECES], [7]])
+        data.tokens = replace(data.tokens, position=position, segment=(position == 0).cumsum(1), valid=valid)
+    else:
+        data.tokens = replace(data.tokens, position=data.tokens.position + 6)
+    logits = torch.linspace(-1, 1, shape.heads, dtype=torch.float64) if sinks else None
+    _, state = run(head, before, sinks=logits)
+    head_inputs = replace(data.of_head(), value_is_final=value_is_final, sinks=logits)
+    call = Call(data.tokens, state, shape)
+    pieces_call = Call(
+        data.tokens, {name: tensor.clone() for name, tensor in state.items()} if in_place else state, shape, in_place=in_place
+    )
+    whole, left = head._functions(data.value, data.tokens, "auto").run(anatomy(head).parts, head_inputs, call)
+    with torch.no_grad():
+        functions = head._functions(data.value, data.tokens, "auto")
+        output, carried = run_in_pieces(functions, 8, anatomy(head).parts, head_inputs, pieces_call)
+    real = ... if data.tokens.valid is None else data.tokens.valid
+    torch.testing.assert_close(output[real], whole[real], rtol=1e-9, atol=1e-10)
+    assert carried.keys() == left.keys()
+    for name, tensor in left.items():
+        torch.testing.assert_close(carried[name], tensor, rtol=1e-9, atol=1e-10)

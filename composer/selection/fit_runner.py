@@ -17,14 +17,15 @@ from composer.evaluation.arguments import NamedTask
 from composer.files import write_whole
 from composer.runs.identity import fingerprint
 from composer.runs.store import RunStore
+from composer.selection.choice import HeadSubject, KeyHead, candidate_heads, heads_within, rank_heads, subject_of
 from composer.selection.fit_report import Fit, FittedHeads, LeftOut
-from composer.selection.head_choice import HeadSubject, KeyHead, candidate_heads, heads_within, rank_heads, subject_of
 from composer.selection.head_report import HeadScore
 from composer.selection.head_runner import RUN as HEADS
 from composer.selection.head_runner import STANDS_IN, HeadOptions, HeadSettings, select_heads
 from composer.selection.needles import (
     JudgedRows,
     NeedleSettings,
+    check_lengths,
     exact_pairs,
     logits_at,
     longest_text,
@@ -106,14 +107,10 @@ def fit_budget(
         _check_gates(options.gates, teacher)
     recipe = Recipe(sequence=options.row_tokens)
     window = subject_of(load_spec(STANDS_IN).model_copy(update={"recipe": recipe}), str(teacher.source.folder))
-    exact = exact_pairs(window.resolved)
-    _, rows = rows_with_needles(recipe, teacher, options.tasks, training, steps=1, most=options.rows, exact=exact)
-    longest = longest_text(rows)
-    if options.gates is None and longest <= exact:
-        raise SelectionError(
-            f"The longest text in a row has {longest:,} tokens, and a window with sinks keeps {exact:,} of them exactly, so gates "
-            f"have no effect. Use longer rows: --row-tokens {4 * exact}"
-        )
+    checked: dict[str, Any] = {"heads": window.resolved, "longer": "--row-tokens "}
+    _, rows = rows_with_needles(recipe, teacher, options.tasks, training, steps=1, most=options.rows, **checked)
+    if options.gates is None:
+        check_lengths(rows, **checked)
     settings = FitSettings(
         specs={name: subject.resolved.hash for name, subject in subjects.items()},
         gates=None if options.gates is None else str(options.gates),
@@ -138,7 +135,7 @@ def fit_budget(
     measured, left_out = list[tuple[FittedHeads, dict[str, Any]]](), list[LeftOut]()
     for name, subject in subjects.items():
         smallest = subject.bytes((), options.sequence)
-        if reason := _problem(subject, smallest, longest, options):
+        if reason := _problem(subject, smallest, longest_text(rows), options):
             left_out.append(LeftOut(name=name, state_bytes=smallest, reason=reason))
             continue
         run = _Composing(name, subject, teacher, out, training, options)

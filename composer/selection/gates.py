@@ -20,7 +20,7 @@ from composer.model.attention import ComposedAttention
 from composer.model.heads import ComposedHeads
 from composer.model.hosts import attentions_by_layer
 from composer.model.modeling import ComposedForCausalLM
-from composer.selection.head_choice import KeyHead
+from composer.selection.choice import KeyHead
 from composer.selection.needles import compare, logits_at
 from composer.spec.recipe import Stage
 from composer.training.transfer import Lesson, teach

@@ -11,22 +11,20 @@ import torch
 from torch import Tensor
 
 from composer.building import ModelOptions, run_build_in_memory
-from composer.data.packing import PackedRows
 from composer.errors import SelectionError
 from composer.evaluation.arguments import NamedTask
 from composer.model.heads import ComposedHeads
 from composer.model.hosts import attentions_by_layer
 from composer.runs.identity import Fingerprint, fingerprint
 from composer.runs.store import RunStore
+from composer.selection.choice import HeadSubject, KeyHead, candidate_heads, heads_within, rank_heads
 from composer.selection.gates import GATES, RATE, GateCourse, Gates, gate_layers, head_errors, logits_with
-from composer.selection.head_choice import HeadSubject, KeyHead, candidate_heads, heads_within, rank_heads
 from composer.selection.head_report import CurvePoint, HeadScore, HeadSelection, KeptHeads, draw_curve, draw_heads
 from composer.selection.needles import (
     Divergences,
     JudgedRows,
     NeedleSettings,
-    exact_pairs,
-    longest_text,
+    check_lengths,
     rows_with_needles,
     shared_settings,
 )
@@ -34,7 +32,7 @@ from composer.selection.report import SELECTION, SPEC, By, write_result
 from composer.spec.document import Spec
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.recipe import Recipe, Stage
-from composer.spec.resolve import Resolved, fresh_parameters
+from composer.spec.resolve import fresh_parameters
 from composer.training.journal import Journal
 from composer.training.loop import run_stage
 from composer.training.run import TrainingOptions, load_student, setting_of
@@ -94,9 +92,11 @@ def select_heads(
     heads, other = candidate_heads(subject.resolved), _other_spec(subject, options)
     other_heads = resolve_spec(other, subject.target.size)
     share = _count(subject, heads, options) / len(heads)
-    sizes = {"steps": options.steps, "most": options.rows, "exact": exact_pairs(other_heads)}
-    rows, judged = rows_with_needles(subject.spec.recipe, teacher, options.tasks, training, **sizes)
-    _check_lengths(other_heads, rows)
+    checked: dict[str, Any] = {"heads": other_heads, "longer": "--set recipe.sequence="}
+    rows, judged = rows_with_needles(
+        subject.spec.recipe, teacher, options.tasks, training, steps=options.steps, most=options.rows, **checked
+    )
+    check_lengths(rows, **checked)
     settings = HeadSettings(
         spec=subject.resolved.hash,
         other=other_heads.hash,
@@ -184,16 +184,6 @@ def _heads_to_mix(other: Spec, teacher: Teacher, training: TrainingOptions, opti
             "the source's attention is then mixed with a window."
         )
     return {index: attention.composed for index, attention in layers.items()}
-
-
-def _check_lengths(other: Resolved, rows: PackedRows) -> None:
-    """Raise SelectionError if no text in a row is longer than what heads keep exactly: gates would then have no effect."""
-    most, longest = exact_pairs(other), longest_text(rows)
-    if longest <= most:
-        raise SelectionError(
-            f"The longest text in a row has {longest:,} tokens, and the heads of {other.name} keep {most:,} pairs exactly, so the "
-            f"gates have no effect. Use longer rows: --set recipe.sequence={4 * most}"
-        )
 
 
 def _scores(gates: Gates, measure: Measure, by: By, errors: Sequence[float] | None) -> tuple[HeadScore, ...]:

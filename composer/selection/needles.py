@@ -143,11 +143,12 @@ def rows_with_needles(
     *,
     steps: int,
     most: int,
-    exact: int,
+    heads: Resolved,
+    longer: str,
 ) -> tuple[PackedRows, PackedRows]:
-    """Return ``steps`` rows to learn from, and at most ``most`` rows to score on.
+    """Return ``steps`` rows to learn from, and at most ``most`` rows to score on. heads, longer: as in ``check_lengths``.
 
-    Raises SelectionError if no text is longer than ``exact`` pairs, TaskError, TrainingError and DataError.
+    Raises SelectionError, TaskError, TrainingError and DataError.
     """
     trunk, tokenizer = teacher.source.trunk, tokenizer_of(teacher.source.folder)
     recipe = Recipe(sequence=None if recipe is None else recipe.sequence)
@@ -157,17 +158,23 @@ def rows_with_needles(
     held_out = some(held_out, most)
     learned = write_rows(texts, own, writer, "train", training.seed, steps)
     judged = write_rows(held_out, own, writer, "evaluation", training.seed, len(held_out))
-    longest = longest_text(held_out)
-    if longest <= exact:
-        raise SelectionError(
-            f"The longest held-out text in a row has {longest:,} tokens, and the heads keep {exact:,} pairs exactly, so they lose "
-            "nothing there. Use longer texts in --data or --held-out, or longer rows."
-        )
+    check_lengths(held_out, heads, longer)
     return learned, judged
 
 
 def longest_text(rows: PackedRows) -> int:
     return int(rows.position[rows.valid].max()) + 1
+
+
+def check_lengths(rows: PackedRows, heads: Resolved, longer: str) -> None:
+    """Raise SelectionError if no text in a row is longer than what heads keep exactly: gates would then have no effect. longer: the
+    option for longer rows, up to its number."""
+    most, longest = exact_pairs(heads), longest_text(rows)
+    if longest <= most:
+        raise SelectionError(
+            f"The longest text in a row has {longest:,} tokens, and the heads keep {most:,} pairs exactly, so they lose nothing "
+            f"there. Use longer texts in --data or --held-out, or longer rows: {longer}{4 * most}"
+        )
 
 
 def exact_pairs(resolved: Resolved) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from composer.errors import SpecError
 from composer.spec.external_parts import first_missing, needed_part_message, read_recorded_parts
 from composer.spec.places import Place, SpecNode, at, from_plain
-from converters.bounded import MOST_CONFIG, MOST_RECORD, check_file, read_json, reason, within
+from converters.bounded import MOST_RECORD, check_file, read_object_within, reason, within
 from converters.composed import RECORD, SPEC_FILE, SPEC_KEYS
 from converters.errors import ConverterError
 from converters.hub import HUB, fetch_files
@@ -64,7 +64,7 @@ def is_built(path: Path | str) -> bool:
     folder = Path(path)
     if not os.path.isdir(folder):
         return False
-    return os.path.lexists(folder / RECORD) or _read(folder, CONFIG, MOST_CONFIG).get(SPEC_KEYS[0]) is not None
+    return os.path.lexists(folder / RECORD) or read_object_within(folder, CONFIG).get(SPEC_KEYS[0]) is not None
 
 
 def read_built(folder: Path, shown: str) -> SpecNode:
@@ -81,7 +81,7 @@ def read_built(folder: Path, shown: str) -> SpecNode:
     stored = read_recorded_parts(folder)
     if (kind := first_missing(stored)) is not None:
         raise SpecError(needed_part_message(shown, kind, stored))
-    document = _read(folder, RECORD, MOST_RECORD).get("spec") if file == RECORD else _read_resolved_document(folder)
+    document = read_object_within(folder, RECORD, MOST_RECORD).get("spec") if file == RECORD else _read_resolved_document(folder)
     if not isinstance(document, Mapping):
         raise SpecError(at(place, (), "damaged, or of another version: it does not describe the model's heads"))
     node = from_plain(document, place=place)
@@ -96,20 +96,11 @@ def check_whole(stored: SpecNode) -> None:
 
 
 def _read_resolved_document(folder: Path) -> dict[str, Any] | None:
-    document = _read(folder, CONFIG, MOST_CONFIG).get(SPEC_KEYS[0])
+    document = read_object_within(folder, CONFIG).get(SPEC_KEYS[0])
     try:
         return None if document is None else lock_document(document)
     except (AttributeError, KeyError, TypeError, ValueError):  # no build wrote this config
         return None
-
-
-def _read(folder: Path, name: str, most: int) -> Mapping[str, Any]:
-    """Return the contents of a JSON file of the folder; empty where there is none, or none that can be read."""
-    try:
-        content = read_json(within(folder, name), most)
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, Mapping) else {}
 
 
 FORM = f"{HUB}OWNER/NAME[@REVISION] or {HUB}OWNER/NAME/FILE.yaml[@REVISION]"

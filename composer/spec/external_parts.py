@@ -15,7 +15,7 @@ from blocks.part import Closed, Part
 from blocks.registry import RegistrationError
 from composer.errors import ComposerError
 from composer.spec.places import brief
-from converters.bounded import MOST_RECORD, read_json, within
+from converters.bounded import MOST_RECORD, read_object_within
 from converters.composed import RECORD
 
 PartReference = str | os.PathLike[str]
@@ -81,11 +81,7 @@ def find_unregistered_kind(error: ValidationError) -> str | None:
 
 def read_recorded_parts(folder: Path) -> Mapping[str, object]:
     """Return the ``parts`` of a folder's record, as JSON; empty where it has none that can be read."""
-    try:
-        record = read_json(within(folder, RECORD), MOST_RECORD)
-    except (OSError, ValueError):
-        return {}
-    parts = record.get("parts") if isinstance(record, Mapping) else None
+    parts = read_object_within(folder, RECORD, MOST_RECORD).get("parts")
     return parts if isinstance(parts, Mapping) else {}
 
 

@@ -30,8 +30,7 @@ from composer.weights.load import load_model
 from composer.weights.record import TRAINING, Record
 from composer.weights.rewrite import Adapter, Trained, write_trained
 from converters.adapter import OTHERS
-from converters.canonical import is_composed
-from converters.trunk import dtype_name
+from converters.trunk import dtype_name, is_composed
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -28,7 +28,7 @@ from composer.training.finetune import MODEL
 from composer.training.processes import add_over_processes, count, own_rows, within
 from composer.training.unit import Losses, Unit, WholeCourse, add_gradients
 from converters.adapter import OTHERS
-from converters.canonical import is_composed
+from converters.trunk import is_composed
 
 UNRELATED = frozenset(
     {*Composition.__annotations__, "_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}

@@ -18,7 +18,7 @@ from composer.trust import CONFIG, code_in_adapter, refuse_code, translate_trans
 from composer.weights.output import copy_files, write_json
 from composer.weights.stream import check_loaded
 from converters.adapter import read_foreign_adapter
-from converters.bounded import MOST_CONFIG, brief, list_first, read_json, within
+from converters.bounded import brief, list_first, read_object_within, within
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, ADAPTER_WEIGHTS
 from converters.licences import LicenceFields, read_card_licence
 from converters.model_types import is_composed_type
@@ -152,9 +152,13 @@ def find_adapted(path: Path, open_base: OpenBase) -> Adapted | None:
 
     open_base: opens a model by its name and revision. Raises SourceError for adapters that are not LoRA, or need code.
     """
-    if not path.is_dir() or not os.path.lexists(path / ADAPTER_CONFIG) or is_composed_type(_read(path, CONFIG).get("model_type")):
+    if (
+        not path.is_dir()
+        or not os.path.lexists(path / ADAPTER_CONFIG)
+        or is_composed_type(read_object_within(path, CONFIG).get("model_type"))
+    ):
         return None
-    config = _read(path, ADAPTER_CONFIG)
+    config = read_object_within(path, ADAPTER_CONFIG)
     if problem := code_in_adapter(config):
         raise SourceError(f"{path / ADAPTER_CONFIG} {problem}. To merge adapters that you trust: {_LINES}")
     return Adapted(path, config, open_base)
@@ -188,12 +192,3 @@ def _merge(model: Any, fields: Mapping[str, Any], adapters: Path) -> Any:
     if unfit := [*report.unexpected_keys, *missing]:
         raise SourceError(f"{adapters} and the model have different adapters: {list_first(unfit)}")
     return wrapped.merge_and_unload(safe_merge=True)
-
-
-def _read(folder: Path, name: str) -> Mapping[str, Any]:
-    """Return the contents of a JSON file of a folder; empty where there is none, or none that can be read."""
-    try:
-        content = read_json(within(folder, name), MOST_CONFIG)
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

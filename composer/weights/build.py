@@ -46,12 +46,11 @@ from composer.weights.stream import TensorToWrite, digest_and_counts, fresh_piec
 from composer.weights.tokenizer import Tokenizer, check_tokenizer_of_source, tokenizer_notes
 from composer.weights.verify import problems_of
 from composer.words import plural, quantity, ranges, short_hashes, size
-from converters.canonical import is_composed
 from converters.coverage import Shaped
 from converters.hosts import Host
 from converters.model_types import STUB
 from converters.source import GENERATION_CONFIG, INDEX, Source
-from converters.trunk import Dtype, Trunk
+from converters.trunk import Dtype, Trunk, is_composed
 
 MOST_PROBLEMS = 8
 """The largest number of problems of a host's weights in a message."""

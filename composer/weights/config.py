@@ -11,11 +11,10 @@ from blocks.positions import Llama3Scaling
 from composer.errors import BuildError, ComposerError, SourceError
 from composer.spec.dimensions import Dimensions
 from composer.spec.resolve import Resolved, fresh_parameters
-from converters.canonical import list_expected_tensors
 from converters.composed import TRUNK_KEYS
 from converters.hosts import Host
 from converters.model_types import AUTO_MAP, OWN, PREFIX
-from converters.trunk import DEFAULTS, DTYPE_KEYS, Dtype, Sizes, Trunk
+from converters.trunk import DEFAULTS, DTYPE_KEYS, Dtype, Sizes, Trunk, list_expected_tensors
 
 if TYPE_CHECKING:
     from composer.weights.tokenizer import Tokenizer

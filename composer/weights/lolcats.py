@@ -15,13 +15,12 @@ from composer.spec.resolve import Resolved, fresh_parameters, prefix, resolve
 from composer.weights.parameter_meaning import meanings
 from composer.weights.stream import BLOCK, TensorToWrite, all_finite, as_bytes, as_tensor, blocks
 from converters.bounded import lost_link_message
-from converters.canonical import list_expected_tensors
 from converters.coverage import problems_listed
 from converters.errors import ConverterError
 from converters.lolcats import MAP, Lolcats, Stored, as_published, read_lolcats
 from converters.shard import BYTES, StoredTensor
 from converters.source import Source
-from converters.trunk import Dtype, Trunk
+from converters.trunk import Dtype, Trunk, list_expected_tensors
 
 if TYPE_CHECKING:
     import torch

@@ -20,11 +20,10 @@ from composer.spec.resolve import Resolved
 from composer.weights.config import dimensions, own_parameters
 from composer.weights.parameter_meaning import meanings, read_stored_heads
 from composer.weights.stream import same_contents
-from converters.canonical import EMBEDDING
 from converters.coverage import Covered, Shaped
 from converters.shard import BYTES, Shard
 from converters.source import SINGLE, Source
-from converters.trunk import Dtype, Sizes, Trunk
+from converters.trunk import EMBEDDING, Dtype, Sizes, Trunk
 
 if TYPE_CHECKING:
     from composer.weights.lolcats import LolcatsValues

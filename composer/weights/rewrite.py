@@ -30,11 +30,10 @@ from composer.weights.record import (
 from composer.weights.sources import open_model
 from composer.weights.stream import TensorToWrite, all_finite, as_bytes, inherit_piece, write_shard
 from converters.bounded import MOST_NAMES, read_json, within
-from converters.canonical import EMBEDDING
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, ADAPTER_WEIGHTS
 from converters.model_types import STUB
 from converters.source import INDEX, Source, open_source
-from converters.trunk import dtype_name
+from converters.trunk import EMBEDDING, dtype_name
 
 if TYPE_CHECKING:
     import torch

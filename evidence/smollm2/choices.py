@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from composer.selection.head_choice import KeyHead, rank_heads, subject_of
+from composer.selection.choice import KeyHead, rank_heads, subject_of
 from composer.spec.loading import load_spec
 from converters.bounded import MOST_LOG, read_text
 from evidence.smollm2.plan import Keep

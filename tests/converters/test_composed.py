@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from converters.canonical import list_expected_tensors
 from converters.composed import COMPOSED_FAMILY, NAMES, TRUNK_KEYS
 from converters.errors import ConfigError
 from converters.llama import read_config
-from converters.trunk import DEFAULTS, Trunk
+from converters.trunk import DEFAULTS, Trunk, list_expected_tensors
 from tests.converters.test_llama import NEW
 
 CONFIG = NEW | {"model_type": "composed", "spec": {}, "spec_hash": "0"}

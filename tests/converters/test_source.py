@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaModel
 
-from converters.canonical import list_expected_tensors
 from converters.coverage import WRAPPERS
 from converters.errors import ConfigError, CoverageError, WeightsError
 from converters.shard import header_bytes, read_shard
 from converters.source import INDEX, RESULTS_OF, SINGLE, Source, describe, open_source
+from converters.trunk import list_expected_tensors
 from tests.checkpoints import LLAMA3_ROPE, edit_config, edit_header, edit_tensors, llama, llama_model
 from tests.converters.conftest import refusal
 

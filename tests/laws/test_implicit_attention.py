@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
-from composer.laws.implicit_weights import LENGTH, assert_implied
+from composer.laws.definition import LENGTH, assert_implied
 from composer.model.implicit_attention import implicit_attention
 from tests.laws.cases import SMALL, build_head, complete, every_head, inputs
 from tests.laws.draw import random_heads

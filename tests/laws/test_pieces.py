@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer.laws.pieces import assert_same
+from composer.laws.split import assert_same_in_pieces
 from tests.laws.cases import every_head, steady
 
 HEADS = every_head()
@@ -12,18 +12,18 @@ HEADS = every_head()
 
 @pytest.mark.parametrize("name", HEADS)
 def test_pieces_without_gradients_equal_one_pass(name: str) -> None:
-    assert_same(HEADS[name])
+    assert_same_in_pieces(HEADS[name])
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_pieces_with_padding_and_documents_equal_one_pass(name: str) -> None:
-    assert_same(steady(HEADS[name]), documents=True, in_place=True)
+    assert_same_in_pieces(steady(HEADS[name]), documents=True, in_place=True)
 
 
 @pytest.mark.parametrize("name", ["memory: full", "memory: window"])
 def test_pieces_with_attention_sinks_equal_one_pass(name: str) -> None:
-    assert_same(HEADS[name], sinks=True)
+    assert_same_in_pieces(HEADS[name], sinks=True)
 
 
 def test_pieces_with_final_values_equal_one_pass() -> None:
-    assert_same(HEADS["memory: state"], value_is_final=True)
+    assert_same_in_pieces(HEADS["memory: state"], value_is_final=True)

@@ -78,3 +78,13 @@ def test_on_its_own_trunk(compose: Compose, teacher: Path) -> None:
     result = compose("explain", "lawcat")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "no source is named: set --from SOURCE" in result.stderr
+
+
+def test_overrides_that_make_a_spec_fit_a_class_can_be_copied(compose: Compose, teacher: Path) -> None:
+    """The lines with them do not wrap, however long they are."""
+    lines = compose("explain", "lolcats", "--from", teacher, "--native").stdout.splitlines()
+    conditions = [
+        str(condition) for target in composer.explain("lolcats", teacher, native=True).native for condition in target.conditions
+    ]
+    assert max(map(len, conditions)) > 200
+    assert all(any(condition in line for line in lines) for condition in conditions)

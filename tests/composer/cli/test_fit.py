@@ -125,10 +125,8 @@ def test_gates_are_learned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (["--spec", "nothing"], "nothing"),
         (["--tasks", "stories"], "--tasks stories: it has no answers to find"),
         (["--tasks", "niah-single-2"], 'The tokenizer cannot write "One of the special magic numbers'),
-        (
-            ["--row-tokens", "72"],
-            "a window with sinks keeps 68 of them exactly, so gates have no effect. Use longer rows: --row-tokens",
-        ),
+        (["--row-tokens", "72"], "the heads keep 68 pairs exactly, so they lose nothing there."),
+        (["--row-tokens", "72"], "Use longer texts in --data or --held-out, or longer rows: --row-tokens 272"),
         (["--row-tokens", "4k"], "--row-tokens 4,096: the source supports at most 256 tokens"),
     ],
     ids=str,

@@ -16,11 +16,11 @@ import torch
 import composer
 from composer.errors import ComposerError, EvaluationError, SourceError, TaskError
 from composer.evaluation.folder import RESULTS, RUN, SAMPLES, TABLE, ScoreLog
+from composer.evaluation.lengths import Subject
 from composer.evaluation.options import EvaluationOptions, EvaluationProgress
 from composer.evaluation.report import EvaluationReport
 from composer.evaluation.runner import evaluate
 from composer.evaluation.scoring import score_cell
-from composer.evaluation.subjects import Subject
 from composer.tasks.recall import Recall
 from tests.composer.evaluation.conftest import TEACHER
 

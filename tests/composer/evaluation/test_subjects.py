@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import composer
 from composer.errors import EvaluationError, SourceError
-from composer.evaluation.subjects import open_subjects
+from composer.evaluation.lengths import open_subjects
 from composer.weights import sources
 from composer.weights.load import labels_of
 from composer.weights.sources import open_model

@@ -80,7 +80,7 @@ MULTIMODAL: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 """By family, what its text decoder, its reader of images and the rest of its config have beside the usual sizes."""
 
 HYBRID = {"lfm2_vl", "qwen3_5"}
-LATER = dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), "5.18")
+LATER = dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), "5.17")
 """Those that transformers had before, with attention that needs an angle for each of three axes."""
 
 

@@ -16,8 +16,8 @@ from composer.data.packing import IGNORED, PackedRows
 from composer.errors import TaskError
 from composer.model.hosts import attentions_by_layer
 from composer.model.modeling import ComposedForCausalLM
+from composer.selection.choice import KeyHead, candidate_heads, keeping_heads
 from composer.selection.gates import GateCourse, Gates, divergences, gate_layers, head_errors
-from composer.selection.head_choice import KeyHead, candidate_heads, keeping_heads
 from composer.selection.needles import answers_in, write_rows
 from composer.selection.scores import score_layers
 from composer.spec.recipe import Stage

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from composer.errors import SelectionError
-from composer.selection.head_choice import HeadSubject, candidate_heads, heads_within, keeping_heads, rank_heads
+from composer.selection.choice import HeadSubject, candidate_heads, heads_within, keeping_heads, rank_heads
 from composer.spec.dimensions import Dimensions
 from composer.spec.loading import load_spec, resolve_spec
 from composer.weights.target import Target

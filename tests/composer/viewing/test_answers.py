@@ -14,7 +14,7 @@ from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_spec
 from composer.spec.resolve import resolve
 from composer.spec.shipped import shipped_specs
-from composer.viewing.answers import answer
+from composer.viewing.page import answer
 from composer.viewing.reading import TYPED, EditorContext
 from composer.words import size
 

@@ -11,8 +11,8 @@ import torch
 from composer.errors import BuildError
 from composer.spec.resolve import fresh_parameters
 from composer.weights.plan import FRESH_FILE, Plan, notes_on
-from converters.canonical import list_expected_tensors
 from converters.source import open_source
+from converters.trunk import list_expected_tensors
 from tests.checkpoints import edit_config, edit_tensors, llama
 from tests.composer.weights.students import LAWCAT, LOLCATS, SOFTMAX, build, plan_for, resolved_for
 
