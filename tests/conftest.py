@@ -39,8 +39,10 @@ OF_KERNELS = (
 ON_TRITON = rf"{OF_KERNELS}|blocks\.kernels"
 """And those that take Triton to be installed."""
 LONGEST = {
-    "test_a_day.py", "test_ablate.py", "test_as_models.py", "test_cluster.py", "test_compile.py", "test_contributing.py",
-    "test_own_part.py", "test_prefill_graph.py", "test_processes.py", "test_python_page.py", "test_readme.py", "test_second.py",
+    "test_a_day.py", "test_ablate.py", "test_adapted.py", "test_as_models.py", "test_cluster.py", "test_compile.py",
+    "test_contributing.py", "test_current_folder.py", "test_families.py", "test_folder.py", "test_gpu_speed.py",
+    "test_kernel_builds.py", "test_licences.py", "test_native.py", "test_own_part.py", "test_own_parts.py",
+    "test_prefill_graph.py", "test_processes.py", "test_push.py", "test_python_page.py", "test_readme.py", "test_second.py",
 }  # fmt: skip
 """The files with single tests of ten seconds and more."""
 CACHE = tempfile.TemporaryDirectory(prefix="composer-cache-")

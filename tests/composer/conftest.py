@@ -62,3 +62,12 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     from tests.composer.legible import kept_open
 
     return kept_open(monkeypatch)
+
+
+@pytest.fixture
+def without_comparison() -> Iterator[None]:
+    """Exports are written without the process that loads them. ``tests/composer/exporting`` compares them."""
+    from tests.composer.exporting.models import uncompared
+
+    with uncompared():
+        yield

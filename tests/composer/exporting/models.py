@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from composer.exporting.folder import configuration
 from composer.exporting.modeling import Exported, write_file
+from composer.exporting.plain import Comparison
 
 LENGTH, SHORT = 85, 41
 """Tokens of a text: more than the windows of shipped specs, and more than the small windows around single parts."""
+
+
+@contextmanager
+def uncompared() -> Iterator[None]:
+    """For the block, exports are written without the process that loads them and compares their logits, which takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("composer.exporting.folder.compare", lambda _: [Comparison(0.0, None)])
+        yield
 
 
 def randomised(model: Any, seed: int = 0) -> Any:

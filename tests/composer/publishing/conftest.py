@@ -23,5 +23,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHub]:
 def exported(student: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Export the student."""
     import composer
+    from tests.composer.exporting.models import uncompared
 
-    return composer.export(student, tmp_path_factory.mktemp("exports") / "alone").out
+    with uncompared():
+        return composer.export(student, tmp_path_factory.mktemp("exports") / "alone").out

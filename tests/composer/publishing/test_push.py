@@ -47,6 +47,7 @@ def test_a_model_is_pushed_and_pulled_as_the_same_bytes(hub: LocalHub, compose: 
         assert (verified.folder / name).read_bytes() == repository.files()[name], name
 
 
+@pytest.mark.usefixtures("without_comparison")
 def test_every_command_on_models_takes_a_name_on_the_hub(hub: LocalHub, compose: Compose, student: Path, teacher: Path) -> None:
     commit = composer.push(student, REPO).commit
     named = f"hub:{REPO}@{commit}"

@@ -80,6 +80,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.usefixtures("without_comparison")
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_every_command_opens_the_adapters_of_a_student(
     compose: Compose, student: Path, teacher: Path, tmp_path: Path, config: dict[str, Any]
