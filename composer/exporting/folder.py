@@ -14,13 +14,13 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from blocks.part import Closed
 from composer.drawing.picture import picture
 from composer.errors import ExportError, first_line
-from composer.escape import escape_markdown, markdown_block, markdown_code
+from composer.exporting.card import card
+from composer.exporting.gguf.writing import Gguf
 from composer.exporting.modeling import Exported, write_file
 from composer.exporting.native import Native, native_of, write_weights
 from composer.exporting.plain import compare, sample_of
@@ -31,7 +31,7 @@ from composer.spec.writing import to_yaml
 from composer.state import Digest, FileName
 from composer.training.finetune import merge_adapters
 from composer.versions import versions_of
-from composer.weights.card import PICTURE, datasets_of, licence_fields, licence_section, lineage
+from composer.weights.card import PICTURE
 from composer.weights.load import load_model
 from composer.weights.output import check_output, check_space, copy_files, link_or_copy, whole_or_nothing, write_json, write_text
 from composer.weights.record import CARD, CONFIG, RECORD, Record, files_in, read_record
@@ -42,7 +42,7 @@ from converters.licences import LICENCE_FILES
 from converters.model_types import PREFIX
 from converters.source import GENERATION_CONFIG, INDEX, TOKENIZER, open_source, small_files
 
-LICENSE, SPDX = "LICENSE", "Apache-2.0"
+LICENSE = "LICENSE"
 PACKAGES = ("attention-composer", "torch", "transformers")
 
 
@@ -87,14 +87,14 @@ def export_folder(
     The export is loaded in a process without this package, and its logits are compared with the model's. Raises ExportError,
     BuildError and SourceError; nothing is written then.
     """
-    named, out = out, check_output(out, open_source(folder), force=force, check_replaceable=_check_export)
+    named, out = out, check_output(out, open_source(folder), force=force, check_replaceable=check_export)
     with without_adapter(folder) as merged:
         model = load_model(merged, None, "cpu")
         exported = native_of(causal(model), target) if native else text_of(model)
         source, record = open_source(merged), read_record(merged)
         own_files, converts = merged != folder, isinstance(exported, Native) and exported.weights is not None
         check_space(out, sum(shard.bytes for shard in source.shards.values()) if copy or own_files or converts else 0)
-        with whole_or_nothing(out, force=force, check_replaceable=_check_export) as partial:
+        with whole_or_nothing(out, force=force, check_replaceable=check_export) as partial:
             if isinstance(exported, Native) and exported.weights is not None:
                 write_weights(exported, partial)
             else:
@@ -156,7 +156,7 @@ def differences(folder: Path, record: ExportRecord) -> dict[str, str]:
     return problems | dict.fromkeys(strangers, "the export did not write it")
 
 
-def _check_export(out: Path) -> None:
+def check_export(out: Path) -> None:
     """Raise ExportError if a folder is not an export, or was changed: only unchanged exports are replaced."""
     record = read_export(out)
     if record is None:
@@ -197,15 +197,24 @@ def _documents(
         write_text(partial / f"{exported.file}.py", exported.text)
         write_text(partial / f"{exported.file}.{LICENSE}", license_text())
     has_own_index = isinstance(exported, Native) and exported.weights is not None
-    beside = (*TOKENIZER, GENERATION_CONFIG, *LICENCE_FILES, *([] if has_own_index else [INDEX]))
+    beside = (*TOKENIZER, GENERATION_CONFIG, *([] if has_own_index else [INDEX]))
     copy_files(merged, small_files(merged, beside), partial)
+    if record is not None and not is_native:  # a class of transformers can be a source like any other, which has no record
+        copy_files(merged, (RECORD,), partial)
+    flag = f"--native --for {target} " if target else "--native " if is_native else ""
+    write_origin(
+        partial, merged, folder, exported, record, f"compose export {shlex.quote(str(folder))} {flag}-o {shlex.quote(str(out))}"
+    )
+
+
+def write_origin(
+    partial: Path, merged: Path, folder: Path, exported: Exported | Native | Gguf, record: Record | None, command: str
+) -> None:
+    """Write the terms, the spec, the picture, the card and, at last, the record of an export."""
+    copy_files(merged, small_files(merged, LICENCE_FILES), partial)
     if record is not None:
-        if not is_native:  # the files of a class of transformers can be a source like any other, which has no record
-            copy_files(merged, (RECORD,), partial)
         write_text(partial / SPEC_FILE, to_yaml(record.spec))
         write_text(partial / PICTURE, picture(record.resolved, dtype=record.plan.dtype).svg)
-    flag = f"--native --for {target} " if target else "--native " if is_native else ""
-    command = f"compose export {shlex.quote(str(folder))} {flag}-o {shlex.quote(str(out))}"
     write_text(partial / CARD, card(exported, record, command))
     files = {name: sha256(path) for name, path in files_in(partial).items()}
     config, versions = dict(open_source(merged).config), versions_of(PACKAGES)
@@ -236,61 +245,3 @@ def license_text() -> str:
     except PackageNotFoundError:
         stored = None
     return stored or read_text(Path(__file__).parents[2] / LICENSE, MOST_RECORD)
-
-
-def card(exported: Exported | Native, record: Record | None, command: str) -> str:
-    """Return ``README.md``, with the Hub's front matter."""
-    source = None if record is None else record.source
-    tags = [] if isinstance(exported, Native) else ["linear-attention", "custom_code"]
-    front: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": tags}
-    if source is not None and source.repo_id:
-        front["base_model"] = source.repo_id
-    front |= licence_fields(record)
-    if record is not None and (datasets := datasets_of(record)):
-        front["datasets"] = datasets
-    trust = "" if isinstance(exported, Native) else ", trust_remote_code=True"
-    no_trust = (
-        "" if isinstance(exported, Native) else ", trust_remote_code=False"
-    )  # left out, transformers asks for the model's code
-    load = (
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust}, dtype="auto")\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{no_trust})'
-    )
-    sections = [] if record is None else [lineage(record)]
-    sections.append(licence_section(record, "" if isinstance(exported, Native) else _licence_of_code(exported)))
-    sections += [] if record is None else [f"## Spec\n\n{markdown_block(to_yaml(record.spec), 'yaml')}\n"]
-    drawn = "" if record is None else f"\n![The graph of each head, and the map of layers]({PICTURE})\n"
-    paper = "" if record is None or not record.resolved.paper else f" Its heads follow {escape_markdown(record.resolved.paper)}."
-    record_file = "" if isinstance(exported, Native) else f" {markdown_code(RECORD)} records how the\nmodel was built and trained."
-    return f"""---
-{yaml.safe_dump(front, sort_keys=False).strip()}
----
-
-{_description(exported, paper)}
-{drawn}
-{markdown_block(load, "python")}
-
-Written by {markdown_code(command)}. {markdown_code(EXPORT)} has the SHA-256 of all files.{record_file}
-
-""" + "\n".join(filter(None, sections))
-
-
-def _licence_of_code(exported: Exported) -> str:
-    own = exported.file
-    return f"{markdown_code(f'{own}.py')} is written code, and has the licence {SPDX} ({markdown_code(f'{own}.{LICENSE}')})."
-
-
-def _description(exported: Exported | Native, paper: str) -> str:
-    """Return the title of a card, and a description of the model."""
-    if isinstance(exported, Native):
-        return (
-            f"# {escape_markdown(exported.architecture)}\n\n"
-            f"A {escape_markdown(exported.model_type)} model.{paper} It needs PyTorch and transformers, and no code of its own."
-        )
-    slow = "" if exported.one_by_one is None else "\n\nIts heads process one token after the other, so long prompts are slow."
-    return (
-        f"# {escape_markdown(exported.name)}\n\n"
-        f"A {escape_markdown(exported.host_type)} model whose attention is composed of linear-attention parts.{paper} All of its "
-        f"attention\nis in {markdown_code(f'{exported.file}.py')}, which needs PyTorch and transformers alone.{slow}"
-    )

@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from composer.errors import ExportError
 from composer.exporting.targets import TARGETS, target_named
 from composer.exporting.targets.fit import ClosestFit, fit
-from composer.exporting.targets.target import StudentModel, WeightTable
+from composer.exporting.targets.target import NativeTarget, StudentModel, WeightTable
 from composer.files import system_errors
 from composer.model.hosts import attentions
 from composer.spec.dimensions import Dimensions
@@ -35,9 +35,10 @@ MOST_DIFFERENCES = 12
 
 @dataclass(frozen=True)
 class Native:
-    """architecture: the class of transformers. config: its ``config.json``. weights: None if they are the model's own files;
-    otherwise all tensors by the class's names, in float32."""
+    """target: the class as data. architecture: its name in transformers. config: its ``config.json``. weights: None if they are the
+    model's own files; otherwise all tensors by the class's names, in float32."""
 
+    target: NativeTarget
     architecture: str
     config: Mapping[str, Any]
     weights: Mapping[str, Tensor] | None = None
@@ -63,7 +64,7 @@ def native_of(model: Any, target: str | None = None) -> Native:
     weights = _weights_of(model, student, closest) if closest.target.ends else None
     if weights is not None:
         config["dtype"] = "float32"
-    return Native(_class_of(kind).__name__, config, weights)
+    return Native(closest.target, _class_of(kind).__name__, config, weights)
 
 
 def student_of(model: Any) -> StudentModel:

@@ -111,9 +111,13 @@ def compare(exports: Sequence[tuple[Path, bool, ModelText]]) -> list[Comparison]
 def _comparison(answer: Tensor | str, sample: ModelText) -> Comparison:
     if isinstance(answer, str):
         return Comparison(None, answer)
+    return compare_logits(answer, sample, TOLERANCES.get(sample.dtype, TOLERANCE))
+
+
+def compare_logits(answer: Tensor, sample: ModelText, tolerance: float) -> Comparison:
+    """Compare the logits of an export with those of its model."""
     if answer.shape != sample.logits.shape:
         return Comparison(None, f"its logits have the shape {list(answer.shape)}; expected {list(sample.logits.shape)}")
     share = float((answer - sample.logits).abs().max() / sample.logits.abs().max())
-    tolerance = TOLERANCES.get(sample.dtype, TOLERANCE)
     different = f"its logits differ from the model's by {share:.1e} of the largest logit; expected at most {tolerance:.0e}"
     return Comparison(share, None if share <= tolerance else different)

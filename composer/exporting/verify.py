@@ -9,13 +9,16 @@ from pathlib import Path
 
 from composer.errors import ComposerError, ExportError, first_line
 from composer.exporting.folder import ExportRecord, configuration, differences, read_export, text_of, without_adapter
-from composer.exporting.plain import compare, sample_of
+from composer.exporting.gguf.comparing import compare_gguf
+from composer.exporting.gguf.types import INSTALL
+from composer.exporting.plain import Comparison, compare, sample_of
 from composer.files import sha256
 from composer.weights.load import load_model
 from composer.weights.record import CONFIG
 from composer.weights.verify import Check, VerifyReport, make_check
 from converters.bounded import MOST_CONFIG, read_bytes
 from converters.composed import EXPORT
+from converters.gguf import is_gguf
 
 
 def verify_export(folder: Path) -> VerifyReport:
@@ -47,6 +50,9 @@ def _against_model(folder: Path, record: ExportRecord) -> Iterator[Check]:
     if not (source / CONFIG).is_file():
         yield make_check("logits", CONFIG, "unknown", f"the model {source} no longer exists")
         return
+    if file := next((name for name in record.files if is_gguf(name)), None):
+        yield _under_llama_cpp(folder / file, source)
+        return
     try:
         classes = json.loads(read_bytes(folder / CONFIG, MOST_CONFIG)).get("auto_map")
     except (OSError, ValueError, AttributeError) as error:
@@ -71,7 +77,22 @@ def _against_model(folder: Path, record: ExportRecord) -> Iterator[Check]:
     sample = sample_of(model)
     del model  # the export's weights take its place in memory
     (comparison,) = compare([(folder, exported is not None, sample)])
-    if comparison.problem is None:
-        yield make_check("logits", CONFIG, "passed", f"largest difference {comparison.share:.1e} of the largest logit")
-    else:
-        yield make_check("logits", CONFIG, "failed", comparison.problem)
+    yield _check_of(CONFIG, comparison)
+
+
+def _under_llama_cpp(file: Path, source: Path) -> Check:
+    """Return the check of a GGUF file's logits, and of its tokenizer."""
+    try:
+        with without_adapter(source) as merged:
+            comparison = compare_gguf(file, sample_of(load_model(merged, None, "cpu")), merged)
+    except ComposerError as error:
+        return make_check("logits", file.name, "unknown", str(error))
+    if comparison is None:
+        return make_check("logits", file.name, "unknown", f"llama-cpp-python is not installed: {INSTALL}")
+    return _check_of(file.name, comparison)
+
+
+def _check_of(name: str, comparison: Comparison) -> Check:
+    if comparison.problem is not None:
+        return make_check("logits", name, "failed", comparison.problem)
+    return make_check("logits", name, "passed", f"largest difference {comparison.share:.1e} of the largest logit")

@@ -8,14 +8,17 @@ too, before the convolution, so sources with these biases do not fit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from blocks.legend import torch
-from composer.exporting.targets.qwen3_5 import NORMS_ONCE, joined_taps
+from composer.exporting.targets.qwen3_5 import NORMS_ONCE, decay, joined_taps, taps_alone
 from composer.exporting.targets.target import (
     LLAMAS,
+    ROTATED,
     SOFTMAX,
     WITHOUT_BIAS,
+    GgufClass,
     LayerType,
     NativeTarget,
     StudentModel,
@@ -54,6 +57,48 @@ def each_head_again(size: Dimensions, weight: Any) -> Any:
 def gates_and_values(size: Dimensions, gate: Any, up: Any) -> Any:
     """Return the two input projections of the MLP below each other."""
     return torch.cat((gate, up))
+
+
+def with_empty_heads(size: Dimensions, tensor: Any, *lengths: int) -> Any:
+    """Return numbers of heads beside as many zeros. lengths: of the parts of the tensor that are by head; the last one fills it."""
+    parts = tensor.split((*lengths, len(tensor) - sum(lengths)))
+    return torch.cat([half for part in parts for half in (part, torch.zeros_like(part))])
+
+
+def empty_inputs(size: Dimensions, weight: Any) -> Any:
+    return with_empty_heads(size, weight, *[size.heads * size.head_dim] * 4)
+
+
+def empty_taps(size: Dimensions, taps: Any) -> Any:
+    return with_empty_heads(size, taps_alone(size, taps), *[size.heads * size.head_dim] * 2)
+
+
+def no_bias_of_taps(size: Dimensions, taps: Any) -> Any:
+    return torch.zeros(2 * len(taps))
+
+
+def empty_decay(size: Dimensions, log_rate: Any) -> Any:
+    return with_empty_heads(size, decay(size, log_rate))[:, None]
+
+
+def empty_skip(size: Dimensions, weight: Any) -> Any:
+    return with_empty_heads(size, weight)[:, None]
+
+
+def empty_norms(size: Dimensions, weight: Any) -> Any:
+    return with_empty_heads(size, weight.unflatten(0, (size.heads, -1)))
+
+
+def empty_outputs(size: Dimensions, weight: Any) -> Any:
+    return with_empty_heads(size, weight.T).T
+
+
+def first_half(size: Dimensions, weight: Any) -> Any:
+    return weight.chunk(2)[0]
+
+
+def second_half(size: Dimensions, weight: Any) -> Any:
+    return weight.chunk(2)[1]
 
 
 MAMBA = LayerType(
@@ -131,6 +176,42 @@ def config_of(student: StudentModel, types: list[LayerType]) -> dict[str, Any]:
     }
 
 
+def gguf(config: Mapping[str, Any]) -> GgufClass | str:
+    """Return llama.cpp's class. It has twice as many numbers in Mamba-2 as in the hidden state, so half of the heads are empty."""
+    if config["mamba_proj_bias"]:
+        return "its class has no bias in the projections of Mamba-2. Train a student with --set head.output.bias=false"
+    heads = 2 * config["mamba_n_heads"]
+    return GgufClass(
+        architecture="granitehybrid",
+        names="GRANITE_HYBRID",
+        fields={
+            "attention.head_count_kv": [
+                0 if kind == MAMBA.name else config["num_key_value_heads"] for kind in config["layer_types"]
+            ],
+            "ssm.conv_kernel": config["mamba_d_conv"],
+            "ssm.state_size": config["mamba_d_state"],
+            "ssm.group_count": heads,
+            "ssm.time_step_rank": heads,
+            "ssm.inner_size": heads * config["mamba_d_head"],
+        },
+        layer={
+            **ROTATED,
+            "ssm_in.weight": (empty_inputs, "mamba.in_proj.weight"),
+            "ssm_conv1d.weight": (empty_taps, "mamba.conv1d.weight"),
+            "ssm_conv1d.bias": (no_bias_of_taps, "mamba.conv1d.weight"),
+            "ssm_dt.bias": (with_empty_heads, "mamba.dt_bias"),
+            "ssm_a": (empty_decay, "mamba.A_log"),
+            "ssm_d": (empty_skip, "mamba.D"),
+            "ssm_norm.weight": (empty_norms, "mamba.norm.weight"),
+            "ssm_out.weight": (empty_outputs, "mamba.out_proj.weight"),
+            "ffn_gate.weight": (first_half, "shared_mlp.input_linear.weight"),
+            "ffn_up.weight": (second_half, "shared_mlp.input_linear.weight"),
+            "ffn_down.weight": (as_stored, "shared_mlp.output_linear.weight"),
+        },
+        stretches=True,
+    )
+
+
 TARGET = NativeTarget(
     name="granitemoehybrid",
     architecture="GraniteMoeHybridForCausalLM",
@@ -144,4 +225,5 @@ TARGET = NativeTarget(
     config=config_of,
     blocks=BLOCKS,
     ends=ENDS,
+    gguf=gguf,
 )

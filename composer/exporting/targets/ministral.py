@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from composer.exporting.targets.mistral import SLIDING, window_size
+from composer.exporting.targets.mistral import SLIDING, granite_with_windows, window_size
 from composer.exporting.targets.target import LLAMAS, SOFTMAX, WITHOUT_BIAS, LayerType, NativeTarget
 
 FULL = LayerType(name="full_attention", head=SOFTMAX, formula="the class has softmax attention over all tokens")
@@ -26,4 +26,5 @@ TARGET = NativeTarget(
     fixed=WITHOUT_BIAS,
     arrangement=needs_window,
     config=lambda student, types: {**window_size(student, types), "layer_types": [kind.name for kind in types]},
+    gguf=granite_with_windows,
 )

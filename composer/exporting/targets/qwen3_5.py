@@ -7,7 +7,7 @@ a norm times SiLU(x_t W_z). Norms around the heads, and of queries and keys, mul
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from blocks.legend import torch
@@ -15,6 +15,7 @@ from composer.exporting.targets.target import (
     LLAMAS,
     SOFTMAX,
     WITHOUT_BIAS,
+    GgufClass,
     LayerType,
     NativeTarget,
     StudentModel,
@@ -24,6 +25,7 @@ from composer.exporting.targets.target import (
     each_head_rows,
     less_one,
     needs_softmax,
+    plus_one,
 )
 from composer.spec.dimensions import Dimensions
 
@@ -47,6 +49,16 @@ def queries_and_gates(size: Dimensions, query: Any, gate: Any) -> Any:
 def behind_gate(size: Dimensions, output: Any, gate: Any) -> Any:
     """Return the output projection: twice as large behind a gate that is always 1/2."""
     return 2 * output if gate is None else output
+
+
+def decay(size: Dimensions, log_rate: Any) -> Any:
+    """Return -exp(A), by which llama.cpp multiplies softplus(…)."""
+    return -log_rate.exp()
+
+
+def taps_alone(size: Dimensions, taps: Any) -> Any:
+    """Return the taps of all channels without PyTorch's axis of 1."""
+    return taps[:, 0]
 
 
 NORMS_ONCE = "the class has one epsilon for all norms, the model's rms_norm_eps"
@@ -149,6 +161,34 @@ def config_of(student: StudentModel, types: list[LayerType]) -> dict[str, Any]:
     }
 
 
+def gguf(config: Mapping[str, Any]) -> GgufClass:
+    heads, pairs = config["linear_num_value_heads"], config["head_dim"] // 2
+    return GgufClass(
+        architecture="qwen35",
+        names="QWEN35",
+        fields={
+            "full_attention_interval": config["full_attention_interval"],
+            "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+            "ssm.state_size": config["linear_key_head_dim"],
+            "ssm.group_count": heads,
+            "ssm.time_step_rank": heads,
+            "ssm.inner_size": heads * config["linear_value_head_dim"],
+            # Pairs that rotate by each of three positions of an image, which are one position in texts.
+            "rope.dimension_sections": [-(-(pairs - axis) // 3) for axis in range(3)] + [0],
+        },
+        layer={
+            "attn_norm.weight": (plus_one, "input_layernorm.weight"),
+            "post_attention_norm.weight": (plus_one, "post_attention_layernorm.weight"),
+            "attn_q_norm.weight": (plus_one, "self_attn.q_norm.weight"),
+            "attn_k_norm.weight": (plus_one, "self_attn.k_norm.weight"),
+            "ssm_a": (decay, "linear_attn.A_log"),
+            "ssm_dt.bias": (as_stored, "linear_attn.dt_bias"),
+            "ssm_conv1d.weight": (taps_alone, "linear_attn.conv1d.weight"),
+        },
+        ends={"output_norm.weight": (plus_one, "model.norm.weight")},
+    )
+
+
 TARGET = NativeTarget(
     name="qwen3_5",
     architecture="Qwen3_5ForCausalLM",
@@ -161,4 +201,5 @@ TARGET = NativeTarget(
     config=config_of,
     blocks=BLOCKS,
     ends=ENDS,
+    gguf=gguf,
 )

@@ -42,4 +42,5 @@ TARGET = replace(
     model_type="qwen3_next",
     layers=(DELTA, qwen3_5.GATED_SOFTMAX),
     config=config_of,
+    gguf=lambda config: "its class for Qwen3-Next needs experts. `--for qwen3_5` has the same formulas",
 )

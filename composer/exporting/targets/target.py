@@ -124,6 +124,29 @@ def _fill(value: Any, values: Mapping[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
+class GgufClass:
+    """A class of transformers as llama.cpp has it.
+
+    - architecture: its name in llama.cpp. names: the architecture in the package ``gguf`` that has the names of its tensors.
+    - fields: its metadata beside Llama's, by the key behind the architecture's name.
+    - layer, ends: tensors of a layer, and those outside of layers, that are stored in another way, by llama.cpp's names. All others
+      are stored unchanged.
+    - stretches: whether it reads a factor for each frequency of the rotation.
+    """
+
+    architecture: str
+    names: str = "LLAMA"
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    layer: WeightTable = field(default_factory=dict)
+    ends: WeightTable = field(default_factory=dict)
+    stretches: bool = False
+
+
+def unknown_to_llama_cpp(config: Mapping[str, Any]) -> GgufClass | str:
+    return f"it has no class for {config['model_type']}"
+
+
+@dataclass(frozen=True)
 class NativeTarget:
     """A class of transformers.
 
@@ -138,6 +161,7 @@ class NativeTarget:
     - config: returns the fields of the class's config that Llama's lacks, for a student and the types of its layers.
     - model_type: in the class's config.
     - blocks, ends: the weights of each layer around its attention, and those outside of layers; empty: the model's own files.
+    - gguf: returns the class of llama.cpp for the class's config, or why llama.cpp does not compute it.
     """
 
     name: str
@@ -153,6 +177,7 @@ class NativeTarget:
     model_type: str | None = None
     blocks: WeightTable = field(default_factory=dict)
     ends: WeightTable = field(default_factory=dict)
+    gguf: Callable[[Mapping[str, Any]], GgufClass | str] = unknown_to_llama_cpp
 
     @property
     def title(self) -> str:
@@ -184,6 +209,22 @@ def as_stored(size: Dimensions, tensor: Any) -> Any:
 def less_one(size: Dimensions, weight: Any) -> Any:
     """Return the weight of a norm that multiplies by 1 + w."""
     return weight - 1
+
+
+def plus_one(size: Dimensions, weight: Any) -> Any:
+    """Return the weight of a norm that multiplies by w, of one that multiplies by 1 + w."""
+    return weight + 1
+
+
+def pairs_side_by_side(size: Dimensions, weight: Any) -> Any:
+    """Return a projection's rows, or a bias, with the two numbers of each rotated pair beside each other."""
+    return weight.unflatten(0, (-1, 2, size.head_dim // 2)).transpose(1, 2).flatten(0, 2)
+
+
+ROTATED: WeightTable = {
+    f"attn_{name}.{kind}": (pairs_side_by_side, f"self_attn.{name}_proj.{kind}") for name in "qk" for kind in ("weight", "bias")
+}
+"""Queries and keys where llama.cpp rotates numbers that are beside each other."""
 
 
 def each_head(size: Dimensions, tensor: Any) -> Any:
