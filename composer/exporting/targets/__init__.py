@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from composer.errors import BuildError
-from composer.exporting.targets import granitemoehybrid, ministral, mistral, own_class, qwen3_5, qwen3_next
+from composer.exporting.targets import granitemoehybrid, ministral, mistral, own_class, qwen3_5, qwen3_next, qwen_windows
 from composer.exporting.targets.fit import fit, student_of_spec
 from composer.exporting.targets.target import NativeTarget
 from composer.spec.explain import TargetFit
@@ -18,6 +18,8 @@ TARGETS: Mapping[str, NativeTarget] = {
         own_class.TARGET,
         mistral.TARGET,
         ministral.TARGET,
+        qwen_windows.QWEN2,
+        qwen_windows.QWEN3,
         qwen3_5.TARGET,
         qwen3_next.TARGET,
         granitemoehybrid.TARGET,

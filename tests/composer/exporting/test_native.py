@@ -109,6 +109,19 @@ def test_students_of_mistral_are_exported_as_native_classes(tmp_path: Path) -> N
     check_class(randomised(composer.build("native/mistral", tmp_path, overrides=[SHORT])), "MistralForCausalLM")
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_qwen_with_windows_is_its_own_class(family: str, tmp_path: Path) -> None:
+    """Biases of queries, keys and values, and norms of queries and keys, are around every head."""
+    torch.manual_seed(0)
+    source = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SMALL))
+    with torch.no_grad():
+        for name, parameter in source.named_parameters():
+            if name.endswith(".bias") or "q_norm" in name:
+                parameter.normal_()
+    source.save_pretrained(tmp_path)
+    check_class(composer.build("native/ministral", tmp_path, overrides=[SHORT]).eval(), f"{family.title()}ForCausalLM")
+
+
 @pytest.mark.parametrize(
     ("name", "overrides", "expected"),
     [
