@@ -1,0 +1,98 @@
+"""Tokens per second of processor time, in one engine: `python benchmarks/engines.py transformers|mlx|llama.cpp MODEL`.
+
+MODEL is a folder of a class of transformers, or a GGUF file. All engines read the same tokens on one thread, and compute in float32
+unless a file is quantised. Processor time is measured, so that other work on the machine changes little. One JSON line is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+PROMPT, STEPS, ROUNDS = 256, 32, 3
+Forward = Callable[[list[int]], Any]
+"""Reads further tokens after those that it has read."""
+
+
+def with_transformers(folder: str) -> Callable[[], Forward]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    sys.modules["fla"] = None  # pyright: ignore[reportArgumentType] - its kernels need a GPU
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def start() -> Forward:
+        cache: list[Any] = [None]
+
+        @torch.no_grad()
+        def read(tokens: list[int]) -> None:
+            answer = model(torch.tensor([tokens]), past_key_values=cache[0], use_cache=True, logits_to_keep=1)
+            cache[0] = answer.past_key_values
+
+        return read
+
+    return start
+
+
+def with_mlx(folder: str) -> Callable[[], Forward]:
+    from pathlib import Path
+
+    import mlx.core as mlx
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_config, load_model
+
+    mlx.set_default_device(mlx.cpu)
+    kind = load_config(Path(folder))["model_type"].removesuffix("_text")
+    model, _ = load_model(Path(folder), model_config={"model_type": kind})
+    model.set_dtype(mlx.float32)
+
+    def start() -> Forward:
+        cache = make_prompt_cache(model)
+
+        def read(tokens: list[int]) -> None:
+            mlx.eval(model(mlx.array([tokens]), cache=cache)[:, -1])
+
+        return read
+
+    return start
+
+
+def with_llama_cpp(file: str) -> Callable[[], Forward]:
+    from llama_cpp import Llama
+
+    model = Llama(file, n_ctx=PROMPT + STEPS + 1, n_batch=PROMPT, n_threads=1, n_threads_batch=1, type_k=0, type_v=0, verbose=False)
+
+    def start() -> Forward:
+        model.reset()
+        return model.eval
+
+    return start
+
+
+ENGINES = {"transformers": with_transformers, "mlx": with_mlx, "llama.cpp": with_llama_cpp}
+
+
+def main(engine: str, model: str) -> None:
+    start = ENGINES[engine](model)
+    prompt = [7 * number % 5_000 + 100 for number in range(PROMPT)]
+    seconds: dict[str, list[float]] = {"prompt": [], "decode": []}
+    for _ in range(ROUNDS):
+        read = start()
+        began = time.process_time()
+        read(prompt)
+        middle = time.process_time()
+        for token in prompt[:STEPS]:
+            read([token])
+        seconds["prompt"].append(middle - began)
+        seconds["decode"].append(time.process_time() - middle)
+    best = {name: statistics.median(times) for name, times in seconds.items()}
+    speeds = {"prompt": round(PROMPT / best["prompt"], 1), "decode": round(STEPS / best["decode"], 1)}
+    print(json.dumps({"engine": engine, "model": model, **speeds}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
