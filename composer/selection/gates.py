@@ -6,7 +6,7 @@ the mixture keeps the source's next-token distribution, with a penalty on open g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ from composer.selection.choice import KeyHead
 from composer.selection.needles import compare, logits_at
 from composer.spec.recipe import Stage
 from composer.training.transfer import Lesson, teach
-from composer.training.unit import Losses, Unit, add_gradients
+from composer.training.unit import Course, Losses, Unit, add_gradients
 
 GATES = "gates"
 """The name of the stage, and of its folder."""
@@ -102,8 +102,8 @@ def gate_layers(model: ComposedForCausalLM, other: Mapping[int, ComposedHeads], 
     return gates
 
 
-class GateCourse:
-    """A ``Course`` of the gates. share: of the gates that are to be open at the end.
+class GateCourse(Course):
+    """The course of the gates. share: of the gates that are to be open at the end.
 
     The loss of a step is KL(source ‖ mixture), the mean over the answer's tokens plus the mean over those of the text. Beside it,
     the mean gate has a penalty, whose weight rises as long as the mean is above ``share``. It is a parameter of the same optimiser,
@@ -130,9 +130,6 @@ class GateCourse:
 
     def judge(self, batch: Batch, total: float) -> Losses:
         return {}
-
-    def warn_at_start(self, losses: Mapping[str, float]) -> Iterable[str]:
-        return ()
 
     @torch.no_grad()
     def clamp(self) -> None:

@@ -206,7 +206,9 @@ class _StageRun:
         """Run one step of every unit that has not stopped. Return their losses."""
         stage, step, began = self.stage, self.taken, time.monotonic()
         indices = rows_of_step(step, stage.batch, len(self.rows), self.setting.seed)
-        batch = self.rows.batch(indices)
+        with self._autocast():
+            batch = self.course.prepare(self.rows.batch(indices), step)
+        prepared = time.monotonic() - began
         total = max(1, self.course.count(batch))
         sums: Losses = {}
         random = RandomState(self.device)
@@ -214,7 +216,7 @@ class _StageRun:
             if index:
                 self._check_signal(random)
             if index == 1 and not self.learning:
-                self._announce(time.monotonic() - began, batch)
+                self._announce(prepared + (time.monotonic() - began - prepared) * self.parts, batch)
             with self._autocast():
                 for name, loss in self.course.learn(part.to(self.device), divisor).items():
                     sums[name] = sums[name] + loss if name in sums else loss
@@ -226,9 +228,8 @@ class _StageRun:
         self.learning += time.monotonic() - began
         return losses
 
-    def _announce(self, seconds: float, batch: Batch) -> None:
+    def _announce(self, whole: float, batch: Batch) -> None:
         """Print the tokens and the time of a step, estimated from its first part, if it is slow."""
-        whole = seconds * self.parts
         if whole >= SLOW:
             self.setting.tell(
                 f"{self.name}: a step has {int(batch.valid.sum()):,} tokens and needs about {duration(whole)}, and {self.steps:,} "

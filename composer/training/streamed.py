@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,7 @@ from composer.training.run import TrainingRun
 from composer.training.scale import warn_of_sizes
 from composer.training.spill import HiddenBatch, Spill
 from composer.training.transfer import Lesson, StopForward, layer_unit, layers_alike, lesson_of, transfer_loss
-from composer.training.unit import Losses, Unit, add_gradients
+from composer.training.unit import Course, Losses, Unit, add_gradients
 from composer.weights.record import Start
 from composer.weights.stream import as_bytes
 from converters.bounded import check_file, reason
@@ -49,7 +49,7 @@ SAVED = 10
 two moments), four in its successor, and the result."""
 
 
-class LayerCourse:
+class LayerCourse(Course):
     """One layer of a student, with that of its teacher."""
 
     def __init__(
@@ -72,9 +72,6 @@ class LayerCourse:
     @torch.no_grad()
     def judge(self, batch: Batch, total: float) -> Losses:
         return {self.units[0].name: self._loss(batch, total)}
-
-    def warn_at_start(self, losses: Mapping[str, float]) -> Iterable[str]:
-        return ()
 
     def begin(self, run: TrainingRun, name: str, rows: PackedRows) -> Start | None:
         """Set the first values of the layer, and warn if its outputs are far from the teacher's in size. name: the full name of the

@@ -40,7 +40,7 @@ def check_stage(resolved: Resolved, stage: Stage) -> None:
 
 def learns_from_teacher(stages: Mapping[str, Stage]) -> bool:
     """Whether one of the stages learns from the teacher."""
-    return any(isinstance(stage, Transfer) or (isinstance(stage, Finetune) and bool(stage.distill)) for stage in stages.values())
+    return any(isinstance(stage, Transfer) or (isinstance(stage, Finetune) and stage.needs_teacher) for stage in stages.values())
 
 
 def check_held_out(stages: Mapping[str, Stage], *, held_out: bool) -> None:

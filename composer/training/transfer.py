@@ -6,7 +6,7 @@ the student's layer is compared with it and its gradients are computed, so that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Transfer
 from composer.training.finetune import MODEL
 from composer.training.processes import add_over_processes, count, own_rows, within
-from composer.training.unit import Losses, Unit, WholeCourse, add_gradients
+from composer.training.unit import Course, Losses, Unit, WholeCourse, add_gradients
 from converters.adapter import OTHERS
 from converters.trunk import is_composed
 
@@ -54,7 +54,7 @@ class Lesson:
     """The inputs of the teacher's heads. Heads whose host projects as the teacher's does can have them, too."""
 
 
-class TransferCourse:
+class TransferCourse(Course):
     """All layers of a student, in one pass of the teacher over each batch."""
 
     def __init__(self, student: ComposedForCausalLM, teacher: ComposedForCausalLM, stage: Transfer) -> None:
@@ -90,9 +90,6 @@ class TransferCourse:
 
         teach(self._teacher, batch, judge_layer)
         return losses
-
-    def warn_at_start(self, losses: Mapping[str, float]) -> Iterable[str]:
-        return ()
 
     def _loss(self, index: int, teacher: ComposedAttention, lesson: Lesson, total: float) -> Tensor:
         if index not in self._alike:

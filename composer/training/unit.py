@@ -189,10 +189,12 @@ Losses = dict[str, Tensor]
 class Course(Protocol):
     """The units of a stage, and how their losses are computed."""
 
-    @property
-    def units(self) -> Sequence[Unit]:
-        """The groups of parameters that are trained, each with its own optimiser."""
-        ...
+    units: Sequence[Unit]
+    """The groups of parameters that are trained, each with its own optimiser."""
+
+    def prepare(self, batch: Batch, step: int) -> Batch:
+        """Return what a step, counted from 0, learns from: the rows of all processes, before they are shared."""
+        return batch
 
     def count(self, batch: Batch) -> int:
         """Return the number of tokens, or rows, of a batch that its losses are averaged over."""
@@ -208,7 +210,7 @@ class Course(Protocol):
 
     def warn_at_start(self, losses: Mapping[str, float]) -> Iterable[str]:
         """Return warnings about the held-out losses before the first step."""
-        ...
+        return ()
 
 
 def add_gradients(loss: Tensor) -> None:
@@ -221,7 +223,7 @@ def add_gradients(loss: Tensor) -> None:
         loss.backward()
 
 
-class WholeCourse:
+class WholeCourse(Course):
     """A student that runs as a whole, with one unit for all trained parameters. It is in training mode as it learns: layers can be
     checkpointed, and a host's dropout is on."""
 
@@ -239,9 +241,6 @@ class WholeCourse:
     def judge(self, batch: Batch, total: float) -> Losses:
         self._student.eval()
         return {self._name: self._loss(batch, total)}
-
-    def warn_at_start(self, losses: Mapping[str, float]) -> Iterable[str]:
-        return ()
 
     def _loss(self, batch: Batch, total: float) -> Tensor:
         """Return the loss of a batch, a sum divided by ``total``."""

@@ -171,7 +171,7 @@ def test_long_steps_are_divided_and_announced_after_their_first_part(
     outcome, _ = run(tmp_path, stage, part_tokens=15, tell=messages.append)
     tokens = r"\d+ tokens and needs about \d+ s, and 6 steps need about \d+ s, without evaluations"
     (message,) = messages
-    assert re.match(f"{name}: a step has {tokens}", message)
+    assert re.match(f"{type(stage).__name__.lower()}: a step has {tokens}", message)
     for unit, loss in uninterrupted[name][0][0].after.items():
         assert outcome.after[unit] == pytest.approx(loss, rel=1e-3)
     messages.clear()

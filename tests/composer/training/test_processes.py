@@ -45,6 +45,7 @@ from tests.composer.training.runs import make_student, make_teacher, rows_of, ru
 from tests.composer.weights.students import weights
 
 STEPS = 6
+WRITTEN = "recipe.finetune.on_policy={share: 0.5, tokens: 3}"
 # Rows that two processes cannot share evenly.
 LONG = (
     f"recipe.transfer.steps={STEPS}",
@@ -56,11 +57,12 @@ LONG = (
     "recipe.finetune.batch=5",
     "recipe.finetune.evaluate=3",
     "recipe.finetune.distill=0.5",
+    WRITTEN,
 )
 BRIEF = 3
 FEW: dict[str, Any] = {"held_out_rows": 3}
 """Enough that two processes cannot share them evenly."""
-SHORT = (*(f"recipe.{stage}.steps={BRIEF}" for stage in ("transfer", "finetune")), "recipe.transfer.cross_entropy=0.1")
+SHORT = (*(f"recipe.{stage}.steps={BRIEF}" for stage in ("transfer", "finetune")), "recipe.transfer.cross_entropy=0.1", WRITTEN)
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
