@@ -62,8 +62,8 @@ SECOND_STUDENTS = {
 }
 """Students of the second teacher: the experiment and its variant, by the name on the page."""
 UNTRAINED = (
-    "forgetting", "gated-deltanet", "gdn-hybrid", "gdn2-hybrid", "hypenet", "kda-hybrid", "liger", "lizard", "mamba2",
-    "mesa", "rwkv7",
+    "forgetting", "gated-deltanet", "gdn-hybrid", "gdn2-hybrid", "hypenet", "kda-hybrid", "liger", "lizard",
+    "log-linear", "mamba2", "mesa", "rwkv7",
 )  # fmt: skip
 """Shipped specs of other papers without runs."""
 CLOSE = 0.05

@@ -10,6 +10,7 @@ from blocks.memories.first import First
 from blocks.memories.full import Full
 from blocks.memories.gdn2 import Gdn2
 from blocks.memories.latents import Latents
+from blocks.memories.log_linear import LogLinear
 from blocks.memories.lola import LOLA
 from blocks.memories.mesa import Mesa
 from blocks.memories.meta import Meta
@@ -21,7 +22,7 @@ from blocks.memories.window import Window
 from blocks.memories.window_above_state import WINDOW_ABOVE_STATE
 from blocks.registry import Role
 
-MEMORIES = Role("memory", Memory, Full, First, Meta, Window, Sparse, StateMemory, Delta, Latents, Rwkv7, Gdn2, Mesa)
+MEMORIES = Role("memory", Memory, Full, First, Meta, Window, Sparse, StateMemory, Delta, Latents, Rwkv7, Gdn2, Mesa, LogLinear)
 MemoryConfig = Annotated[Memory, MEMORIES]
 PATTERNS = (LOLA, WINDOW_ABOVE_STATE, SPARSE_ABOVE_STATE)
 """Patterns of memories that one form computes together. Those that cover the most memories are first."""

@@ -30,5 +30,6 @@ from blocks.recurrences.fenwick.naive import naive
 DECAY_RANKS = frozenset({"none", "head"})
 FORMS: tuple[Form, ...] = (
     Form(REFERENCE, "one token after the other", naive),
+    Form(TORCH, "one step of the recurrence", naive, decode=True),
     Form(TORCH, "chunks of 64, each with the states of all levels", chunked),
 )

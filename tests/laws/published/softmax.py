@@ -13,6 +13,7 @@ from tests.laws.published.layer import (
     WINDOW,
     Layer,
     channel_decay,
+    convolved_query_and_key,
     hedgehog_features,
     lawcat_features,
 )
@@ -26,6 +27,7 @@ from tests.laws.published.mathematics import (
     rotate,
     sigmoid,
     softmax_attention,
+    softplus,
     window_and_linear,
 )
 
@@ -76,6 +78,28 @@ def t2r(layer: Layer) -> Tensor:
     total = linear_attention(query, key, torch.ones_like(value[..., :1]))
     # A query that shares no feature with any key has no mass, and is answered by 0.
     return torch.where(total > 0, linear_attention(query, key, value) / total.clamp(min=torch.finfo(total.dtype).tiny), 0.0)
+
+
+def log_linear(layer: Layer) -> Tensor:
+    """Return the sum over all pairs, each with the weight λ of its level, the decay since it, and φ(q)·φ(k)."""
+
+    def map_side(states: Tensor, side: str) -> Tensor:
+        return (torch.einsum("thd,hdc->thc", states, layer[f"feature_map.{side}_weight"]) + layer[f"feature_map.{side}_bias"]).relu()
+
+    query, key = convolved_query_and_key(layer)
+    query, key, value = map_side(query, "query"), map_side(key, "key"), layer.expanded[2]
+    decay = (-torch.exp(layer["log_linear_gate.rate"]) * softplus(layer.linear("log_linear_gate"))).cumsum(0)
+    levels = softplus(layer.hidden @ layer["log_linear.level_weight"].T + layer["log_linear.level_bias"])
+    levels = levels.unflatten(1, (layer.heads, -1))
+    outputs = []
+    for token in range(len(query)):
+        level = torch.tensor([(token ^ earlier).bit_length() for earlier in range(token + 1)])
+        weights = torch.einsum("hf,shf->sh", query[token], key[: token + 1])
+        weights = weights * levels[token, :, level].T * torch.exp(decay[token] - decay[: token + 1])
+        total = weights.sum(0)[:, None]
+        output = torch.einsum("sh,shv->hv", weights, value[: token + 1])
+        outputs.append(torch.where(total > 0, output / total.clamp(min=torch.finfo(total.dtype).tiny), 0.0))
+    return torch.stack(outputs)
 
 
 def hedgehog_alone(layer: Layer) -> Tensor:
