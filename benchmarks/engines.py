@@ -41,9 +41,9 @@ def with_transformers(folder: str) -> Callable[[], Forward]:
 def with_mlx(folder: str) -> Callable[[], Forward]:
     from pathlib import Path
 
-    import mlx.core as mlx
-    from mlx_lm.models.cache import make_prompt_cache
-    from mlx_lm.utils import load_config, load_model
+    import mlx.core as mlx  # pyright: ignore[reportMissingImports]
+    from mlx_lm.models.cache import make_prompt_cache  # pyright: ignore[reportMissingImports]
+    from mlx_lm.utils import load_config, load_model  # pyright: ignore[reportMissingImports]
 
     mlx.set_default_device(mlx.cpu)
     kind = load_config(Path(folder))["model_type"].removesuffix("_text")
@@ -62,7 +62,7 @@ def with_mlx(folder: str) -> Callable[[], Forward]:
 
 
 def with_llama_cpp(file: str) -> Callable[[], Forward]:
-    from llama_cpp import Llama
+    from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
 
     model = Llama(file, n_ctx=PROMPT + STEPS + 1, n_batch=PROMPT, n_threads=1, n_threads_batch=1, type_k=0, type_v=0, verbose=False)
 

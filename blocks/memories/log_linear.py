@@ -104,9 +104,10 @@ class LogLinear(Recurrent):
 
     def compute(
         self, parameters: Parameters, call: Call, query: Float[Tensor, "B T H F"], taken: Features | None, decay: Tensor | None,
-        recurrence: Form, *, pairs: Pairs | None, hidden: Float[Tensor, "B T C"],
+        recurrence: Form, *, pairs: Pairs | None, hidden: Float[Tensor, "B T C"] | None = None,
     ) -> tuple[Partial, State]:  # fmt: skip
         assert taken is not None, "it receives every pair"
+        assert hidden is not None, "the graph passes it"
         shape, tokens, dtype = call.shape, call.tokens, taken.value.dtype
         value = as_dtype(taken.value, accumulating(dtype))
         key = taken.fill_absent(repeat_heads(taken.key, shape.state_heads), 0.0)

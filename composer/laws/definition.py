@@ -23,7 +23,8 @@ def gradients(spec: HeadSpec, shape: Shape, call: Inputs, backend: str) -> list[
     """Of a random functional of the output, by every input and parameter."""
     head = build_head(spec, shape).requires_grad_()
     leaves = [tensor.clone().requires_grad_() for tensor in call.tensors]
-    output, _ = run(head, Inputs(*leaves, call.tokens), backend=backend)
+    hidden, query, key, value = leaves
+    output, _ = run(head, Inputs(hidden, query, key, value, call.tokens), backend=backend)
     weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     (output * weight).sum().backward()
     wanted = [*leaves, *head.parameters()]

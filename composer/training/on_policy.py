@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from composer.data.document import Document
-from composer.data.packing import IGNORED, Batch, pack
+from composer.data.packing import IGNORED, Batch, Document, pack
 from composer.errors import TrainingError
 from composer.model.cache import CACHE, new_cache
 from composer.model.modeling import ComposedForCausalLM

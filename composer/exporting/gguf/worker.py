@@ -16,7 +16,7 @@ FLOAT32 = 0
 
 
 def main(answers: str) -> None:
-    from llama_cpp import Llama
+    from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
 
     request = json.load(sys.stdin)
     length, kept, steps = max(map(len, request["rows"])), request["kept"], request["steps"]

@@ -84,7 +84,9 @@ def log_linear(layer: Layer) -> Tensor:
     """Return the sum over all pairs, each with the weight λ of its level, the decay since it, and φ(q)·φ(k)."""
 
     def map_side(states: Tensor, side: str) -> Tensor:
-        return (torch.einsum("thd,hdc->thc", states, layer[f"feature_map.{side}_weight"]) + layer[f"feature_map.{side}_bias"]).relu()
+        return (
+            torch.einsum("thd,hdc->thc", states, layer[f"feature_map.{side}_weight"]) + layer[f"feature_map.{side}_bias"]
+        ).relu()
 
     query, key = convolved_query_and_key(layer)
     query, key, value = map_side(query, "query"), map_side(key, "key"), layer.expanded[2]
