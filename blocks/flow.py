@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
 from blocks.tensors import last_entries, may_read_numbers, where_present
-
-if TYPE_CHECKING:
-    from blocks.positions import Position
 
 # Not frozen: frozen dataclasses are three times as slow to create, and a decode step creates dozens. No field is set after
 # creation.
@@ -93,6 +90,19 @@ class Tokens:
         return None if extended is None else self.tail(extended, count) == self.last_segment()
 
 
+@runtime_checkable
+class Rotation(Protocol):
+    """A ``Position`` of ``blocks.positions``, which rotates queries and keys by their positions."""
+
+    idle: ClassVar[bool]
+
+    @property
+    def base(self) -> tuple[object, ...]: ...
+    def rotate(self, states: Tensor, position: Tensor) -> Tensor: ...
+    def rotate_back(self, states: Tensor, position: Tensor) -> Tensor: ...
+    def rotate_tokens(self, states: Tensor, tokens: Tokens) -> Tensor: ...
+
+
 @dataclass(slots=True)
 class Pairs:
     """Pairs of one key and one value: those of the call, one per token, or those that a memory evicts during it.
@@ -112,26 +122,26 @@ class Pairs:
     position: Int[Tensor, "B E"] | Int[Tensor, "B E K"]
     arrival: Int[Tensor, "B E"] | None = None
     numbers: Mapping[str, Float[Tensor, "B E n"]] = field(default_factory=dict)
-    by: Position | None = None
+    by: Rotation | None = None
     tokens: Tokens | None = None
     max_per_token: int = 1
     known_present: bool = False
 
-    def rotate(self, by: Position) -> Float[Tensor, "B E K D"]:
+    def rotate(self, by: Rotation) -> Float[Tensor, "B E K D"]:
         """Return the keys, rotated by ``by``."""
         if self.by is by or (by.idle if self.by is None else self.by.base == by.base):
             return self.key
         return self._at(by, self.key if self.by is None else self.by.rotate_back(self.key, self.position))
 
-    def mappable(self, by: Position) -> Float[Tensor, "B E N D"]:
+    def mappable(self, by: Rotation) -> Float[Tensor, "B E N D"]:
         """Return the keys that enter a feature map, rotated by ``by``."""
         return self.rotate(by) if self.convolved is None else self._at(by, self.convolved)
 
-    def to_storage(self, by: Position) -> Pairs:
+    def to_storage(self, by: Rotation) -> Pairs:
         """Return the pairs as a memory stores them, with keys rotated by ``by``."""
         return replace(self, key=self.rotate(by), by=by)
 
-    def _at(self, by: Position, raw: Tensor) -> Tensor:
+    def _at(self, by: Rotation, raw: Tensor) -> Tensor:
         return by.rotate(raw, self.position) if self.tokens is None else by.rotate_tokens(raw, self.tokens)
 
     @property

@@ -11,13 +11,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from blocks.flow import Tokens
+from blocks.flow import Rotation, Tokens
 from blocks.legend import Float, Shape, Tensor
-
-if TYPE_CHECKING:
-    from blocks.positions import Position
 
 EVERY = "every"
 """The backend of an operation's only form, which computes it on all backends."""
@@ -235,7 +232,7 @@ class Call:
         state = dict(zip(slots, map(self.state.__getitem__, slots.values()), strict=True)) if slots else {}
         return Call(self.tokens, state, operation.shape, self.place, self.in_place, operation.needs_mass, self.rotated)
 
-    def rotate(self, query: Float[Tensor, "B T H D"], by: Position) -> Float[Tensor, "B T H D"]:
+    def rotate(self, query: Float[Tensor, "B T H D"], by: Rotation) -> Float[Tensor, "B T H D"]:
         """Return the queries, rotated by ``by`` at the positions of the tokens. The result is cached, as several operations need
         the same."""
         last = self.rotated.get(id(by))

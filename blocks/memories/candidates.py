@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from blocks.flow import Tokens
 from blocks.legend import Float, Int, Shaped, Tensor, torch
-from blocks.memories.state_below import Held
 from blocks.softmax import mask_bias
 from blocks.tensors import accumulating, in_all_rows, take
+
+Held = dict[str, Tensor]
+"""Pairs of each query head, the older first, B E H …: rotated key, value, position, convolved key if there is one, and the
+numbers of each pair. The key mapped for the state below is computed once, when a pair enters."""
 
 
 def by_heads(entries: Shaped[Tensor, "B E H ..."]) -> Shaped[Tensor, "B E H ..."]:
@@ -63,3 +66,17 @@ def eviction_bias(
         return bias
     same_document = eligible["segment"].transpose(1, 2)[:, :, None] == take(tokens.segment, at)[:, None, :, None]
     return bias + mask_bias(same_document, bias.dtype)
+
+
+def select(held: Held, index: Int[Tensor, "B M H"]) -> Held:
+    """Return the chosen pairs of each head."""
+    heads = torch.arange(index.shape[2], device=index.device)
+    place = in_all_rows((index * index.shape[2] + heads).flatten(1), held["key"].shape[1] * index.shape[2]).flatten()
+    return {name: _at_places(entries, place, index) for name, entries in held.items()}
+
+
+def _at_places(
+    entries: Shaped[Tensor, "B E H ..."], place: Int[Tensor, " n"], like: Int[Tensor, "B M H"]
+) -> Shaped[Tensor, "B M H ..."]:
+    """The entries at these places, counted entry by entry in all rows laid end to end."""
+    return entries.flatten(0, 2).index_select(0, place).unflatten(0, like.shape)

@@ -13,9 +13,9 @@ from pydantic import Field, NonNegativeInt
 from blocks.flow import Pairs, Partial
 from blocks.legend import Bool, Float, Int, Number, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.candidates import by_heads, concatenate_by_heads, eviction_bias, select_by_heads
+from blocks.memories.candidates import Held, by_heads, concatenate_by_heads, eviction_bias, select, select_by_heads
 from blocks.memories.recurrent import Recurrent
-from blocks.memories.state_below import Below, Held, select
+from blocks.memories.state_below import StateBelow
 from blocks.memories.stored_pairs import Holding, pairs_of
 from blocks.memories.window import Window
 from blocks.operation import EVERY, TORCH, Call, Form, Setting, Slot, State, no_obstacle, row_obstacle
@@ -156,7 +156,7 @@ class Sparse(Holding):
         pairs: Pairs,
         call: Call,
         *,
-        below: Below | None,
+        below: StateBelow | None,
         attention: Attend,
     ) -> tuple[Partial, State]:
         """Add the pairs as they arrive, evict the others into ``below``, and compute the outputs, block by block."""
@@ -187,7 +187,7 @@ class Sparse(Holding):
         return _concatenate(partials), {name: held[name].contiguous() for name in call.state}
 
     def _pass(
-        self, eligible: Held, evictions: Int[Tensor, "B e"], max_per_token: int, call: Call, below: Below | None
+        self, eligible: Held, evictions: Int[Tensor, "B e"], max_per_token: int, call: Call, below: StateBelow | None
     ) -> tuple[Int[Tensor, "B M H"], Int[Tensor, "B E H"]]:
         """Add the pairs that arrive in a block, one group after the other. Return which candidates are kept after the last group,
         and the number of the eviction, from 1, by which each candidate leaves; the number of evictions + 1 if it is kept."""
@@ -219,7 +219,7 @@ class Sparse(Holding):
         pairs: Pairs | None,
         call: Call,
         *,
-        below: Below | None,
+        below: StateBelow | None,
         attention: Attend,
     ) -> tuple[Partial, Pairs | None, Float[Tensor, "B E H F"] | None, State]:
         """``attend`` for one token: return its output, the evicted pairs with their mapped keys, and the new state."""
@@ -256,7 +256,7 @@ class Sparse(Holding):
         position = pairs.position if pairs.position.dim() == 3 else pairs.position[..., None].expand(-1, -1, call.shape.heads)
         return held | {"position": position}
 
-    def _entering(self, pairs: Pairs, call: Call, below: Below | None) -> Held:
+    def _entering(self, pairs: Pairs, call: Call, below: StateBelow | None) -> Held:
         """Return the pairs in the form of the state, with their mapped keys and the norms of their values, which are computed
         once."""
         held = self._held(pairs, call)
@@ -271,7 +271,7 @@ class Sparse(Holding):
         """Return the pairs of the cache in the form of evicted pairs."""
         return pairs_of({name: held[name] for name in call.state}, self.rotation)
 
-    def _worth(self, eligible: Held, below: Below | None, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def _worth(self, eligible: Held, below: StateBelow | None, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Return each pair's score, and its resolution: B E H."""
         with torch.no_grad():
             value, distance = as_dtype(eligible["value"], accumulating(eligible["value"].dtype)), None

@@ -1,54 +1,158 @@
-"""The interface of the state below a sparse cache, and the selection of the cache's pairs."""
+"""The state below a sparse cache, as the cache reads it, and writes evicted pairs into it."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from dataclasses import replace
 
-from blocks.flow import Pairs
-from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
-from blocks.tensors import in_all_rows
+from blocks.flow import Features, Pairs, Partial, Tokens
+from blocks.legend import Tensor, torch
+from blocks.memories.candidates import select_by_heads
+from blocks.memories.recurrent import Recurrent, nothing
+from blocks.operation import REFERENCE, Form, State
+from blocks.pattern import Bound
 
-Held = dict[str, Tensor]
-"""Pairs of each query head, the older first, B E H …: rotated key, value, position, convolved key if there is one, and the
-numbers of each pair. The key mapped for the state below is computed once, when a pair enters."""
 
+class StateBelow:
+    """A state in one call: it maps keys, predicts the values of pairs, and receives evicted pairs.
 
-@runtime_checkable
-class Below(Protocol):
-    """The state memory that a sparse cache feeds: it maps keys, predicts the values of pairs, and receives evicted pairs."""
+    The cache chooses pairs by their scores, and a choice has no gradient. For the scores the state receives pairs without
+    gradients, and only when it is read. The tokens' outputs are computed by one call over all pairs.
+    """
 
-    def map(self, pairs: Pairs) -> Float[Tensor, "B E H F"]:
-        """Return the features of the pairs' keys in the state."""
-        ...
+    def __init__(
+        self, state: Bound, query: Tensor, keys: Bound, decay: Tensor | None, like: Tensor, recurrence: Form, max_per_token: int = 1
+    ) -> None:
+        """query: the features of queries. keys: the map of keys. like: any tensor of the values' dtype. max_per_token: as in
+        ``Pairs``."""
+        assert isinstance(state.part, Recurrent)
+        self.memory, self.call, self.recurrence = state.part, state.call, recurrence
+        self.query, self.map, self.log_decay, self.like, self.max_per_token = query, keys.map, decay, like, max_per_token
+        self.seen, self.groups = state.call.state, 0
+        self.evicted: list[Features] = []
+        self.evictions: list[tuple[Tensor, Tensor, Tensor]] = []
+        plain = decay is None and state.call.tokens.segment is None and recurrence.backend != REFERENCE
+        # A step of decode reads the state once.
+        self.reads = self.memory.repeated_reads(self.seen, state.call.shape) if plain and query.shape[1] > 1 else None
+        self.pairs_read: Features | None = None
 
-    def set_pairs(self, pairs: Pairs, keys: Float[Tensor, "B E H F"]) -> None:
+    def set_pairs(self, pairs: Pairs, keys: Tensor) -> None:
         """Set the pairs of the calls that follow, until the next call of ``set_pairs``: ``distances`` compares them, and ``evict``
         evicts some of them."""
-        ...
+        self._settle()
+        self.pairs = self.memory.features_of(keys, pairs)
 
-    def reach(self, column: Int[Tensor, " B"]) -> None:
-        """Advance the state to the token in this column, one per row, before that token's decay is applied. If the token starts
-        a document, the state is empty."""
-        ...
+    def reach(self, column: Tensor) -> None:
+        """Write the last evicted pairs, and advance to the token in this column, one per row, without that token's decay. If the
+        token starts a document, the state is empty."""
+        segment = self.call.tokens.segment
+        with torch.no_grad():
+            if self.reads is not None:
+                if self.pairs_read is not self.pairs:  # ``_settle`` has gathered the pairs evicted before these, block by block
+                    self.reads.set_pairs(self.pairs, self.evicted[-1] if self.evicted else None)
+                self.pairs_read = self.pairs
+                return
+            last, before = self._last(), torch.full_like(column, -1)
+            if last is not None:
+                assert last.arrival is not None
+                before = last.arrival[:, 0]
+                self._pass(replace(last, arrival=None), self._time(before, before + 1), None)
+            decay = self._time(before + 1, column) if self.max_per_token > 1 else None
+            if segment is not None:
+                segment = torch.nn.functional.pad(segment, (1, 0))
+                segment = segment.gather(1, column[:, None] + 1) - segment.gather(1, before[:, None] + 1)
+            if decay is not None or segment is not None:
+                self._pass(self._nothing(1), decay, segment)
 
-    def distances(self) -> Float[Tensor, "B E H"]:
-        """Return the distance between each pair's value and the state's output for the pair's own key."""
-        ...
+    def distances(self) -> Tensor:
+        """Return the distance between the state's output for each pair's own key and the value of the pair."""
+        with torch.no_grad():
+            if self.reads is not None:
+                return self.reads.distances()
+            predicted = self.memory.predict(self.pairs.key, self.seen)
+            return torch.linalg.vector_norm(predicted - self.pairs.value, dim=-1)
 
-    def evict(self, index: Int[Tensor, "B M H"], present: Bool[Tensor, "B M H"], column: Int[Tensor, " B"]) -> None:
-        """Add some of the pairs to the state at the token in this column. present: which of them are pairs."""
-        ...
+    def evict(self, index: Tensor, present: Tensor, column: Tensor) -> None:
+        """Evict some of the pairs, if present, at the token in this column."""
+        self.groups += 1
+        self.evictions.append((index, present, column[:, None].expand(index.shape[:2])))
+        if self.reads is not None and self.pairs_read is self.pairs:
+            self.reads.evict(index)
+
+    def _settle(self) -> None:
+        """Gather the evicted pairs of those set by ``set_pairs``."""
+        if self.evictions:
+            self.evicted.append(self._of(*(torch.cat(groups, dim=1) for groups in zip(*self.evictions, strict=True))))
+            self.evictions = []
+
+    def _of(self, index: Tensor, present: Tensor, column: Tensor) -> Features:
+        pairs = self.pairs
+        numbers = {} if pairs.rate is None else {"rate": pairs.rate}
+        held = select_by_heads({"key": pairs.key, "value": pairs.value} | numbers, index)
+        return Features(held["key"], held["value"], present, column, held.get("rate"), self.max_per_token)
+
+    def _last(self) -> Features | None:
+        """Return the last evicted pairs; None if there are none."""
+        if self.evictions:
+            return self._of(*self.evictions[-1])
+        return self.evicted[-1].cut(slice(-self.max_per_token, None)) if self.evicted else None
+
+    def compute_step(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:
+        """Return the state's partial for the only token, at which these pairs are evicted, and the new state."""
+        taken = None
+        if pairs is not None and keys is not None:
+            taken = self.memory.features_of(keys, pairs)
+            if keys.shape[1] > 1:
+                taken = replace(taken, arrival=torch.zeros(keys.shape[:2], dtype=torch.int64, device=keys.device))
+        return self.memory.recall(self.call, self.query, taken, self.log_decay, self.recurrence)
+
+    def compute_output(self) -> tuple[Partial, State]:
+        """Return the state's partial for all tokens, and its new state."""
+        self._settle()
+        evicted = _concatenate_evicted(self.evicted, self.max_per_token)
+        return self._recall(self.query, evicted, self.log_decay, self.call.tokens, self.call.state)
+
+    def _pass(self, features: Features, log_decay: Tensor | None, segment: Tensor | None) -> None:
+        """Write the pairs as if each had its own token, of which the first has the decay."""
+        if log_decay is not None:
+            later = log_decay.new_zeros(log_decay.shape[0], features.key.shape[1] - 1, *log_decay.shape[2:])
+            log_decay = torch.cat((log_decay, later), dim=1)
+        tokens = Tokens(self.call.tokens.position.new_zeros(features.key.shape[:2]), segment)
+        nobody = torch.zeros_like(features.key)
+        _, self.seen = self._recall(nobody, features, log_decay, tokens, self.seen)
+
+    def _time(self, first: Tensor, end: Tensor) -> Tensor | None:
+        """Return the decay of the tokens between two columns, B 1 N or B 1 N F: those of the last eviction and of this one."""
+        if self.log_decay is None:
+            return None
+        around = slice(max(self.groups - 1, 0) * self.max_per_token, (self.groups + 1) * self.max_per_token)
+        decay, valid = self.log_decay[:, around], self.call.tokens.valid
+        column = torch.arange(around.start, around.start + decay.shape[1], device=decay.device)
+        inside = (column >= first[:, None]) & (column < end[:, None])
+        if valid is not None:
+            inside = inside & valid[:, around]
+        return decay.masked_fill(~inside.view(*inside.shape, *[1] * (decay.dim() - 2)), 0.0).sum(1, keepdim=True)
+
+    def _recall(
+        self, query: Tensor, features: Features, log_decay: Tensor | None, tokens: Tokens, state: State
+    ) -> tuple[Partial, State]:
+        call = replace(self.call, tokens=tokens, state=state, in_place=False)
+        return self.memory.recall(call, query, features, log_decay, self.recurrence)
+
+    def _nothing(self, length: int) -> Features:
+        """Return features without a pair at any of ``length`` tokens."""
+        return nothing(self.query[:, :length], self.call.shape, self.like.dtype)
 
 
-def select(held: Held, index: Int[Tensor, "B M H"]) -> Held:
-    """Return the chosen pairs of each head."""
-    heads = torch.arange(index.shape[2], device=index.device)
-    place = in_all_rows((index * index.shape[2] + heads).flatten(1), held["key"].shape[1] * index.shape[2]).flatten()
-    return {name: _at_places(entries, place, index) for name, entries in held.items()}
-
-
-def _at_places(
-    entries: Shaped[Tensor, "B E H ..."], place: Int[Tensor, " n"], like: Int[Tensor, "B M H"]
-) -> Shaped[Tensor, "B M H ..."]:
-    """The entries at these places, counted entry by entry in all rows laid end to end."""
-    return entries.flatten(0, 2).index_select(0, place).unflatten(0, like.shape)
+def _concatenate_evicted(evicted: list[Features], max_per_token: int) -> Features:
+    """Return all evicted pairs, in their order; with one per token, in its own column."""
+    key, value = (torch.cat(groups, dim=1) for groups in zip(*((each.key, each.value) for each in evicted), strict=True))
+    others = zip(*((each.present, each.arrival, each.rate) for each in evicted), strict=True)
+    present, arrival, rate = ([tensor for tensor in every if tensor is not None] for every in others)
+    return Features(
+        key,
+        value,
+        torch.cat(present, dim=1),
+        torch.cat(arrival, dim=1) if max_per_token > 1 else None,
+        torch.cat(rate, dim=1) if rate else None,
+        max_per_token,
+    )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from blocks.flow import Tokens
 from blocks.operation import FLA, TRITON, Setting
 from composer.graph.composition import HeadSpec
+from composer.graph.graph import Node
 from composer.graph.lowering import lower
 from composer.graph.matching import matches
 from composer.graph.wiring import build_graph
@@ -42,9 +43,9 @@ def runs_of(heads: Iterable[HeadSpec]) -> dict[KernelForm, dict[CallPlace, HeadS
         documents, one_token, gradients = place
         setting = Setting(documents=documents, one_token=one_token, gradients=gradients)
         steps = lower(graph, backend, setting).steps
-        on_kernels = [step for step in steps if step.form.backend == backend]
+        on_kernels = [step for step in steps if step.form.backend == backend and step.covers[0].node.path is not None]
         for step in on_kernels:
-            form = _form(backend, step.form.description, (covered.node.kind for covered in step.covers))
+            form = _form(backend, step.form.description, (covered.node for covered in step.covers))
             size = len(on_kernels), len(steps)
             if place not in least[form] or least[form][place][:2] > size:
                 least[form][place] = *size, spec
@@ -58,16 +59,17 @@ def list_forms_in(heads: Iterable[HeadSpec]) -> set[KernelForm]:
 
 def _list_registered_forms(spec: HeadSpec) -> Iterator[KernelForm]:
     graph = build_graph(spec, SHAPE)
-    for node in graph.parts:
-        yield from (_form(form.backend, form.description, (node.kind,)) for form in node.operation.forms if form.backend in KERNELS)
+    for node in (node for node in graph.parts if node.path is not None):
+        yield from (_form(form.backend, form.description, (node,)) for form in node.operation.forms if form.backend in KERNELS)
     for pattern, names in matches(graph):
-        kinds = [graph.nodes[name].kind for name in names.values()]
+        nodes = [graph.nodes[name] for name in names.values()]
         parts = {node: part for node, name in names.items() if (part := graph.nodes[name].part) is not None}
-        yield from (_form(form.backend, form.description, kinds) for form in pattern.forms(parts) if form.backend in KERNELS)
+        yield from (_form(form.backend, form.description, nodes) for form in pattern.forms(parts) if form.backend in KERNELS)
 
 
-def _form(backend: str, description: str, kinds: Iterable[str]) -> KernelForm:
-    kinds = tuple(kinds)
+def _form(backend: str, description: str, nodes: Iterable[Node]) -> KernelForm:
+    """nodes: those that the form computes. Maps of keys are named by their maps of queries, and pairs by no part of a spec."""
+    kinds = tuple(node.kind for node in nodes if node.path is not None)
     return KernelForm(backend, ", ".join(kinds), description, kinds)
 
 

@@ -17,6 +17,7 @@ from blocks.flow import Features, Pairs, Partial, Tokens
 from blocks.legend import Shape
 from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory
+from blocks.memories.state_below import StateBelow
 from blocks.memories.window import Window
 from blocks.operation import REFERENCE, Setting
 from blocks.pattern import Bound
@@ -142,7 +143,7 @@ class ByHand:
         return both.get(self.sparse.keep.kind, 0.0)
 
 
-class Beneath:
+class Beneath(StateBelow):
     """The state as the cache above it reads it: recomputed at each look from all evicted pairs, row by row."""
 
     def __init__(

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks.flow import Tokens
-from blocks.memories.candidates import by_heads, concatenate_by_heads, eviction_bias, select_by_heads
-from blocks.memories.state_below import Held, select
+from blocks.memories.candidates import Held, by_heads, concatenate_by_heads, eviction_bias, select, select_by_heads
 from tests.blocks.support import random
 
 
