@@ -19,8 +19,8 @@ from composer.terminal import at_once, print_result, say, watch_progress
 from composer.weights.load import open_models
 
 if TYPE_CHECKING:
+    from composer.evaluation.arguments import Perplexity
     from composer.evaluation.options import EvaluationProgress
-    from composer.evaluation.perplexity import Perplexity
     from composer.evaluation.report import EvaluationReport
     from composer.tasks.base import Task
 

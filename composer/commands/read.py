@@ -131,7 +131,7 @@ def bar_of(done: int, total: int) -> BarUpdate:
 def check_tokens(what: str, ids: Sequence[int], model: Any, tokenizer: Any) -> None:
     """Raise ComposerError for a token without an embedding. Warn where the tokenizer can hardly write the text. what: the text in
     words."""
-    from composer.tasks.unknown_tokens import hardly_written, unknown_token, without_embedding
+    from composer.tasks.writer import hardly_written, unknown_token, without_embedding
 
     if problem := without_embedding(what, ids, model.get_input_embeddings().weight.shape[0], tokenizer):
         raise ComposerError(f"{problem}.")

@@ -19,8 +19,7 @@ from composer.data.reading import files_of, read_records
 from composer.data.references import SHARE, DataReference, FileData, TaskData, parse_reference
 from composer.errors import DataError
 from composer.tasks.base import Split, Task
-from composer.tasks.unknown_tokens import without_embedding
-from composer.tasks.writer import Writer
+from composer.tasks.writer import Writer, without_embedding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

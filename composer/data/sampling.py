@@ -11,7 +11,7 @@ import torch
 from composer.devices import seed_for_block
 from composer.errors import DataError
 from composer.model.generation import keep_tokens_alone
-from composer.tasks.unknown_tokens import without_embedding
+from composer.tasks.writer import without_embedding
 
 
 def sample_texts(

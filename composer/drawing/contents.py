@@ -10,7 +10,7 @@ from blocks.memories.base import Memory
 from blocks.operation import EVICTED, Kind, Slot
 from blocks.part import Part
 from composer.drawing.layered import LABEL_SIZE, Link, Size
-from composer.drawing.text import fit_text, lines_of, width
+from composer.drawing.style import fit_text, lines_of, width
 from composer.graph.graph import Edge, HeadGraph, Node
 from composer.spec.explain import state_bytes, state_size
 from composer.words import plural, size

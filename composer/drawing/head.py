@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from composer.drawing.contents import LEADING, PADDING, Box, boxes_and_links
 from composer.drawing.layered import BEFORE_LABEL, LABEL_SIZE, Route, Size, place, widen
-from composer.drawing.text import element, escape_svg, number
+from composer.drawing.style import element, escape_svg, number
 from composer.graph.graph import HeadGraph
 
 ARROW, HALF = 7.0, 3.5

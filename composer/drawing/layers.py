@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 
-from composer.drawing.style import HEADS
-from composer.drawing.text import element, escape_svg, width
+from composer.drawing.style import HEADS, element, escape_svg, width
 from composer.spec.layer_rules import runs_of
 from composer.spec.resolve import Group, Resolved
 

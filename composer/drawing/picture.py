@@ -14,8 +14,7 @@ from pathlib import Path
 from blocks.legend import Shape
 from composer.drawing.head import draw_head
 from composer.drawing.layers import letters, map_of_layers
-from composer.drawing.style import style
-from composer.drawing.text import element, escape_svg, fit_text, lines_of, width
+from composer.drawing.style import element, escape_svg, fit_text, lines_of, style, width
 from composer.errors import ComposerError
 from composer.files import write_whole
 from composer.graph.composition import HeadSpec

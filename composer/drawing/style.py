@@ -1,10 +1,105 @@
-"""The look of the pictures, light and dark: the colours of Okabe and Ito, which colour-blind readers can distinguish, and a card
-below them. A picture has its own background, so that it is legible on any page, whether or not that follows the reader's system.
+"""The look of the pictures, light and dark: text, written as SVG, and the colours.
+
+Widths of text are those of DejaVu Sans, which ships with matplotlib. None of the usual fonts among those that the pictures name is
+wider, so text that fits by this table fits in every viewer. All text of a user is escaped, and characters that XML forbids are
+replaced.
+
+The colours are those of Okabe and Ito, which colour-blind readers can distinguish, on a card below them. A picture has its own
+background, so that it is legible on any page, whether or not that follows the reader's system.
 """
 
 from __future__ import annotations
 
-from composer.drawing.text import FAMILY
+import re
+import unicodedata
+from collections.abc import Iterable
+from html import escape
+
+from composer.escape import mask
+
+FAMILY = "-apple-system, 'Segoe UI', 'Noto Sans', 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif"
+
+# Thousandths of the font's size, from the space to the tilde.
+_PLAIN = (
+    "318 401 460 838 637 951 780 275 391 391 500 838 318 361 318 337 637 637 637 637 637 637 637 637 637 637 337 337 838 "
+    "838 838 531 1000 685 687 699 771 632 576 775 752 295 295 656 558 863 749 788 604 788 695 635 611 732 685 989 686 611 "
+    "686 391 337 391 838 500 500 613 635 550 635 616 353 635 634 278 278 580 278 975 634 612 635 635 412 521 393 634 592 "
+    "818 592 592 525 637 337 637 838"
+)
+_BOLD = (
+    "349 457 521 838 696 1002 873 307 458 458 523 838 380 416 380 366 696 696 696 696 696 696 696 696 696 696 400 400 838 "
+    "838 838 581 1000 774 763 734 831 684 684 821 837 373 373 775 638 996 837 851 733 851 771 721 683 813 774 1104 771 725 "
+    "726 458 366 458 838 500 500 675 716 593 716 679 436 716 712 343 343 666 343 1042 712 688 716 716 494 596 479 712 652 "
+    "924 646 652 583 712 366 712 838"
+)
+_TABLES = {
+    bold: dict(zip(map(chr, range(32, 127)), map(int, widths.split()), strict=True))
+    for bold, widths in ((False, _PLAIN), (True, _BOLD))
+}
+_OTHER, _WIDE = 1250, 1400
+"""The width of any other character, and of one with two columns of a terminal: all but a few are narrower."""
+CUT = "…"
+
+
+def width(text: str, size: float, *, bold: bool = False) -> float:
+    """Return the width of one line of text, in the units of ``size``."""
+    return sum(_of(character, _TABLES[bold]) for character in text) * size / 1000
+
+
+def _of(character: str, table: dict[str, int]) -> int:
+    advance = table.get(character)
+    if advance is not None:
+        return advance
+    return _WIDE if unicodedata.east_asian_width(character) in "WF" else _OTHER
+
+
+def fit_text(text: str, most: float, size: float, *, bold: bool = False) -> str:
+    """Return the text, or as much of its beginning as leaves room for ``…``."""
+    if width(text, size, bold=bold) <= most:
+        return text
+    kept = text
+    while kept and width(kept.rstrip() + CUT, size, bold=bold) > most:
+        kept = kept[:-1]
+    return kept.rstrip() + CUT
+
+
+def lines_of(pieces: list[str], most: float, size: float, between: str = " · ") -> list[str]:
+    """Return pieces one after another, in as many lines as they need. A piece that is too long for a line is cut."""
+    lines: list[str] = []
+    for piece in (fit_text(text, most, size) for text in pieces):
+        longer = f"{lines[-1]}{between}{piece}" if lines else piece
+        if lines and width(longer, size) <= most:
+            lines[-1] = longer
+        else:
+            lines.append(piece)
+    return lines
+
+
+_FORBIDDEN = re.compile("[\ufffe\uffff]")
+"""What XML forbids beside control characters and surrogates, which ``mask`` replaces."""
+
+
+def escape_svg(text: str) -> str:
+    """Escape text for use between tags and in attributes."""
+    return escape(_FORBIDDEN.sub("\ufffd", mask(text)), quote=False).replace('"', "&quot;")
+
+
+def element(tag: str, children: Iterable[str] | str = (), **attributes: object) -> str:
+    """Return one element. children: elements; of text, use ``escape_svg``. An attribute's trailing and inner underscores are
+    hyphens or nothing: ``class_`` is class, ``stroke_width`` is stroke-width."""
+    attribute_text = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape_svg(number(value) if isinstance(value, float) else str(value))}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    inside = children if isinstance(children, str) else "".join(children)
+    return f"<{tag}{attribute_text}>{inside}</{tag}>" if inside else f"<{tag}{attribute_text}/>"
+
+
+def number(value: float) -> str:
+    """Return a coordinate, to a tenth."""
+    return f"{value:.1f}".removesuffix(".0")
+
 
 # What a shape is: light fill, light stroke, dark fill, dark stroke.
 _SHAPES = {

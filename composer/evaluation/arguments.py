@@ -1,20 +1,80 @@
-"""The arguments of an evaluation: tasks with their options, and lengths."""
+"""The arguments of an evaluation: tasks with their options, and lengths. Windows of a text file are a task that is scored by its
+loss.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from pydantic import ValidationError
+import numpy as np
+from pydantic import PositiveInt, ValidationError
 
+from blocks.part import Closed
 from composer.arguments import numbers_of
-from composer.errors import EvaluationError
+from composer.errors import EvaluationError, TaskError
 from composer.evaluation.options import SAMPLES, SHORTEST, EvaluationOptions
-from composer.evaluation.perplexity import Perplexity
+from composer.files import MOST_TEXT, read_text_file
 from composer.spec.places import brief, near_and_all, nearest, problem_of
-from composer.tasks.base import Task
+from composer.tasks.base import Sample, Scored, Task, stamp
 from composer.tasks.catalogue import TASKS
+from composer.tasks.writer import Writer
+
+
+@dataclass(frozen=True)
+class LazySamples:
+    """The samples of a task at one length, each made when it is needed. draw: makes the sample of an index below ``count``."""
+
+    count: int
+    draw: Callable[[int], Sample]
+
+
+class Perplexity(Closed):
+    """Windows of exactly this length, BOS included, that do not overlap. If a text has more of them than samples, the
+    samples are spread over all of it."""
+
+    source: ClassVar[str] = "the loss of a language model on any text"
+    scored: ClassVar[Scored] = "loss"
+    provenance: ClassVar[None] = None
+    """Its text is a file that its options name."""
+
+    kind: Literal["perplexity"] = "perplexity"
+    text: Path
+    """A UTF-8 text file, all of which is read as one text."""
+    samples: PositiveInt = 100
+    """How many windows at most."""
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+    def windows(self, writer: Writer, length: int) -> LazySamples:
+        """Raise ``TaskError`` if the text is shorter than one window."""
+        ids = _tokens(writer.tokenizer, self.text, stamp(self.text))
+        fresh = length - len(writer.begin)
+        whole = len(ids) // fresh if fresh > 0 else 0
+        if whole == 0:
+            raise TaskError(f"{self.text} has {len(ids):,} tokens, too few for one window of {length:,}.")
+        count = min(whole, self.samples)
+
+        def window(index: int) -> Sample:
+            start = index * whole // count * fresh
+            cut = (*writer.begin, *ids[start : start + fresh].tolist())
+            return Sample(cut, (False,) * len(cut), writer.decode(cut))
+
+        return LazySamples(count, window)
+
+
+@lru_cache(maxsize=2)
+def _tokens(tokenizer: Any, path: Path, _: tuple[int, int]) -> np.ndarray:
+    """Return all tokens of a text file, int32. The last argument is the file's stamp: a changed file is read again."""
+    text = read_text_file(path, TaskError, MOST_TEXT)
+    # Not verbose: a text may well be longer than what the model was made for.
+    return np.asarray(tokenizer(text, add_special_tokens=False, verbose=False).input_ids, dtype=np.int32)
+
 
 KINDS: dict[str, type[Task] | type[Perplexity]] = {**TASKS, "perplexity": Perplexity}
 """The tasks that a model can be scored on, by name."""

@@ -19,8 +19,7 @@ from composer.files import sha256
 from composer.notices import warn_user
 from composer.runs.identity import list_named_files, tokenizer_identity
 from composer.tasks.base import Sample
-from composer.tasks.unknown_tokens import hardly_written, unknown_token
-from composer.tasks.writer import Writer
+from composer.tasks.writer import Writer, hardly_written, unknown_token
 from composer.trust import load_tokenizer
 from composer.weights.config import check_positions
 from composer.weights.load import Opened, open_models

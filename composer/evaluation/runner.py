@@ -11,12 +11,11 @@ from typing import Any
 
 from composer.devices import check_device
 from composer.errors import EvaluationError, Stopped, TaskError
-from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
+from composer.evaluation.arguments import NamedTask, Perplexity, read_lengths, read_tasks
 from composer.evaluation.folder import RESULTS, RUN, STORE, ScoreLog, all_cells, open_score_log
 from composer.evaluation.harness import check_harness, harness_facts, harness_figures, open_harness, run_harness, samples_folder
 from composer.evaluation.lengths import MadeSamples, OnMade, Subject, impossible_cells, open_subjects, task_facts
 from composer.evaluation.options import SAMPLES, EvaluationOptions, EvaluationProgress
-from composer.evaluation.perplexity import Perplexity
 from composer.evaluation.report import (
     HARNESS_PACKAGE,
     CellKey,

@@ -15,13 +15,12 @@ from torch.nn import functional
 
 from composer.devices import NoRoom, room
 from composer.errors import EvaluationError
+from composer.evaluation.arguments import LazySamples, Perplexity
 from composer.evaluation.options import BATCH_TOKENS
-from composer.evaluation.perplexity import LazySamples, Perplexity
 from composer.evaluation.report import SampleResult, bucket_size
 from composer.model.cache import CACHE, without_what_follows
 from composer.tasks.base import Sample, Task, rng_of
-from composer.tasks.unknown_tokens import without_embedding
-from composer.tasks.writer import Writer
+from composer.tasks.writer import Writer, without_embedding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

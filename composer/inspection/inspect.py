@@ -16,7 +16,7 @@ from composer.inspection.findings import Findings
 from composer.inspection.options import InspectOptions
 from composer.inspection.texts import LookedText, prepare_text
 from composer.spec.dimensions import Dimensions
-from composer.tasks.unknown_tokens import without_embedding
+from composer.tasks.writer import without_embedding
 from composer.weights.config import check_positions
 from composer.words import layers_in_words, ranges
 

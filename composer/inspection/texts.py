@@ -10,8 +10,7 @@ from composer.errors import InspectionError
 from composer.inspection.options import InspectOptions
 from composer.notices import warn_user
 from composer.tasks.base import rng_of
-from composer.tasks.unknown_tokens import hardly_written, unknown_token
-from composer.tasks.writer import Writer
+from composer.tasks.writer import Writer, hardly_written, unknown_token
 
 
 @dataclass(frozen=True)

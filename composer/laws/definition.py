@@ -3,6 +3,8 @@
 The implicit weights of a head's memories, applied to the values, reproduce its output, and the memories' shares sum to 1. If a
 memory weighs each coordinate of a value separately, the law only checks that later tokens have no weight.
 """
+# Tensors of a call are unpacked into its inputs.
+# pyright: reportCallIssue=false
 
 from __future__ import annotations
 

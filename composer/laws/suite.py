@@ -13,7 +13,7 @@ from blocks.external_parts import parts_of, register_parts
 from blocks.part import Part
 from blocks.registry import RegistrationError, kind_of
 from composer.graph.composition import HeadSpec
-from composer.laws import batch, bounds, definition, precision, split
+from composer.laws import batch, bounds, definition, split
 from composer.laws.cases import SHAPES, SMALL, coarse, heads_of, steady
 from composer.laws.plugin import OPTION
 
@@ -41,7 +41,7 @@ def _laws() -> Iterator[tuple[str, Callable[[HeadSpec], None]]]:
     yield "logits of 50 remain in range", lambda head: bounds.assert_in_range(steady(head))
     yield "bfloat16 is close", lambda head: bounds.assert_close_in_bfloat16(steady(head))
     yield "131,072 tokens remain in range", lambda head: bounds.assert_long(coarse(steady(head)))
-    yield "errors do not grow with the position", lambda head: precision.assert_errors_do_not_grow(coarse(steady(head)), PAIR)
+    yield "errors do not grow with the position", lambda head: bounds.assert_errors_do_not_grow(coarse(steady(head)), PAIR)
     yield "a text in pieces is the whole", split.assert_same_in_pieces
     yield "a text in pieces, with padding and documents", _pieces_of_documents
     yield (

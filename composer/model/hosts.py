@@ -19,7 +19,7 @@ from transformers.models.llama import modeling_llama
 from composer.errors import BuildError
 from composer.graph.composition import HeadSpec
 from composer.model.attention import INTERFACE, ComposedAttention, Unrotated
-from composer.model.dynamic_classes import make_class
+from composer.model.configuration import make_class
 from composer.model.heads import AttentionFacts, ComposedHeads
 from composer.model.mixers import hybrids_run, keep_mixers
 from composer.spec.resolve import Resolved

@@ -24,7 +24,7 @@ from blocks.flow import Tokens
 from blocks.operation import State
 from composer.model.attention import CACHES, RUNNING, ComposedAttention, ModelCall, model_call_among, unpack_output
 from composer.model.cache import ComposedCache, StateLayer, writable
-from composer.model.dynamic_classes import make_class
+from composer.model.configuration import make_class
 
 MIXER_CACHES = (*CACHES, "cache_params")
 """Names of the cache argument in hosts' mixers."""

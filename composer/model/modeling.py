@@ -24,8 +24,8 @@ from composer.model.adapters import KEEPERS, adapters_of, where_of
 from composer.model.attention import INTERFACE, RUNNING, ModelCall, read_masks
 from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, new_cache, without_what_follows
 from composer.model.call_arguments import OF_IMAGES, check_passed, read_documents
+from composer.model.configuration import make_class
 from composer.model.cuda_graph import Recorder
-from composer.model.dynamic_classes import make_class
 from composer.model.generation import check_continuation, prepare_cache
 from composer.model.head import Head, PartModule, precise_parameters
 from composer.model.hosts import SECTIONS, compose

@@ -16,7 +16,7 @@ from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import ALL, sources_of_pairs
 from composer.spec.recipe import Recipe, Stage
 from composer.spec.resolve import Resolved
-from composer.tasks.unknown_tokens import hardly_written, unknown_token
+from composer.tasks.writer import hardly_written, unknown_token
 from composer.training.loop import Outcome, every, length_of
 from composer.training.processes import is_first
 from composer.trust import load_tokenizer

@@ -23,7 +23,16 @@ from composer.tables import Readable, Table, View
 from composer.weights.card import PICTURE, model_card
 from composer.weights.config import config_dict, own_parameters, trunk_from
 from composer.weights.lolcats import LolcatsValues, merge_piece, read_values, value_piece
-from composer.weights.output import check_output, check_space, copy_files, link_or_copy, whole_or_nothing, write_json, write_text
+from composer.weights.output import (
+    STUB_TEXT,
+    check_output,
+    check_space,
+    copy_files,
+    link_or_copy,
+    whole_or_nothing,
+    write_json,
+    write_text,
+)
 from composer.weights.plan import Plan, ShardPlan, make_plan, weights_of
 from composer.weights.record import (
     CARD,
@@ -40,7 +49,6 @@ from composer.weights.record import (
     record_of,
     versions,
 )
-from composer.weights.save import STUB_TEXT
 from composer.weights.sources import check_merged
 from composer.weights.stream import TensorToWrite, digest_and_counts, fresh_piece, inherit_piece, refuse_not_finite, write_shard
 from composer.weights.tokenizer import Tokenizer, check_tokenizer_of_source, tokenizer_notes

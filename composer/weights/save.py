@@ -3,10 +3,6 @@
 It is the record of the folder that the model was loaded from, or the one that a build would have written. Added are the save by
 transformers, the number of tensors whose values have changed since, and the hashes of the folder's files. It does not record how
 the values changed.
-
-Beside the weights is a file that states what the model needs, for places where this package is not installed (``STUB_TEXT``).
-transformers runs it with ``trust_remote_code=True`` alone. Without that, transformers names the argument to pass. Where the package
-is installed and not imported, the file imports it, and the model loads.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from composer.files import sha256, write_whole
 from composer.model.adapters import KEEPERS
 from composer.notices import warn_caller
 from composer.weights.config import own_parameters, read_recorded_trunk
-from composer.weights.output import copy_files
+from composer.weights.output import STUB_TEXT, copy_files
 from composer.weights.plan import Inherited, Plan, make_plan, weights_of
 from composer.weights.record import CONFIG, RECORD, Record, SavedByTransformers, describe_file, read_record, versions
 from composer.weights.stream import BLOCK, as_tensor, blocks, initial_values, same_contents
@@ -230,32 +226,3 @@ def _part(tensor: StoredTensor, first: int, last: int) -> torch.Tensor:
     width = BYTES[tensor.dtype]
     (block,) = blocks(tensor.file, tensor.start + first * width, tensor.start + last * width)
     return as_tensor(block, tensor.dtype)
-
-
-STUB_TEXT = '''"""Loads this model with the package attention-composer, which has its classes."""
-
-NEEDS = (
-    "This model needs the package attention-composer: run `pip install .` in its checkout and `import composer` before you "
-    "load it, or have `compose export` write it as a folder that needs PyTorch and transformers alone."
-)
-try:
-    import composer  # registers the classes with transformers
-except ModuleNotFoundError as error:
-    raise ImportError(NEEDS) from error
-if not hasattr(composer, "load_spec"):
-    raise ImportError(f"{NEEDS} The `composer` that is installed here is another package: {composer.__file__}.")
-
-from transformers import AutoConfig
-
-
-class Config:
-    """The configuration that the package has for this model."""
-
-    @staticmethod
-    def register_for_auto_class(*_: str) -> None:
-        """The package has registered its classes."""
-
-    @staticmethod
-    def from_pretrained(*arguments: str, **options: object) -> object:
-        return AutoConfig.from_pretrained(*arguments, **options)
-'''

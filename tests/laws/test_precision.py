@@ -14,7 +14,7 @@ import torch
 from blocks.catalogue import CATALOGUE
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
-from composer.laws.precision import LENGTH, assert_errors_do_not_grow, errors
+from composer.laws.bounds import LENGTH, assert_errors_do_not_grow, errors
 from composer.model.head import PartModule
 from tests.laws.cases import SMALL, build_head, coarse, every_head, inputs, steady
 

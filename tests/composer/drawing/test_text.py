@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.drawing.text import CUT, fit_text, lines_of, width
+from composer.drawing.style import CUT, fit_text, lines_of, width
 from tests.composer.drawing.looked_at import measured
 
 

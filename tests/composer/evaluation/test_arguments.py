@@ -9,9 +9,8 @@ import pytest
 
 import composer
 from composer.errors import EvaluationError
-from composer.evaluation.arguments import KINDS, read_lengths, read_tasks
+from composer.evaluation.arguments import KINDS, Perplexity, read_lengths, read_tasks
 from composer.evaluation.options import EvaluationOptions
-from composer.evaluation.perplexity import Perplexity
 from composer.tasks.babilong import BabilongQa1
 from composer.tasks.niah import TextNiah
 from composer.tasks.passkey import Passkey

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer.errors import TaskError
-from composer.evaluation.perplexity import Perplexity
+from composer.evaluation.arguments import Perplexity
 from composer.tasks.writer import Writer
 
 

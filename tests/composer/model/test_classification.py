@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import AutoModelForSequenceClassification
 
 import composer
-from composer.model.classification import ComposedForSequenceClassification
+from composer.model.classes import ComposedForSequenceClassification
 from tests.composer.model.models import llama, tokens
 from tests.composer.model.trunks import HEADS, TRUNKS, model
 

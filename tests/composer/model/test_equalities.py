@@ -15,8 +15,7 @@ from torch.nn import functional
 import composer
 from blocks.flow import Tokens
 from composer.model.attention import ComposedAttention, ModelCall
-from composer.model.classes import Composed
-from composer.model.classification import ComposedForSequenceClassification
+from composer.model.classes import Composed, ComposedForSequenceClassification
 from composer.model.hosts import attentions
 from tests.composer.model.models import llama, student, tokens
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import composer
-from composer.tasks.unknown_tokens import hardly_written
+from composer.tasks.writer import hardly_written
 from tests.composer.cli.conftest import student, teacher
 
 __all__ = ["student", "teacher"]
