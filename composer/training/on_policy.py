@@ -25,7 +25,7 @@ from composer.training.options import TrainingOptions
 from composer.training.processes import by_all, count, rank
 
 OF_CONTINUATIONS = 2**64 - 2
-"""The random stream of continuations; ``composer.data.order`` has the others of a seed."""
+"""The random stream of continuations; ``composer.data.packing`` has the others of a seed."""
 
 
 @dataclass(frozen=True, eq=False)
