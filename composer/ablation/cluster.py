@@ -73,7 +73,7 @@ def _connect(ray: Any, address: str, options: Mapping[str, Any]) -> None:
             if not tries_left:
                 where = "that this machine belongs to" if address == AUTO else f"at {address}"
                 problem = f"Ray did not start here in {STARTS} tries" if address == LOCAL else f"There is no Ray cluster {where}"
-                raise AblationError(f"{problem}: {first_line(error)}") from error
+                raise AblationError(f"{problem}: {first_line(error)}.") from error
 
 
 def _check_answers(address: str) -> None:
