@@ -55,7 +55,7 @@ def train(student: Path, out: Path, data: str, overrides: tuple[str, ...], secon
         steps = step.step
         end = min(end, time.process_time() + seconds)  # the first step warms up
         if time.process_time() >= end:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)  # a process in the background may ignore SIGINT
 
     options: dict[str, Any] = {"data": [data], "share": 0.0, "checkpoint_seconds": 1e9, "force": True}
     try:
