@@ -4,6 +4,8 @@ MODEL is a folder of a class of transformers, or a GGUF file. All engines read t
 unless a file is quantised. Processor time is measured, so that other work on the machine changes little. One JSON line is printed.
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import json
