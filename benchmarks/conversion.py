@@ -42,7 +42,7 @@ from composer.spec.loading import load_spec
 from composer.spec.recipe import Finetune, Lora, Transfer
 from composer.training.finetune import FinetuneCourse, add_adapters, finetune_unit
 from composer.training.rows import FIFTH
-from composer.training.transfer import TransferCourse, teach
+from composer.training.transfer import TransferCourse, run_teacher
 from composer.training.unit import Course
 
 SPECS = ("lolcats", "lawcat", "gated-deltanet")
@@ -101,7 +101,7 @@ class Contestants:
         runs: Runs = {"forward": lambda: self._run_forward(batch), "walk": lambda: self._walk(batch)}
         for spec, course in self.transfers.items():
             runs[f"transfer {spec}"] = lambda course=course: _step(course, batch)
-            runs[f"evaluation {spec}"] = lambda course=course: course.judge(batch, course.count(batch))
+            runs[f"evaluation {spec}"] = lambda course=course: course.compute_losses(batch, course.count(batch))
         for spec, course in self.loras.items():
             runs[f"lora {spec}"] = lambda course=course: _step(course, batch)
         return {name: self._add_autocast(run) for name, run in runs.items()}
@@ -118,7 +118,7 @@ class Contestants:
         return self.source.model(batch.ids, use_cache=False)
 
     def _walk(self, batch: Batch) -> None:
-        teach(self.teacher, batch, lambda index, attention, lesson: None)
+        run_teacher(self.teacher, batch, lambda index, attention, target: None)
 
     def _build_transfer(self, spec: str) -> TransferCourse:
         recipe = load_spec(spec).recipe
@@ -140,7 +140,7 @@ class Contestants:
 
 
 def _step(course: Course, batch: Batch) -> None:
-    losses = course.learn(batch, course.count(batch))
+    losses = course.compute_gradients(batch, course.count(batch))
     for unit in course.units:
         unit.update(0, 1, float(losses[unit.name]))
 

@@ -56,7 +56,7 @@ def measure(spec: str, tokens: int, processes: int) -> None:
         def step(length: int) -> float:
             began = time.monotonic()
             for part, divisor in shares(build_batch(length), 1, length):
-                course.learn(part, divisor)
+                course.compute_gradients(part, divisor)
             return time.monotonic() - began
 
         step(64)

@@ -35,7 +35,7 @@ from benchmarks.heads import Quadratic
 from composer.data.packing import Batch, Document, pack
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
-from composer.training.transfer import TransferCourse, teach
+from composer.training.transfer import TransferCourse, run_teacher
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "transfer_cpu.json"
@@ -133,7 +133,7 @@ def build_contestants() -> tuple[TransferCourse, QuadraticStep, ComposedForCausa
 
 def compute_differences(course: TransferCourse, quadratic: QuadraticStep, batch: Batch) -> dict[str, float]:
     """Return the differences of losses and gradients, each relative to the largest value of its kind."""
-    ours, theirs = course.learn(batch, course.count(batch)), quadratic.learn(batch.ids)
+    ours, theirs = course.compute_gradients(batch, course.count(batch)), quadratic.learn(batch.ids)
     gaps = {
         "loss": max(float(abs(parameter - expected) / expected) for parameter, expected in zip(ours.values(), theirs, strict=True))
     }
@@ -151,9 +151,9 @@ def compute_differences(course: TransferCourse, quadratic: QuadraticStep, batch:
 def time_in_turn(course: TransferCourse, quadratic: QuadraticStep, teacher: ComposedForCausalLM, batch: Batch, rounds: int) -> Any:
     """Return the seconds of each run in each round, by clock and name, after one round to warm up."""
     contestants: dict[str, Callable[[], object]] = {
-        "ours": lambda: course.learn(batch, course.count(batch)),
+        "ours": lambda: course.compute_gradients(batch, course.count(batch)),
         "quadratic": lambda: quadratic.learn(batch.ids),
-        "teacher": lambda: teach(teacher, batch, lambda index, attention, lesson: None),
+        "teacher": lambda: run_teacher(teacher, batch, lambda index, attention, target: None),
     }
     parameters = [*quadratic.parameters(), *(parameter for unit in course.units for parameter in unit.parameters.values())]
     seconds: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in contestants} for clock in CLOCKS}

@@ -21,7 +21,7 @@ from composer.model.head_inputs import visiting_heads
 from composer.model.hosts import attentions
 from composer.model.implicit_attention import implicit_attention
 from composer.model.modeling import ComposedForCausalLM
-from composer.training.transfer import heads_output, lesson_of
+from composer.training.transfer import heads_output, target_of
 
 Listener = Callable[[str], None]
 
@@ -88,7 +88,7 @@ class TextRun:
         """A ``listener`` of the teacher's attention: the student's layer on the same hidden states."""
         if layer not in self.layers:
             return
-        lesson, heads_of_teacher = lesson_of(call, options, attended), sorted(self._teacher.pop(layer).items())
+        target, heads_of_teacher = target_of(call, options, attended), sorted(self._teacher.pop(layer).items())
         rows = torch.stack([weighed for _, (weighed, _) in heads_of_teacher])
         on_answers_of_teacher = np.stack([on_answer for _, (_, on_answer) in heads_of_teacher])
         weights: dict[str, Tensor] = {}
@@ -98,12 +98,12 @@ class TextRun:
             weights[name] = implied.total()[0].transpose(0, 1)
 
         with torch.no_grad(), visiting_heads(student, visit):
-            heads = heads_output(student_attentions[layer], lesson, student.base.backend)
+            heads = heads_output(student_attentions[layer], target, student.base.backend)
         for key, findings in self._heads.items():
             if findings.layer != layer:
                 continue
             place = list(findings.numbers)
-            mine, theirs = heads[0, :, place].double().cpu(), lesson.heads[0, :, place].double().cpu()
+            mine, theirs = heads[0, :, place].double().cpu(), target.heads[0, :, place].double().cpu()
             likeness = HeadLikeness(
                 mse=(mine - theirs).square().mean((0, 2)).numpy(),
                 cosine=torch.nn.functional.cosine_similarity(mine, theirs, dim=-1).mean(0).numpy(),

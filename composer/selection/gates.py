@@ -23,7 +23,7 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.selection.choice import KeyHead
 from composer.selection.needles import compare, logits_at
 from composer.spec.recipe import Stage
-from composer.training.transfer import Lesson, teach
+from composer.training.transfer import AttentionTarget, run_teacher
 from composer.training.unit import Course, Losses, Unit, add_gradients
 
 GATES = "gates"
@@ -120,7 +120,7 @@ class GateCourse(Course):
     def count(self, batch: Batch) -> int:
         return len(batch)
 
-    def learn(self, batch: Batch, total: float) -> Losses:
+    def compute_gradients(self, batch: Batch, total: float) -> Losses:
         self.clamp()
         answer, text = divergences(self._model, self._gates, batch)
         mean = self._gates.values.mean()
@@ -128,7 +128,7 @@ class GateCourse(Course):
         self._penalty.grad = (self._share - mean.detach()).reshape(1)
         return {GATES: (answer + text).detach()}
 
-    def judge(self, batch: Batch, total: float) -> Losses:
+    def compute_losses(self, batch: Batch, total: float) -> Losses:
         return {}
 
     @torch.no_grad()
@@ -161,26 +161,26 @@ def head_errors(model: ComposedForCausalLM, gates: Gates, rows: PackedRows) -> l
     """Return, for each key head, ‖other heads - source's heads‖² / ‖source's heads‖² on the source's hidden states."""
     squares: dict[KeyHead, list[Tensor]] = {head: [] for head in gates.heads}
 
-    def compare_layer(index: int, attention: ComposedAttention, lesson: Lesson) -> None:
+    def compare_layer(index: int, attention: ComposedAttention, target: AttentionTarget) -> None:
         mixture: Any = attention.composed
         if isinstance(mixture, GatedHeads):
-            assert lesson.inputs is not None, "the source's attention has run"
-            differing = mixture.run_other(lesson.inputs, model.base.backend) - lesson.heads
-            sums = [_squares_of(states, lesson, mixture.key_heads) for states in (differing, lesson.heads)]
+            assert target.inputs is not None, "the source's attention has run"
+            differing = mixture.run_other(target.inputs, model.base.backend) - target.heads
+            sums = [_squares_of(states, target, mixture.key_heads) for states in (differing, target.heads)]
             for layer, number in gates.heads:
                 if layer == index:
                     squares[layer, number].append(torch.stack([own[number] for own in sums]))
 
     with gates.fixed(torch.ones_like(gates.values)):
         for part in rows.in_order(1):
-            teach(model, part.to(model.device), compare_layer)
+            run_teacher(model, part.to(model.device), compare_layer)
     totals = (torch.stack(own).sum(0) for own in squares.values())
     return [float(wrong / whole.clamp(min=torch.finfo(torch.float32).tiny)) for wrong, whole in totals]
 
 
-def _squares_of(states: Tensor, lesson: Lesson, key_heads: int) -> Tensor:
+def _squares_of(states: Tensor, target: AttentionTarget, key_heads: int) -> Tensor:
     """Return the sum of squares of heads B T H D at real tokens, by key head."""
-    valid = lesson.tokens.valid
+    valid = target.tokens.valid
     squares = states.float().square().sum(-1)
     squares = squares if valid is None else squares.masked_fill(~valid[..., None], 0.0)
     return squares.sum((0, 1)).unflatten(0, (key_heads, -1)).sum(1)

@@ -14,7 +14,7 @@ from composer.model.hosts import attentions_by_layer
 from composer.model.modeling import ComposedForCausalLM
 from composer.selection.report import LayerScore
 from composer.training.finetune import divergence
-from composer.training.transfer import Lesson, heads_output, teach
+from composer.training.transfer import AttentionTarget, heads_output, run_teacher
 
 
 @torch.no_grad()
@@ -29,12 +29,12 @@ def score_layers(
         batch = part.to(student.device)
         tokens += int(batch.valid.sum())
 
-        def compare(index: int, theirs: ComposedAttention, lesson: Lesson, batch: Batch = batch) -> None:
-            heads = heads_output(student_layers[index], lesson, student.base.backend)
-            wrong[index] += _squares(heads - lesson.heads, batch)
-            whole[index] += _squares(lesson.heads, batch)
+        def compare(index: int, theirs: ComposedAttention, target: AttentionTarget, batch: Batch = batch) -> None:
+            heads = heads_output(student_layers[index], target, student.base.backend)
+            wrong[index] += _squares(heads - target.heads, batch)
+            whole[index] += _squares(target.heads, batch)
 
-        teach(teacher, batch, compare)
+        run_teacher(teacher, batch, compare)
         wanted = _logits(teacher, batch)
         apart += _apart(student, batch, wanted)
         for index in student_layers:

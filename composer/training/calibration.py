@@ -30,7 +30,7 @@ from composer.model.stepwise import pieces
 from composer.spec.recipe import Transfer
 from composer.training.loop import length_of
 from composer.training.scale import LayerSizes, scale_layer
-from composer.training.transfer import Lesson, heads_output, teach
+from composer.training.transfer import AttentionTarget, heads_output, run_teacher
 from composer.weights.record import Start
 
 ROWS, TOKENS = 32, 8192
@@ -71,11 +71,11 @@ def begin_transfer(
     learners = {attention.layer: (name, attention) for name, attention in attentions(student)}
     layers = list[Beginning]()
 
-    def visit(index: int, attention: ComposedAttention, lesson: Lesson) -> None:
+    def visit(index: int, attention: ComposedAttention, target: AttentionTarget) -> None:
         name, learner = learners[index]
-        layers.append(begin_layer(name, learner, attention, lesson, stage, student.base.backend, untrained))
+        layers.append(begin_layer(name, learner, attention, target, stage, student.base.backend, untrained))
 
-    teach(teacher, batch, visit)
+    run_teacher(teacher, batch, visit)
     return Beginning(join_starts([layer.start for layer in layers if layer.start]), sum((layer.sizes for layer in layers), ()))
 
 
@@ -93,7 +93,7 @@ def begin_layer(
     name: str,
     student: ComposedAttention,
     teacher: ComposedAttention,
-    lesson: Lesson,
+    target: AttentionTarget,
     stage: Transfer,
     backend: str,
     untrained: Collection[str],
@@ -101,8 +101,8 @@ def begin_layer(
     """Set the first values of one layer on one batch. The name is the full one of its attention."""
     began, calibrated, kept = time.monotonic(), list[str](), list[str]()
     if stage.init == "calibrated":
-        calibrated, kept = _calibrate_layer(name, student, teacher, lesson, backend)
-    scaled, sizes = scale_layer(name, student, lesson, backend, () if stage.init == "parts" else untrained)
+        calibrated, kept = _calibrate_layer(name, student, teacher, target, backend)
+    scaled, sizes = scale_layer(name, student, target, backend, () if stage.init == "parts" else untrained)
     start = None
     if scaled or stage.init == "calibrated":
         start = Start(
@@ -114,22 +114,22 @@ def begin_layer(
 
 
 def _calibrate_layer(
-    name: str, student: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, backend: str
+    name: str, student: ComposedAttention, teacher: ComposedAttention, target: AttentionTarget, backend: str
 ) -> tuple[list[str], list[str]]:
     """Calibrate one layer on the teacher's attention weights. Return the names of the parts that were calibrated, and of those
     that were not."""
-    length = lesson.hidden.shape[1]
+    length = target.hidden.shape[1]
     queries = sorted({(2 * index + 1) * length // (2 * QUERIES) for index in range(QUERIES)})
     by_head: dict[int, Tensor] = {}
-    for _, head, inputs in _groups(teacher, lesson, backend):
+    for _, head, inputs in _groups(teacher, target, backend):
         total = implicit_attention(head, inputs, queries, backend).total().clamp(min=0)
         by_head.update(zip(anatomy(head).numbers, total.unbind(2), strict=True))
     wanted = torch.stack([weights for _, weights in sorted(by_head.items())], dim=2)
-    valid = lesson.tokens.valid
+    valid = target.tokens.valid
     if valid is not None:
         wanted = wanted * valid[:, queries, None, None]
     calibrated, kept = list[str](), list[str]()
-    for own, head, inputs in _groups(student, lesson, backend):
+    for own, head, inputs in _groups(student, target, backend):
         done = _Calibration(head, inputs, queries, wanted[:, :, list(anatomy(head).numbers)], backend).run()
         for part, module in head.named_children():
             if next(module.parameters(), None) is not None:
@@ -137,15 +137,15 @@ def _calibrate_layer(
     return calibrated, kept
 
 
-def _groups(attention: ComposedAttention, lesson: Lesson, backend: str) -> list[tuple[str, Head, HeadInputs]]:
-    """Return name, head and inputs of each group of heads, as the lesson's inputs reach them through the layer."""
+def _groups(attention: ComposedAttention, target: AttentionTarget, backend: str) -> list[tuple[str, Head, HeadInputs]]:
+    """Return name, head and inputs of each group of heads, as the target's inputs reach them through the layer."""
     results = list[tuple[str, Head, HeadInputs]]()
 
     def collect(_: int, name: str, head: Head, inputs: HeadInputs) -> None:
         results.append((name, head, inputs))
 
     with visiting_heads(attention, collect):
-        heads_output(attention, lesson, backend)
+        heads_output(attention, target, backend)
     return results
 
 

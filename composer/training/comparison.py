@@ -21,7 +21,7 @@ from composer.training.rows import rows_of
 from composer.training.run import TrainingOptions, load_student
 from composer.training.student import read_student, without_weights
 from composer.training.teacher import open_teacher
-from composer.training.transfer import Lesson, attention_weights, heads_output, teach
+from composer.training.transfer import AttentionTarget, attention_weights, heads_output, run_teacher
 
 ROWS = 32
 """Held-out rows that attention is compared on: each costs T × T numbers a head."""
@@ -86,17 +86,17 @@ def attention_likeness(
         batch = part.to(student.device)
         tokens += int(batch.valid.sum())
 
-        def compare(index: int, theirs: ComposedAttention, lesson: Lesson, batch: Batch = batch) -> None:
-            heads = heads_output(student_layers[index], lesson, backend)
-            errors[index] += _total((heads - lesson.heads).float().square().flatten(2).mean(-1), batch)
+        def compare(index: int, theirs: ComposedAttention, target: AttentionTarget, batch: Batch = batch) -> None:
+            heads = heads_output(student_layers[index], target, backend)
+            errors[index] += _total((heads - target.heads).float().square().flatten(2).mean(-1), batch)
             if known[index]:
-                wanted = attention_weights(theirs, lesson, teacher.base.backend)
-                weights = attention_weights(student_layers[index], lesson, backend)
+                wanted = attention_weights(theirs, target, teacher.base.backend)
+                weights = attention_weights(student_layers[index], target, backend)
                 tiny = torch.finfo(weights.dtype).tiny
                 ratios = wanted.clamp(min=tiny).log() - weights.clamp(min=tiny).log()
                 divergences[index] += _total((wanted * ratios).sum(-1).mean(-1), batch)
 
-        teach(teacher, batch, compare)
+        run_teacher(teacher, batch, compare)
     return tuple(
         AttentionLikeness(mse=errors[index] / tokens, divergence=divergences[index] / tokens if known[index] else None)
         for index in student_layers

@@ -111,7 +111,7 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
     check_model(student, options.row_processes)
     transfer = stages.get(STAGE)
     if teacher is not None and isinstance(transfer, Transfer):  # while both are whole
-        start = _begin(run, transfer, student, teacher)
+        start = _start_transfer(run, transfer, student, teacher)
     with run.in_folder() as journal:
         if teacher is not None:
             shard(teacher, computing_alone(teacher), options.device)
@@ -121,7 +121,7 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
             if options.finish and checkpoint.newest(run.folder / name) is None:
                 break
             if learned and count() > 1:
-                student = _anew(run, learned)
+                student = _reload_student(run, learned)
             course: Course | None = _course(stage, student, teacher, options)
             outcome = run_stage(name, course, stage, run.rows, run.held_out, setting)
             outcomes.append(outcome.model_copy(update={"start": start}) if name == STAGE else outcome)
@@ -139,7 +139,7 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
         )
 
 
-def _begin(run: TrainingRun, stage: Transfer, student: ComposedForCausalLM, teacher: ComposedForCausalLM) -> Start | None:
+def _start_transfer(run: TrainingRun, stage: Transfer, student: ComposedForCausalLM, teacher: ComposedForCausalLM) -> Start | None:
     """Set the first values of the heads, and warn if their outputs are far from the teacher's in size."""
     beginning = begin_transfer(student, teacher, stage, run.rows, run.options.seed, run.untrained)
     warn_or_raise(warn_of_sizes(beginning.sizes, stage), run.options)
@@ -152,7 +152,7 @@ def _check_begun(run: TrainingRun, begun: Sequence[object]) -> None:
         raise TrainingError(f"--finish: {short_path(run.folder)} has no checkpoint yet. Train on with --resume.")
 
 
-def _anew(run: TrainingRun, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
+def _reload_student(run: TrainingRun, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
     """Reload the student, with its trained parameters: stages shard differently, and FSDP cannot reshard a model."""
     student = load_student(run.student, run.options)
     with torch.no_grad():

@@ -141,9 +141,9 @@ class _StageRun:
 
     def run(self) -> Outcome:
         with seed_for_block(seed_of(self.setting.seed, self.name), str(self.device)):
-            self._take_up()
+            self._resume()
             with await_signals(self.setting.tell) as self.signalled, keep_freed_memory():
-                planned = self._end_here() if self.setting.finish and not self.done else self._to_the_end()
+                planned = self._finish_early() if self.setting.finish and not self.done else self._run_remaining_steps()
         return Outcome(
             stage=self.name,
             steps=self.taken,
@@ -154,18 +154,18 @@ class _StageRun:
             after=self.after,
         )
 
-    def _end_here(self) -> int:
+    def _finish_early(self) -> int:
         """End the stage at its checkpoint, which is kept. Return the steps that it should have had."""
-        self._judge()
-        self._finish()
+        self._evaluate_and_update()
+        self._restore_best()
         return self.steps
 
-    def _to_the_end(self) -> None:
+    def _run_remaining_steps(self) -> None:
         """Run the remaining steps. Raises Stopped after the part of a step in which a signal was received."""
         began = saved = time.monotonic()
         before = self.seconds
         if not self.taken:
-            self._judge()  # before the first step, too: then no unit ends worse than it began
+            self._evaluate_and_update()  # before the first step, too: then no unit ends worse than it began
             self.before = dict(self.after)
             self.setting.warn(self.course.warn_at_start(self.before))
         while not self.done:
@@ -174,9 +174,9 @@ class _StageRun:
             self._watch(losses)
             self.done = self.taken == self.steps or all(unit.progress.stopped for unit in self.course.units)
             if self.taken % self.every == 0 or self.done:
-                self._judge()
+                self._evaluate_and_update()
             if self.done:
-                self._finish()
+                self._restore_best()
             since = broadcast_from_first(-float(self.signalled()) or time.monotonic() - saved)
             if self.done or since < 0 or since >= self.setting.checkpoint_seconds:
                 self._save()
@@ -218,7 +218,7 @@ class _StageRun:
             if index == 1 and not self.learning:
                 self._announce(prepared + (time.monotonic() - began - prepared) * self.parts, batch)
             with self._autocast():
-                for name, loss in self.course.learn(part.to(self.device), divisor).items():
+                for name, loss in self.course.compute_gradients(part.to(self.device), divisor).items():
                     sums[name] = sums[name] + loss if name in sums else loss
         losses = add_over_processes({name: float(loss) for name, loss in sums.items()})
         norms = {unit.name: unit.update(step, self.steps, losses[unit.name]) for unit in self.course.units if unit.name in losses}
@@ -241,11 +241,11 @@ class _StageRun:
         if self.held_out is None:
             return {}
         sums: dict[str, float] = {}
-        for part, divisor in (share for whole in self._parts() for share in shares(whole, 1, self._judged_count)):
+        for part, divisor in (share for whole in self._parts() for share in shares(whole, 1, self._held_out_count)):
             if not self.taken:
                 self._check_signal(RandomState(self.device))
             with self._autocast():
-                for name, loss in self.course.judge(part.to(self.device), divisor).items():
+                for name, loss in self.course.compute_losses(part.to(self.device), divisor).items():
                     sums[name] = sums.get(name, 0.0) + float(loss)
         sums = add_over_processes(sums)
         if not self.setting.finish:  # the log is that of the run, which may go on
@@ -253,7 +253,7 @@ class _StageRun:
         return sums
 
     @cached_property
-    def _judged_count(self) -> int:
+    def _held_out_count(self) -> int:
         """The number of held-out tokens, or rows, that evaluations are averaged over."""
         return max(1, sum(map(self.course.count, self._parts())))
 
@@ -262,13 +262,13 @@ class _StageRun:
         size = max(1, self.stage.batch // self.parts)
         return iter(()) if self.held_out is None else self.held_out.in_order(size)
 
-    def _judge(self) -> None:
+    def _evaluate_and_update(self) -> None:
         self.after = self._evaluate()
         for unit in self.course.units:
             if unit.name in self.after and not unit.progress.stopped:
-                unit.judge(self.after[unit.name])
+                unit.update_after_evaluation(self.after[unit.name])
 
-    def _finish(self) -> None:
+    def _restore_best(self) -> None:
         for unit in self.course.units:
             if unit.best:
                 unit.finish()
@@ -299,7 +299,7 @@ class _StageRun:
         checkpoint.save(self.folder, self.taken, self.course.units, reached.model_dump(), self.setting.again)
         self.saved = self.taken
 
-    def _take_up(self) -> None:
+    def _resume(self) -> None:
         newest = checkpoint.newest(self.folder)
         if newest is None:
             self.setting.journal.rewind(self.name, -1)

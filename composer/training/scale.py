@@ -16,7 +16,7 @@ from blocks.calibration import OutputSizes
 from composer.model.attention import ComposedAttention
 from composer.model.head import Head, anatomy
 from composer.spec.recipe import Transfer
-from composer.training.transfer import Lesson, heads_output
+from composer.training.transfer import AttentionTarget, heads_output
 from composer.words import plural
 
 FAR = 4.0
@@ -39,20 +39,20 @@ class LayerSizes(NamedTuple):
 
 @torch.no_grad()
 def scale_layer(
-    name: str, student: ComposedAttention, lesson: Lesson, backend: str, untrained: Collection[str]
+    name: str, student: ComposedAttention, target: AttentionTarget, backend: str, untrained: Collection[str]
 ) -> tuple[list[str], LayerSizes]:
     """Scale the parts of one layer to the teacher's output. Return the names of the scaled parts, and the sizes after that.
 
     name: the full name of the layer's attention. untrained: the full names of the parameters that may be scaled.
     """
-    teacher, results, scaled = _mean_squares(lesson.heads, lesson), _measure(student, lesson, backend), list[str]()
+    teacher, results, scaled = _mean_squares(target.heads, target), _measure(student, target, backend), list[str]()
     for own, head in student.composed.named_children():
         assert isinstance(head, Head), "a layer's heads are its groups"
         here = list(anatomy(head).numbers)
         part = _rescale(head, OutputSizes(results[here], teacher[here]), f"{name}.composed.{own}", untrained)
         scaled += [] if part is None else [f"{name}.composed.{own}.{part}"]
     if scaled:
-        results = _measure(student, lesson, backend)
+        results = _measure(student, target, backend)
     return scaled, LayerSizes(student.layer, *OutputSizes(results, teacher).roots)
 
 
@@ -71,13 +71,13 @@ def _rescale(head: Head, sizes: OutputSizes, place: str, untrained: Collection[s
     return None
 
 
-def _measure(student: ComposedAttention, lesson: Lesson, backend: str) -> Tensor:
-    return _mean_squares(heads_output(student, lesson, backend), lesson)
+def _measure(student: ComposedAttention, target: AttentionTarget, backend: str) -> Tensor:
+    return _mean_squares(heads_output(student, target, backend), target)
 
 
-def _mean_squares(output: Tensor, lesson: Lesson) -> Tensor:
+def _mean_squares(output: Tensor, target: AttentionTarget) -> Tensor:
     """Return the mean squares of an output B T H V over tokens that are no padding, H V. Squares of raw numerators need float64."""
-    valid = lesson.tokens.valid
+    valid = target.tokens.valid
     return (output.flatten(0, 1) if valid is None else output[valid]).double().square().mean(0)
 
 

@@ -36,7 +36,7 @@ from composer.training.rows import warn_or_raise
 from composer.training.run import TrainingRun
 from composer.training.scale import warn_of_sizes
 from composer.training.spill import HiddenBatch, Spill
-from composer.training.transfer import Lesson, StopForward, layer_unit, layers_alike, lesson_of, transfer_loss
+from composer.training.transfer import AttentionTarget, StopForward, layer_unit, layers_alike, target_of, transfer_loss
 from composer.training.unit import Course, Losses, Unit, add_gradients
 from composer.weights.record import Start
 from composer.weights.stream import as_bytes
@@ -64,13 +64,13 @@ class LayerCourse(Course):
     def count(self, batch: Batch) -> int:
         return int(batch.valid.sum())
 
-    def learn(self, batch: Batch, total: float) -> Losses:
+    def compute_gradients(self, batch: Batch, total: float) -> Losses:
         loss = self._loss(batch, total)
         add_gradients(loss)
         return {self.units[0].name: loss.detach()}
 
     @torch.no_grad()
-    def judge(self, batch: Batch, total: float) -> Losses:
+    def compute_losses(self, batch: Batch, total: float) -> Losses:
         return {self.units[0].name: self._loss(batch, total)}
 
     def begin(self, run: TrainingRun, name: str, rows: PackedRows) -> Start | None:
@@ -78,26 +78,26 @@ class LayerCourse(Course):
         layer's attention."""
         stage, batch = self._stage, rows.batch(rows_to_calibrate(self._stage, rows, run.options.seed))
         assert isinstance(batch, HiddenBatch)
-        lesson = self._lesson(batch)
-        beginning = begin_layer(name, self._student, self._attention, lesson, stage, self._backend, run.untrained)
+        target = self._lesson(batch)
+        beginning = begin_layer(name, self._student, self._attention, target, stage, self._backend, run.untrained)
         warn_or_raise(warn_of_sizes(beginning.sizes, stage), run.options)
         return beginning.start
 
     def _loss(self, batch: Batch, total: float) -> Tensor:
         assert isinstance(batch, HiddenBatch)
-        lesson = self._lesson(batch)
+        target = self._lesson(batch)
         if not self._alike:
-            lesson = replace(lesson, inputs=None)
-        return transfer_loss(self._student, self._attention, lesson, self._stage, total, self._backend)
+            target = replace(target, inputs=None)
+        return transfer_loss(self._student, self._attention, target, self._stage, total, self._backend)
 
     @torch.no_grad()
-    def _lesson(self, batch: HiddenBatch) -> Lesson:
+    def _lesson(self, batch: HiddenBatch) -> AttentionTarget:
         """Return the output of the teacher's attention; the rest of its layer is not computed."""
 
-        lessons: list[Lesson] = []
+        targets: list[AttentionTarget] = []
 
         def on_call(*call: Any) -> None:
-            lessons.append(lesson_of(*call))
+            targets.append(target_of(*call))
             raise StopForward
 
         self._attention.listener = on_call
@@ -106,7 +106,7 @@ class LayerCourse(Course):
                 self._layer(batch.hidden, **self._teacher.layer_inputs(batch).options[self._attention.layer])
         finally:
             self._attention.listener = None
-        return lessons[0]
+        return targets[0]
 
 
 def disk_needed(run: TrainingRun, stage: Transfer, student: StoredModel) -> int:

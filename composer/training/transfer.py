@@ -39,7 +39,7 @@ AS_EQUAL = 1e-4
 
 
 @dataclass(frozen=True)
-class Lesson:
+class AttentionTarget:
     """One layer of the teacher on one batch: the inputs of its attention, hidden states B T C and the host's other arguments, and
     its outputs."""
 
@@ -67,35 +67,35 @@ class TransferCourse(Course):
     def count(self, batch: Batch) -> int:
         return int(batch.valid.sum())
 
-    def learn(self, batch: Batch, total: float) -> Losses:
+    def compute_gradients(self, batch: Batch, total: float) -> Losses:
         losses: Losses = {}
 
-        def learn_layer(index: int, teacher: ComposedAttention, lesson: Lesson) -> None:
+        def add_layer_gradients(index: int, teacher: ComposedAttention, target: AttentionTarget) -> None:
             unit = self._layers.get(index)
             if unit is not None and not unit.progress.stopped:
                 with torch.enable_grad():
-                    loss = self._loss(index, teacher, lesson, total)
+                    loss = self._loss(index, teacher, target, total)
                     add_gradients(loss)
                 losses[unit.name] = loss.detach()
 
-        teach(self._teacher, batch, learn_layer)
+        run_teacher(self._teacher, batch, add_layer_gradients)
         return losses
 
-    def judge(self, batch: Batch, total: float) -> Losses:
+    def compute_losses(self, batch: Batch, total: float) -> Losses:
         losses: Losses = {}
 
-        def judge_layer(index: int, teacher: ComposedAttention, lesson: Lesson) -> None:
+        def add_layer_loss(index: int, teacher: ComposedAttention, target: AttentionTarget) -> None:
             if index in self._layers:
-                losses[self._layers[index].name] = self._loss(index, teacher, lesson, total)
+                losses[self._layers[index].name] = self._loss(index, teacher, target, total)
 
-        teach(self._teacher, batch, judge_layer)
+        run_teacher(self._teacher, batch, add_layer_loss)
         return losses
 
-    def _loss(self, index: int, teacher: ComposedAttention, lesson: Lesson, total: float) -> Tensor:
+    def _loss(self, index: int, teacher: ComposedAttention, target: AttentionTarget, total: float) -> Tensor:
         if index not in self._alike:
-            lesson = replace(lesson, inputs=None)
+            target = replace(target, inputs=None)
         backend = self._student.base.backend
-        return within(self._attentions[index], transfer_loss, teacher, lesson, self._stage, total, backend)
+        return within(self._attentions[index], transfer_loss, teacher, target, self._stage, total, backend)
 
 
 def layers_alike(ours: Mapping[int, ComposedAttention], theirs: Mapping[int, ComposedAttention]) -> frozenset[int]:
@@ -158,17 +158,17 @@ def layer_unit(index: int, name: str, attention: ComposedAttention, stage: Trans
 class StopForward(Exception):
     """Stops the forward of a teacher, or of one of its layers, after the last attention. The MLP that follows is not needed.
 
-    A listener cannot stop the host's own forward in another way. ``teach`` and ``LayerCourse`` raise the exception in their
+    A listener cannot stop the host's own forward in another way. ``run_teacher`` and ``LayerCourse`` raise the exception in their
     listeners, and catch it around the forward that they call. Neither call has a cache, so there is no state to restore.
     """
 
 
-VisitLayer = Callable[[int, ComposedAttention, Lesson], None]
+VisitLayer = Callable[[int, ComposedAttention, AttentionTarget], None]
 """A callback. Its arguments are a layer's index, the teacher's attention there, and that attention's inputs and output."""
 
 
 @torch.no_grad()
-def teach(teacher: ComposedForCausalLM, batch: Batch, visit: VisitLayer) -> None:
+def run_teacher(teacher: ComposedForCausalLM, batch: Batch, visit: VisitLayer) -> None:
     """Run the teacher on a batch, and call ``visit`` for each layer as soon as its attention has run.
 
     In one process the forward ends with the last layer's attention. Sharded parameters need all of it, for FSDP's hooks at its end.
@@ -191,70 +191,70 @@ def _run(teacher: ComposedForCausalLM, batch: Batch) -> None:
 def _on_call(
     teacher: ComposedAttention, visit: VisitLayer, is_last: bool, call: LayerCall, options: Mapping[str, Any], attended: Tensor
 ) -> None:
-    visit(teacher.layer, teacher, lesson_of(call, options, attended))
+    visit(teacher.layer, teacher, target_of(call, options, attended))
     if is_last:
         raise StopForward
 
 
-def lesson_of(call: LayerCall, options: Mapping[str, Any], attended: Tensor) -> Lesson:
+def target_of(call: LayerCall, options: Mapping[str, Any], attended: Tensor) -> AttentionTarget:
     """Return the inputs and the output of a layer's attention."""
     assert call.heads is not None, "the host has called its heads"
-    return Lesson(call.hidden, call.model_call.tokens, options, call.heads, attended, call.inputs)
+    return AttentionTarget(call.hidden, call.model_call.tokens, options, call.heads, attended, call.inputs)
 
 
 def heads_output(
     attention: ComposedAttention,
-    lesson: Lesson,
+    target: AttentionTarget,
     backend: str,
     memory_values: Tensor | None = None,
     inputs: HeadInputs | None = None,
 ) -> Tensor:
-    """Return the output of an attention's heads on the inputs of a lesson, B T H D. memory_values, inputs: as in
+    """Return the output of an attention's heads on the inputs of a target, B T H D. memory_values, inputs: as in
     ``ComposedAttention.heads_output``."""
-    return attention.heads_output(lesson.hidden, ModelCall(lesson.tokens, backend), lesson.options, memory_values, inputs)
+    return attention.heads_output(target.hidden, ModelCall(target.tokens, backend), target.options, memory_values, inputs)
 
 
 def transfer_loss(
-    attention: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, stage: Transfer, total: float, backend: str
+    attention: ComposedAttention, teacher: ComposedAttention, target: AttentionTarget, stage: Transfer, total: float, backend: str
 ) -> Tensor:
     """Return the weighed loss of one layer, summed over valid tokens and divided by ``total``.
 
-    The heads receive the lesson's inputs as they are: these must be None where the layer's host projects otherwise.
+    The heads receive the target's inputs as they are: these must be None where the layer's host projects otherwise.
     """
-    loss = lesson.hidden.new_zeros((), dtype=torch.float32)
+    loss = target.hidden.new_zeros((), dtype=torch.float32)
     if stage.mse:
         if stage.at == "output":
-            wanted, results = lesson.attended, _outputs(attention, lesson, backend)
+            wanted, results = target.attended, _outputs(attention, target, backend)
         else:
-            wanted, results = lesson.heads, heads_output(attention, lesson, backend, inputs=lesson.inputs)
+            wanted, results = target.heads, heads_output(attention, target, backend, inputs=target.inputs)
         error = (results.float() - wanted.float()).square().flatten(2).mean(-1)
-        loss = loss + stage.mse * _over_tokens(error, lesson.tokens) / total
+        loss = loss + stage.mse * _over_tokens(error, target.tokens) / total
     if stage.cross_entropy:
-        entropy = _cross_entropy(attention, teacher, lesson, backend)
-        loss = loss + stage.cross_entropy * _over_tokens(entropy, lesson.tokens) / total
+        entropy = _cross_entropy(attention, teacher, target, backend)
+        loss = loss + stage.cross_entropy * _over_tokens(entropy, target.tokens) / total
     return loss
 
 
-def _outputs(attention: ComposedAttention, lesson: Lesson, backend: str) -> Tensor:
-    """Return the output of a layer's attention on the inputs of a lesson, B T C. If the layer has the teacher's projections, its
+def _outputs(attention: ComposedAttention, target: AttentionTarget, backend: str) -> Tensor:
+    """Return the output of a layer's attention on the inputs of a target, B T C. If the layer has the teacher's projections, its
     host only computes what follows the heads.
     """
-    projection = None if lesson.inputs is None else _only_projection(attention, lesson)
+    projection = None if target.inputs is None else _only_projection(attention, target)
     if projection is None:
-        return attention.attention_output(lesson.hidden, ModelCall(lesson.tokens, backend), lesson.options)
-    return projection(heads_output(attention, lesson, backend, inputs=lesson.inputs).flatten(2))
+        return attention.attention_output(target.hidden, ModelCall(target.tokens, backend), target.options)
+    return projection(heads_output(attention, target, backend, inputs=target.inputs).flatten(2))
 
 
 @torch.no_grad()
-def _only_projection(attention: ComposedAttention, lesson: Lesson) -> nn.Module | None:
+def _only_projection(attention: ComposedAttention, target: AttentionTarget) -> nn.Module | None:
     """Return the output projection of a layer whose host computes nothing else after the heads, such as a gate; None if it does.
 
-    The layer must have the weights of the lesson's teacher. It is compared with the teacher's output once.
+    The layer must have the weights of the target's teacher. It is compared with the teacher's output once.
     """
     projection = next((getattr(attention, name) for name in ("o_proj", *OTHERS["o"]) if hasattr(attention, name)), None)
     if attention.ends_in_projection is None:
         attention.ends_in_projection = projection is not None and torch.allclose(
-            projection(lesson.heads.flatten(2)).float(), lesson.attended.float(), rtol=0, atol=AS_EQUAL * _largest(lesson.attended)
+            projection(target.heads.flatten(2)).float(), target.attended.float(), rtol=0, atol=AS_EQUAL * _largest(target.attended)
         )
     return projection if attention.ends_in_projection else None
 
@@ -263,29 +263,31 @@ def _largest(states: Tensor) -> float:
     return float(states.abs().max())
 
 
-def _cross_entropy(attention: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, backend: str) -> Tensor:
+def _cross_entropy(attention: ComposedAttention, teacher: ComposedAttention, target: AttentionTarget, backend: str) -> Tensor:
     """-Σ_s a_ts log â_ts of each token, a mean over heads: LoLCATs (workshop), eq. 7. B T."""
     with torch.no_grad():
-        wanted = within(teacher, attention_weights, lesson, backend, lesson.inputs)
-    results = attention_weights(attention, lesson, backend, lesson.inputs)
+        wanted = within(teacher, attention_weights, target, backend, target.inputs)
+    results = attention_weights(attention, target, backend, target.inputs)
     return -(wanted * results.clamp(min=torch.finfo(results.dtype).tiny).log()).sum(-1).mean(-1)
 
 
-def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str, inputs: HeadInputs | None = None) -> Tensor:
+def attention_weights(
+    attention: ComposedAttention, target: AttentionTarget, backend: str, inputs: HeadInputs | None = None
+) -> Tensor:
     """Return the weight of every token s in the output at every token t, B T H T. inputs: as in ``heads_output``.
 
     Outputs are linear in the values of tokens and in the values that belong to memories. With unit vectors as the tokens' values,
     and without the memories' part, the outputs are the weights: of as many tokens at a time as a value has numbers.
     """
-    (batch, length), hidden = lesson.hidden.shape[:2], lesson.hidden
+    (batch, length), hidden = target.hidden.shape[:2], target.hidden
     width, heads = attention.facts.value_dim, attention.facts.key_heads
     unit, results = torch.eye(length, dtype=hidden.dtype, device=hidden.device), []
     nothing = hidden.new_zeros(batch, length, heads, width)
-    brought = heads_output(attention, lesson, backend, nothing, inputs) if _brings(attention) else None
+    brought = heads_output(attention, target, backend, nothing, inputs) if _brings(attention) else None
     for start in range(0, length, width):
         columns = nn.functional.pad(unit[:, start : start + width], (0, max(0, start + width - length)))
         value = columns[None, :, None].expand(batch, length, heads, width)
-        weights = heads_output(attention, lesson, backend, value, inputs)
+        weights = heads_output(attention, target, backend, value, inputs)
         weights = weights if brought is None else weights - brought
         results.append(weights[..., : length - start].float())
     return torch.cat(results, dim=-1)

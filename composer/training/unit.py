@@ -92,7 +92,7 @@ class Unit:
         self._optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def judge(self, loss: float) -> None:
+    def update_after_evaluation(self, loss: float) -> None:
         """Update by the loss of an evaluation: keep the best parameters, lower the rate on a plateau, stop when patience ends.
         Raises TrainingError if the loss is not finite."""
         if not math.isfinite(loss):
@@ -200,11 +200,11 @@ class Course(Protocol):
         """Return the number of tokens, or rows, of a batch that its losses are averaged over."""
         ...
 
-    def learn(self, batch: Batch, total: float) -> Losses:
+    def compute_gradients(self, batch: Batch, total: float) -> Losses:
         """Add the gradients of a batch's losses, which are divided by ``total``. Units that have stopped are left out."""
         ...
 
-    def judge(self, batch: Batch, total: float) -> Losses:
+    def compute_losses(self, batch: Batch, total: float) -> Losses:
         """Return the losses of all units, without gradients."""
         ...
 
@@ -231,14 +231,14 @@ class WholeCourse(Course):
         self.units = [unit]
         self._student, self._name = student, unit.name
 
-    def learn(self, batch: Batch, total: float) -> Losses:
+    def compute_gradients(self, batch: Batch, total: float) -> Losses:
         self._student.train()
         loss = self._loss(batch, total)
         add_gradients(loss)
         return {self._name: loss.detach()}
 
     @torch.no_grad()
-    def judge(self, batch: Batch, total: float) -> Losses:
+    def compute_losses(self, batch: Batch, total: float) -> Losses:
         self._student.eval()
         return {self._name: self._loss(batch, total)}
 

@@ -43,11 +43,11 @@ def spec_of(head: HeadSpec) -> dict[str, Any]:
 @pytest.mark.parametrize("name", COMPARED)
 def test_transfer_compares_the_weights_that_memories_imply(name: str) -> None:
     student, batch = student_of(SOURCE(), spec_of(COMPARED[name])), whole(rows_of(LENGTH, lengths=(LENGTH,)))
-    attention, lesson = attention_of(student, 1), make_lesson(torch.randn(1, LENGTH, 32, dtype=torch.float64), batch)
+    attention, target = attention_of(student, 1), make_lesson(torch.randn(1, LENGTH, 32, dtype=torch.float64), batch)
     heard: list[tuple[Head, HeadInputs]] = []
     with torch.no_grad(), visiting_heads(student, lambda _layer, _name, head, call: heard.append((head, call))):
-        heads_output(attention, lesson, "torch")
-    (head, call), actual = heard[0], attention_weights(attention, lesson, "torch")
+        heads_output(attention, target, "torch")
+    (head, call), actual = heard[0], attention_weights(attention, target, "torch")
     wanted = implicit_attention(head, call, range(LENGTH), "torch").total()
     torch.testing.assert_close(actual, wanted.float(), rtol=0, atol=1e-6)
 

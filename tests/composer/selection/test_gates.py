@@ -130,7 +130,7 @@ def test_the_penalty_rises_until_enough_gates_are_closed() -> None:
             gates.values.fill_(0.5)
         course = GateCourse(model, gates, STAGE, share)
         for step in range(4):
-            course.learn(rows_of(4).batch([step]), 1)
+            course.compute_gradients(rows_of(4).batch([step]), 1)
             course.units[0].update(step, 16, 1.0)
         course.clamp()
         penalties[share] = float(course.units[0].parameters["penalty"].detach())

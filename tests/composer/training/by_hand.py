@@ -12,7 +12,7 @@ from composer.data.packing import Batch
 from composer.model.attention import ComposedAttention
 from composer.model.hosts import attentions
 from composer.model.rows import Rows
-from composer.training.transfer import Lesson
+from composer.training.transfer import AttentionTarget
 
 
 def attention_of(model: Any, index: int) -> ComposedAttention:
@@ -20,11 +20,11 @@ def attention_of(model: Any, index: int) -> ComposedAttention:
     return list(attentions(model))[index][1]
 
 
-def make_lesson(hidden: Tensor, batch: Batch) -> Lesson:
-    """Return a lesson with these hidden states on the tokens of a batch."""
+def make_lesson(hidden: Tensor, batch: Batch) -> AttentionTarget:
+    """Return a target with these hidden states on the tokens of a batch."""
     mask = batch.inputs(mask=True)["attention_mask"]
     rows = Rows(*batch.ids.shape, hidden.device, seen=None, columns=0, mask=mask, positions=batch.position)
-    return Lesson(hidden, rows.tokens, {}, hidden, hidden)
+    return AttentionTarget(hidden, rows.tokens, {}, hidden, hidden)
 
 
 def documents(batch: Batch) -> list[tuple[int, int, int]]:

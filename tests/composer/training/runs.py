@@ -85,7 +85,7 @@ def learned(course: TransferCourse, batch: Batch, parts: int = 1) -> dict[str, f
     """Return the losses of a batch in this many parts, and their summed gradients."""
     total, sums = course.count(batch), {}
     for part in batch.split(parts):
-        for name, loss in course.learn(part, total).items():
+        for name, loss in course.compute_gradients(part, total).items():
             sums[name] = sums.get(name, 0.0) + float(loss)
     return sums
 

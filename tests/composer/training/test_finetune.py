@@ -44,7 +44,7 @@ def course_of(student: ComposedForCausalLM, teacher: nn.Module | None = None, **
 
 
 def loss(course: FinetuneCourse, batch: Batch) -> float:
-    return float(course.judge(batch, course.count(batch))["model"])
+    return float(course.compute_losses(batch, course.count(batch))["model"])
 
 
 def stirred(student: ComposedForCausalLM) -> None:
@@ -81,7 +81,7 @@ def test_the_next_token_loss_equals_that_of_transformers(how: Any) -> None:
     assert loss(course, batch) == pytest.approx(own, rel=1e-6)
     assert loss_of(student, rows_of(how=how), 2) == pytest.approx(own, rel=1e-6)
     total = course.count(batch)
-    assert float(course.learn(batch, total)["model"]) == pytest.approx(own, rel=1e-6)
+    assert float(course.compute_gradients(batch, total)["model"]) == pytest.approx(own, rel=1e-6)
 
 
 def test_rows_may_have_equal_weight() -> None:
@@ -97,7 +97,9 @@ def test_rows_may_have_equal_weight() -> None:
     by_hand, course = sum(means) / len(means), course_of(student, average="rows")
     assert course.count(batch) == len(rows)
     assert loss(course, batch) == pytest.approx(by_hand, rel=1e-6)
-    assert sum(float(course.judge(part, len(rows))["model"]) for part in rows.in_order(1)) == pytest.approx(by_hand, rel=1e-6)
+    assert sum(float(course.compute_losses(part, len(rows))["model"]) for part in rows.in_order(1)) == pytest.approx(
+        by_hand, rel=1e-6
+    )
     assert loss_of(student, rows, 2, "rows") == pytest.approx(by_hand, rel=1e-6)
     divergences = [loss(course_of(student, source, next_token=0.0, distill=1.0), batch) for batch in rows.in_order(1)]
     course = course_of(student, source, next_token=0.0, distill=1.0, average="rows")
@@ -146,7 +148,7 @@ def test_the_recipe_selects_the_trained_parameters(changes: dict[str, Any], kind
     course = course_of(student, **changes)
     if "adapter" in kinds:
         stirred(student)
-    course.learn(batch, course.count(batch))
+    course.compute_gradients(batch, course.count(batch))
     expected = {name for name, _ in student.named_parameters() if kind_of(name) in kinds}
     assert gradients(student).keys() == course.units[0].parameters.keys() == expected
     before = {name: parameter.detach().clone() for name, parameter in student.named_parameters()}
@@ -166,7 +168,7 @@ def test_adapters_are_on_the_projections_of_the_recipe() -> None:
 def test_rates() -> None:
     student, batch = student_of(small_llama()), whole(rows_of())
     course = course_of(student, trunk=True, fresh_lr=0.25, clip=None)
-    course.learn(batch, course.count(batch))
+    course.compute_gradients(batch, course.count(batch))
     before = {name: parameter.detach().clone() for name, parameter in student.named_parameters()}
     course.units[0].update(0, 1, 1.0)
     moved = {"fresh": 0.0, "trunk": 0.0}

@@ -95,7 +95,7 @@ def test_the_outcome_equals_the_log(uninterrupted: dict[str, Any]) -> None:
         for name, parameter in course.units[0].parameters.items():
             parameter.copy_(parameters[name])
     batch = HELD_OUT.batch(range(len(HELD_OUT)))
-    judged = float(course.judge(batch, course.count(batch))["model"])
+    judged = float(course.compute_losses(batch, course.count(batch))["model"])
     assert judged == pytest.approx(outcome.after["model"], rel=1e-5), "the parameters are those of the best evaluation"
 
 

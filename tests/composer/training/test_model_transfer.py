@@ -52,7 +52,7 @@ def course_of(source: Any, student: Any, **changes: Any) -> ModelTransferCourse:
 def learned(course: ModelTransferCourse, batch: Batch, parts: int = 1) -> float:
     """Return the loss of a batch in this many parts, and the summed gradients."""
     total = course.count(batch)
-    return sum(float(course.learn(part, total)["model"]) for part in batch.split(parts))
+    return sum(float(course.compute_gradients(part, total)["model"]) for part in batch.split(parts))
 
 
 def last_by_hand(source: Any, student: Any, ids: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def test_loss_and_gradients_match_the_definition(how: Packing) -> None:
     course = course_of(source, student, mse=1000.0)
     loss = learned(course, batch)
     student_gradients = gradients(student)
-    assert float(course.judge(batch, course.count(batch))["model"]) == pytest.approx(loss, rel=1e-9)
+    assert float(course.compute_losses(batch, course.count(batch))["model"]) == pytest.approx(loss, rel=1e-9)
     student.zero_grad()
     squares = torch.zeros((), dtype=torch.float64)
     for row, start, end in documents(batch):
@@ -162,7 +162,7 @@ def test_the_loss_compares_the_inputs_of_the_output_matrix() -> None:
     logits = student(**batch.inputs(mask=True), use_cache=False).logits
     assert torch.equal(student.lm_head(last_hidden(student, batch)), logits)
     twin = ModelTransferCourse(student_of(source), student, transfer())
-    assert float(twin.judge(batch, 1.0)["model"]) == 0.0
+    assert float(twin.compute_losses(batch, 1.0)["model"]) == 0.0
 
 
 def test_padding_changes_nothing_in_bidirectional_students() -> None:
@@ -170,11 +170,11 @@ def test_padding_changes_nothing_in_bidirectional_students() -> None:
     student = student_of(source, "latte-bidirectional", "head.memory.0.size=8")
     batch = rows_of(how="padded").batch(range(2))
     course = course_of(source, student)
-    before = float(course.judge(batch, 1.0)["model"])
+    before = float(course.compute_losses(batch, 1.0)["model"])
     padding = ~batch.valid
     assert bool(padding.any())
     other = Batch(batch.ids.masked_fill(padding, 9), batch.labels, batch.position, batch.valid)
-    assert float(course.judge(other, 1.0)["model"]) == pytest.approx(before, rel=1e-6)
+    assert float(course.compute_losses(other, 1.0)["model"]) == pytest.approx(before, rel=1e-6)
 
 
 def test_unsupported_students_are_refused(student: Path, texts: Path, tmp_path: Path) -> None:

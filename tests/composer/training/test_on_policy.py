@@ -176,7 +176,7 @@ def test_steps_learn_from_what_the_student_wrote(choice: dict[str, Any]) -> None
         losses.append(generalised_divergence(own.float(), wanted.float(), stage.on_policy))
     total = course.count(batch)
     assert total == sum(map(len, losses)) == len(batch) * TOKENS
-    learned = sum(float(course.learn(part, total)["model"]) for part in batch.split(2))
+    learned = sum(float(course.compute_gradients(part, total)["model"]) for part in batch.split(2))
     assert learned == pytest.approx(float(torch.cat(losses).mean()), rel=1e-5)
     assert all(parameter.grad is not None for parameter in course.units[0].parameters.values())
     student.zero_grad(set_to_none=True)
@@ -190,7 +190,7 @@ def test_evaluations_weigh_both_losses_at_held_out_tokens() -> None:
     def judged(**changes: Any) -> float:
         stage = finetune(**changes)
         course = FinetuneCourse(student, finetune_unit(student, stage), stage, teacher)
-        return float(course.judge(batch, course.count(batch))["model"])
+        return float(course.compute_losses(batch, course.count(batch))["model"])
 
     text = judged(on_policy=None)
     own = judged(on_policy={"tokens": TOKENS, "share": 1.0})

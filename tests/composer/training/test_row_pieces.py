@@ -44,9 +44,9 @@ def learned(spec: str, how: Any) -> tuple[float, float, dict[str, Tensor]]:
     batch = rows.batch(range(min(4, len(rows))))
     total, losses = course.count(batch), {"learned": 0.0, "judged": 0.0}
     for part, divisor in shares(batch, 2, total):
-        losses["learned"] += float(course.learn(part, divisor)["model"])
+        losses["learned"] += float(course.compute_gradients(part, divisor)["model"])
     for part, divisor in shares(batch, 1, total):
-        losses["judged"] += float(course.judge(part, divisor)["model"])
+        losses["judged"] += float(course.compute_losses(part, divisor)["model"])
     losses, slopes = add_over_processes(losses), gradients(student)
     if count() > 1:
         for name in sorted(slopes):

@@ -36,10 +36,10 @@ def test_gradient_checkpointing_changes_nothing(name: str, monkeypatch: pytest.M
         prepare(student, TrainingOptions((), gradient_checkpointing=twice))
         course = FinetuneCourse(student, finetune_unit(student, stage), stage, None)
         calls.clear()
-        course.learn(batch, course.count(batch))
+        course.compute_gradients(batch, course.count(batch))
         assert len(calls) == len(student.model.layers) * (1 + twice)
         calls.clear()
-        course.judge(batch, course.count(batch))
+        course.compute_losses(batch, course.count(batch))
         assert len(calls) == len(student.model.layers), "where nothing learns there is no way back"
         gradients_of.append(gradients(student))
     assert gradients_of[0].keys() == gradients_of[1].keys()

@@ -58,9 +58,9 @@ def kill_at_call(patch: pytest.MonkeyPatch, name: str, call: int) -> None:
 @pytest.mark.parametrize(
     ("name", "call", "reached"),
     [
-        ("learn", 5, r"after step 2 of 6 of transfer\. Checkpoint: .*--resume"),
-        ("learn", 1, r"before the end of step 1 of 6 of transfer\. To continue.*--resume"),
-        ("judge", 1, r"before the end of step 1 of 6 of transfer\. To continue.*--resume"),
+        ("compute_gradients", 5, r"after step 2 of 6 of transfer\. Checkpoint: .*--resume"),
+        ("compute_gradients", 1, r"before the end of step 1 of 6 of transfer\. To continue.*--resume"),
+        ("compute_losses", 1, r"before the end of step 1 of 6 of transfer\. To continue.*--resume"),
     ],
 )
 def test_a_signal_within_a_step_keeps_the_last_complete_step(

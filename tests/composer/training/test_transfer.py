@@ -11,7 +11,7 @@ from torch import Tensor
 from composer.data.packing import Batch, PackedRows, Packing
 from composer.spec.recipe import Transfer
 from composer.training.student import check_transfer
-from composer.training.transfer import Lesson, TransferCourse, attention_weights, heads_output, teach
+from composer.training.transfer import AttentionTarget, TransferCourse, attention_weights, heads_output, run_teacher
 from tests.composer.training.by_hand import attention_of, documents, lolcats_weights, make_lesson, projected, softmax_weights
 from tests.composer.training.runs import SPEC, gradients, learned, rows_of, small_llama, student_of, teacher_of, whole
 
@@ -54,12 +54,12 @@ def test_lessons_equal_the_attention_inputs_and_outputs_of_llama(how: Packing) -
     source = small_llama()
     batch = whole(rows_of(how=how))
     assert how == "packed" or not bool(batch.valid.all())
-    lessons: list[Lesson] = []
-    teach(teacher_of(source), batch, lambda index, attention, lesson: lessons.append(lesson))
+    targets: list[AttentionTarget] = []
+    run_teacher(teacher_of(source), batch, lambda index, attention, target: targets.append(target))
     for (row, start, end), layers in by_document(source, batch):
-        for lesson, own in zip(lessons, layers, strict=True):
+        for target, own in zip(targets, layers, strict=True):
             for name in ("hidden", "heads", "attended"):
-                got = getattr(lesson, name)[row, start:end]
+                got = getattr(target, name)[row, start:end]
                 torch.testing.assert_close(got.flatten(1), own[name][0], rtol=0, atol=1e-9)
 
 
@@ -78,7 +78,9 @@ def test_squared_error_matches_its_formula(groups: str, how: Packing, at: str) -
     course = TransferCourse(student, teacher_of(source), transfer(at=at, mse=1000.0))
     with torch.no_grad():
         wanted = {name: 1000 * loss for name, loss in expected(student, source, batch, at).items()}
-    assert {name: float(loss) for name, loss in course.judge(batch, course.count(batch)).items()} == pytest.approx(wanted, rel=1e-5)
+    assert {name: float(loss) for name, loss in course.compute_losses(batch, course.count(batch)).items()} == pytest.approx(
+        wanted, rel=1e-5
+    )
     assert learned(course, batch) == pytest.approx(wanted, rel=1e-5)
 
 

@@ -99,7 +99,7 @@ def test_only_one_layers_graph_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(alive) == 0
     counts.clear()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
-        course.judge(whole(rows_of()), 1.0)
+        course.compute_losses(whole(rows_of()), 1.0)
     assert counts == [(0, 0)] * 3, "an evaluation keeps nothing for a gradient"
 
 
@@ -124,7 +124,7 @@ def test_stopped_layers_are_not_trained_but_still_evaluated() -> None:
     course.units[0].progress.stopped = True
     assert learned(course, batch).keys() == {"layer 1"}
     assert not any(".layers.0." in name for name in gradients(student))
-    assert course.judge(batch, 1.0).keys() == {"layer 0", "layer 1"}
+    assert course.compute_losses(batch, 1.0).keys() == {"layer 0", "layer 1"}
 
 
 def test_layers_without_fresh_parameters_are_skipped() -> None:
@@ -208,7 +208,7 @@ def test_the_teachers_projections_serve_a_student_on_the_same_trunk(
             monkeypatch.setattr(transfer, "layers_alike", lambda ours, theirs: frozenset())
         student = student_of(source, spec, "recipe=null")
         course = course_of(source, student, at=at, cross_entropy=0.0 if spec == "gated-deltanet" else 0.5)
-        student_gradients.append((learned(course, batch), gradients(student), course.judge(batch, 1.0)))
+        student_gradients.append((learned(course, batch), gradients(student), course.compute_losses(batch, 1.0)))
         assert (projections(student, course) > 0) == (not alike)
     (first, of_one, judged), (other, of_other, also) = student_gradients
     assert first == pytest.approx(other, rel=1e-12)

@@ -123,7 +123,7 @@ def test_a_plateau_halves_the_rate_after_two_evaluations_without_a_gain() -> Non
     unit = unit_of(stage(schedule="plateau", warmup=2), weight=parameter(2))
     factors = []
     for loss in (3.0, 3.0, 3.1, 2.9, 2.95, 2.9, 2.9, 2.9, 1.0):
-        unit.judge(loss)
+        unit.update_after_evaluation(loss)
         factors.append(unit.rate(5, LENGTH))
     assert factors == [1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
     assert unit.rate(0, LENGTH) == 0.0625, "the warm-up counts as well"
@@ -133,7 +133,7 @@ def test_patience() -> None:
     unit = unit_of(stage(patience=3), weight=parameter(2))
     stopped = []
     for loss in (3.0, 3.1, 3.1, 2.0, 2.5, 2.5, 2.0):
-        unit.judge(loss)
+        unit.update_after_evaluation(loss)
         stopped.append(unit.progress.stopped)
     assert stopped == [False] * 6 + [True]
 
@@ -146,7 +146,7 @@ def test_the_parameters_selected_by_keep_are_kept(keep: str) -> None:
     for step, loss in enumerate((3.0, 1.0, 2.0)):
         take(unit, step)
         seen.append(weight.detach().clone())
-        unit.judge(loss)
+        unit.update_after_evaluation(loss)
     unit.finish()
     assert torch.equal(weight.detach(), seen[1 if keep == "best" else 2])
 
@@ -168,7 +168,7 @@ def test_losses_that_are_not_finite_raise(loss: float) -> None:
         take(unit, 4, loss)
     assert torch.equal(weight.detach(), before)
     with pytest.raises(TrainingError, match=f"layer 3: the loss of an evaluation is {loss}"):
-        unit.judge(loss)
+        unit.update_after_evaluation(loss)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -208,7 +208,7 @@ def test_a_unit_is_restored_from_facts_and_tensors() -> None:
     for step, loss in enumerate((3.0, 1.0, 2.0, 2.0)):
         here.grad = gradient(here, step)
         first.update(step, LENGTH, loss)
-        first.judge(loss)
+        first.update_after_evaluation(loss)
     other.restore(UnitFacts.model_validate_json(first.facts().model_dump_json()))
     assert other.progress == first.progress
     assert (other.progress.best, other.progress.waited, other.progress.factor) == (1.0, 2, 0.5)
