@@ -169,7 +169,10 @@ class StateMemory(Recurrent):
                 value = with_ones(value)
             # An absent pair must add nothing. Its value (and its one) is 0; the key of an exponential map is -inf instead, as it
             # could raise the maximum.
-            key, value = (pairs.fill_absent(key, -math.inf), value) if shape.exponential else (key, pairs.fill_absent(value, 0.0))
+            if pairs.present is not None and shape.exponential:
+                key = pairs.fill_absent(key, -math.inf)
+            elif pairs.present is not None:
+                value = pairs.fill_absent(value, 0.0)
 
         carried: State = {}
         matrix, log_scale = state["state"], None
