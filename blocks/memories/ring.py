@@ -27,6 +27,9 @@ def _place(index: Int[Tensor, "B 1"], size: int) -> RingSlot:
 
 def write_at(state: State, place: RingSlot, new: State, *, in_place: bool) -> State:
     """Return the entries with those of the only token of a call, B 1 …."""
+    for name, held in state.items():
+        if new[name].dtype != held.dtype:
+            new = new | {name: new[name].to(held.dtype)}
     return {name: with_entry(held, place, new[name], in_place=in_place) for name, held in state.items()}
 
 
@@ -41,8 +44,6 @@ def with_entry(
     held: Shaped[Tensor, "B W ..."], place: RingSlot, new: Shaped[Tensor, "B 1 ..."], *, in_place: bool
 ) -> Shaped[Tensor, "B W ..."]:
     """Return the entries with ``new`` at the place."""
-    if new.dtype != held.dtype:
-        new = new.to(held.dtype)
     if place.shape[0] == 1:
         return held.index_copy_(1, place, new) if in_place else held.index_copy(1, place, new)
     flat = held.flatten(0, 1)
