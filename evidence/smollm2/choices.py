@@ -12,7 +12,7 @@ from typing import Any
 from composer.selection.choice import KeyHead, rank_heads, subject_of
 from composer.spec.loading import load_spec
 from converters.bounded import MOST_LOG, read_text
-from evidence.smollm2.plan import Keep
+from evidence.smollm2.plan import HERE, Keep, Plan
 
 
 def choose_heads(keep: Keep, gates: Mapping[KeyHead, float], seed: int) -> tuple[KeyHead, ...]:
@@ -40,6 +40,15 @@ def choose_heads(keep: Keep, gates: Mapping[KeyHead, float], seed: int) -> tuple
 def read_gates(path: Path) -> dict[KeyHead, float]:
     """Return the gate of each key head in a report of ``compose select --heads``."""
     return {(score["layer"], score["head"]): score["gate"] for score in json.loads(read_text(path, MOST_LOG))["scores"]}
+
+
+def read_scores(plan: Plan, keep: Keep) -> dict[KeyHead, float]:
+    """Return the score that each key head is chosen by: its gate, or the score ``restored`` of its layer."""
+    if keep.by != "restored":
+        return read_gates(plan.gates_of(keep))
+    layers = json.loads(read_text(plan.gates_of(keep), MOST_LOG))["scores"]
+    restored = {score["layer"]: score["restored"] for score in layers}
+    return {head: restored[head[0]] for head in read_gates(HERE / (plan.gates or ""))}
 
 
 def build_rules(spec: str, values: Sequence[str], source: str, heads: Collection[KeyHead]) -> list[dict[str, Any]]:

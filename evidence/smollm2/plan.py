@@ -25,13 +25,14 @@ Settings = dict[str, Any]
 class Keep(Closed):
     """The key heads of a student that keep the source's softmax attention.
 
-    - by: gates, the key heads with the widest gates; layers, whole layers with the widest gates on average; every, whole layers at
-      equal distances; random, key heads by chance, which follow from the seed of the run.
+    - by: gates, the key heads with the widest gates; layers, whole layers with the widest gates on average; restored, whole layers
+      by the score of ``compose select --by restored``; every, whole layers at equal distances; random, key heads by chance, which
+      follow from the seed of the run.
     - heads: the number of key heads.
-    - gates: the report of ``compose select --heads``, in place of the plan's.
+    - gates: the report of ``compose select --heads`` in place of the plan's, or the one with the scores of layers.
     """
 
-    by: Literal["gates", "layers", "every", "random"]
+    by: Literal["gates", "layers", "restored", "every", "random"]
     heads: PositiveInt
     gates: str | None = None
 

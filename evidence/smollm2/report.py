@@ -25,6 +25,7 @@ PARTS = 8
 CHOICES = {
     "gates": "key heads by gates",
     "layers": "whole layers by gates",
+    "restored": "whole layers by restored",
     "every": "every k-th layer",
     "random": "random key heads",
 }
@@ -269,7 +270,7 @@ def _series(plan: Plan, models: Sequence[Model]) -> dict[str, list[Model]]:
     series: dict[str, list[Model]] = {}
     for model in models:
         student, name = students.get(model.name), model.name
-        if student is not None and student.keep is not None and student.keep.gates is not None:
+        if student is not None and student.keep is not None and student.keep.gates is not None and student.keep.by != "restored":
             continue
         if student is not None and plan.gates is not None and not (student.transfer or student.finetune):
             name = CHOICES["gates" if student.keep is None else student.keep.by]

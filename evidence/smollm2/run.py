@@ -28,7 +28,7 @@ from composer.files import write_whole
 from composer.state import read_log
 from composer.versions import versions_of
 from composer.weights.record import TrainedStage, read_record
-from evidence.smollm2.choices import build_rules, choose_heads, read_gates
+from evidence.smollm2.choices import build_rules, choose_heads, read_scores
 from evidence.smollm2.plan import HERE, Inputs, Plan, Student, compute_identity
 from evidence.smollm2.result import Result, keep_result, read_result
 
@@ -147,7 +147,7 @@ def training_of(run: Run, student: Student) -> Iterator[Step]:
     if student.source is not None:
         source = str(Run(run.plan, run.inputs, student.source, run.seed, run.work).model)
     if student.keep is not None:
-        kept_heads = choose_heads(student.keep, read_gates(run.plan.gates_of(student.keep)), run.seed)
+        kept_heads = choose_heads(student.keep, read_scores(run.plan, student.keep), run.seed)
         rules = build_rules(spec, values[1::2], source, kept_heads)
         values += ["--set", f"layers={json.dumps(rules)}"]
     yield "build", ["build", spec, "--from", source, *values, *seed, "--force", "-o", str(folder / "built")]
