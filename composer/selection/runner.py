@@ -19,6 +19,7 @@ from composer.selection.report import SELECTION, SPEC, LayerBy, Selection, draw,
 from composer.selection.scores import divergence_with, score_layers
 from composer.spec.document import Spec
 from composer.spec.inherit import short_path
+from composer.spec.recipe import Recipe
 from composer.training.distill import distill
 from composer.training.rows import rows_of, some
 from composer.training.run import TrainingOptions, load_student
@@ -52,13 +53,16 @@ class SelectionSettings(Settings):
 
 
 def settings_of(built: Student, training: TrainingOptions) -> SelectionSettings:
-    """Return the settings of a selection whose student is trained. Raises DataError."""
-    transfer = built.recipe.transfer
-    assert transfer is not None, "a student without transfer has been refused"
+    """Return the settings of a selection whose student is built here, and trained if it has fresh parameters. Raises DataError."""
+    transfer = built.recipe.transfer if built.record.plan.fresh else None
     files = [data_identity(reference)["files"] for reference in training.data]
     return SelectionSettings(
         model=fingerprint(built.source),
-        recipe={"sequence": built.recipe.sequence, "rows": built.recipe.rows, "transfer": transfer.model_dump(mode="json")},
+        recipe={
+            "sequence": built.recipe.sequence,
+            "rows": built.recipe.rows,
+            "transfer": transfer and transfer.model_dump(mode="json"),
+        },
         data=tuple(training.data),
         files={name: digest for digests in files for name, digest in digests.items()},
         share=training.share,
@@ -68,18 +72,27 @@ def settings_of(built: Student, training: TrainingOptions) -> SelectionSettings:
 
 
 def learn_student(spec: Spec, source: Reference, folder: Path, training: TrainingOptions, *, force: bool) -> Path:
-    """Train the student of all layers in the folder of a selection, resume its training, or reuse a finished one.
+    """Train the student of all layers in the folder of a selection, resume its training, or reuse a finished one. A student without
+    fresh parameters is only built.
 
     Raises SelectionError, TrainingError, DataError and BuildError.
     """
     student, run, built = folder / STUDENT, folder / f"{STUDENT}.run", folder / BUILT
+    spec = spec if spec.recipe is not None else spec.model_copy(update={"recipe": Recipe()})
     run_build(BuildOptions(spec, source, built, seed=training.seed, force=True))
     described = read_student(built, ())
-    stages_of(described.record, described.recipe, "transfer")
+    learns = bool(described.record.plan.fresh)
+    if learns:
+        stages_of(described.record, described.recipe, "transfer")
     if force:  # before the new settings are written, which they would seem to belong to
         for replaced in (student, run):
             rmtree(replaced, ignore_errors=True)
     STORE.begin(folder, settings_of(described, training), force=force)
+    if not learns:
+        training.tell(f"{spec.name} has no fresh parameters, so nothing is trained.")
+        rmtree(student, ignore_errors=True)
+        built.rename(student)
+        return student
     is_stopped = run.is_dir()
     if student.is_dir() and not is_stopped:
         training.tell(f"{short_path(student)} has learned already.")

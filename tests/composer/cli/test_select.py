@@ -56,12 +56,24 @@ def test_a_student_that_learns_as_a_whole(tmp_path: Path) -> None:
     assert stage["after"].keys() == {"model"}
 
 
+def test_a_spec_without_fresh_parameters_is_scored_without_training(tmp_path: Path) -> None:
+    """It has no recipe. The window has fewer tokens than the rows."""
+    out, sizes = tmp_path / "out", ["--set", "head.memory.1.size=16", "--set", "recipe.sequence=64", "--rows", "2"]
+    arguments = ["streaming", "--from", str(TEACHER), "--data", "stories,samples=20", "--share", "0.2", *sizes, "-o", str(out)]
+    done = ran(*arguments, "--keep", "1", "--json")
+    assert done.exit_code == 0, done.output
+    assert "has no fresh parameters, so nothing is trained" in done.stderr
+    selection = json.loads(done.stdout)
+    assert all(score["restored"] > 0 for score in selection["scores"])
+    assert json.loads((out / "student" / "composition.json").read_text())["training"] == []
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "Set --keep N, the number of layers to keep, or --budget BYTES"),
         (["--keep", "1", "--budget", "9"], "--keep and --budget exclude each other: leave one of them out."),
-        (["--keep", "1", "--set", "recipe=null"], "has no recipe"),
+        (["--keep", "1", "--set", "recipe=null"], "has no transfer"),
         (["--keep", "3", *QUICK], "2 layers of lawcat"),
         (["--budget", "1000", *QUICK], "bytes with no layer kept"),
         (["--keep", "1", "--seq", "0"], "--seq: expected a whole number of at least 1, got 0"),
