@@ -14,16 +14,16 @@ from composer.shared_options import (
     OUT,
     PROGRESS,
     SOURCE,
-    FreshOrNot,
-    InDtype,
-    OfSource,
-    OfSpec,
-    Overriding,
-    Replacing,
-    SeededFromBelow,
-    TakesTokenizer,
-    TextDecoderAlone,
-    WithBackend,
+    BackendOption,
+    DtypeOption,
+    ForceOption,
+    FreshOption,
+    SetOption,
+    SignedSeedOption,
+    SourceOfRevision,
+    SpecArgument,
+    TextOnlyOption,
+    TokenizerOption,
     to_optional_path,
     to_references,
 )
@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 
 
 @options_class
-class ModelOptions(WithBackend, SeededFromBelow, InDtype, FreshOrNot, TextDecoderAlone, Overriding, OfSource, OfSpec):
+class ModelOptions(
+    BackendOption, SignedSeedOption, DtypeOption, FreshOption, TextOnlyOption, SetOption, SourceOfRevision, SpecArgument
+):
     """Build a model in memory, in evaluation mode: the source's weights, the spec's heads."""
 
     error: ClassVar[type[ComposerError]] = BuildError
@@ -108,7 +110,17 @@ def run_build_in_memory(options: ModelOptions) -> Composed:
 
 
 @options_class
-class BuildOptions(TakesTokenizer, FreshOrNot, TextDecoderAlone, Replacing, SeededFromBelow, InDtype, Overriding, OfSource, OfSpec):
+class BuildOptions(
+    TokenizerOption,
+    FreshOption,
+    TextOnlyOption,
+    ForceOption,
+    SignedSeedOption,
+    DtypeOption,
+    SetOption,
+    SourceOfRevision,
+    SpecArgument,
+):
     """Build a model: the source's weights, the spec's heads.
 
     With --fresh there is no source: the spec also describes the trunk, and all weights are random. transformers loads the folder.

@@ -1,6 +1,6 @@
 """Options that several commands share, each declared once, and converters of callers' values.
 
-A command's class inherits these classes. Fields of the classes on the right come first: ``class ShowOptions(OfSource, OfSpec)`` has
+A command's class inherits these classes. Fields of the classes on the right come first: ``class ShowOptions(SourceOfRevision, SpecArgument)`` has
 the spec first, then the source.
 """
 
@@ -151,34 +151,34 @@ def to_parts(value: Reference | Sequence[Reference]) -> tuple[str, ...]:
 
 
 @options_class
-class WithParts:
+class PartsOption:
     parts: tuple[str, ...] = option(PARTS, default=(), converter=to_parts, metavar="MODULE_OR_FILE")
 
 
 @options_class
-class OfSpec(WithParts):
+class SpecArgument(PartsOption):
     spec: SpecLike = argument(SPEC, is_checked=False, complete=complete_spec)
 
 
 @options_class
-class OfAnyModel(WithParts):
+class AnyModelArgument(PartsOption):
     model: str = argument("A built model, or any other: a folder, or OWNER/NAME of the Hub.", converter=to_text)
 
 
 @options_class
-class MaybeFromSource(WithParts):
+class OptionalSource(PartsOption):
     source: str | None = option(
         SOURCE, default=None, converter=to_optional_text, kw_only=False, flags=("--from",), metavar="SOURCE"
     )
 
 
 @options_class
-class OfSource(MaybeFromSource):
+class SourceOfRevision(OptionalSource):
     revision: str | None = option("Branch, tag or commit of a model of the Hub.", default=None)
 
 
 @options_class
-class TextDecoderAlone(OfSource):
+class TextOnlyOption(SourceOfRevision):
     text_only: bool = option(
         "Of a source that reads images or sound, too: use its text decoder, and leave the other parts out.", default=False
     )
@@ -189,17 +189,17 @@ class TextDecoderAlone(OfSource):
 
 
 @options_class
-class FromSource(WithParts):
+class RequiredSource(PartsOption):
     source: str = option(SOURCE, converter=to_text, kw_only=False, flags=("--from",), metavar="SOURCE")
 
 
 @options_class
-class FreshOrNot:
+class FreshOption:
     fresh: bool = option("Use the spec's own trunk, without a source.", default=False)
 
 
 @options_class
-class TakesTokenizer:
+class TokenizerOption:
     tokenizer: str | None = option(
         "Use the tokenizer of this folder or model of the Hub: with --fresh, or for a source that has none.",
         default=None,
@@ -209,7 +209,7 @@ class TakesTokenizer:
 
 
 @options_class
-class Overriding:
+class SetOption:
     overrides: Overrides = option(
         "Change a value of the spec or its recipe: head.memory.0.size=32, recipe.finetune.lr=1e-4. May be repeated.",
         default=(),
@@ -221,7 +221,7 @@ class Overriding:
 
 
 @options_class
-class CountedAt:
+class SequenceOption:
     sequence: int = option(
         "Length at which a growing state, and the source's cache, are counted. 4k is 4,096.",
         default="4k",
@@ -232,22 +232,22 @@ class CountedAt:
 
 
 @options_class
-class Seeded:
+class SeedOption:
     seed: int = option("Seed of the random numbers.", default=0, least=0, most=MOST_SEED)
 
 
 @options_class
-class SeededFromBelow:
+class SignedSeedOption:
     seed: int = option("Seed of the random numbers. It may be negative.", default=0, least=LEAST_SEED, most=MOST_SEED)
 
 
 @options_class
-class OnDevice:
+class DeviceOption:
     device: str = option("Where to run: cpu or cuda.", default="cpu")
 
 
 @options_class
-class WithBackend:
+class BackendOption:
     backend: str = option(
         "Implementation of the heads: auto uses the first form that fits, reference the definition. torch runs on every device.",
         default=AUTO,
@@ -255,7 +255,7 @@ class WithBackend:
 
 
 @options_class
-class InDtype:
+class DtypeOption:
     dtype: Dtype | None = option(
         "Type of all weights. Left out, they are kept as stored, and quantised weights become bfloat16.",
         default=None,
@@ -264,24 +264,24 @@ class InDtype:
 
 
 @options_class
-class InBfloat16:
+class Bfloat16Option:
     bfloat16: bool = option("Compute projections in bfloat16.", default=False)
 
 
 @options_class
-class OnGraph:
+class GraphOption:
     graph: bool = option(
         "On a GPU, record the decoding step once as a CUDA graph, and replay it.", default=True, flags=("--graph/--no-graph",)
     )
 
 
 @options_class
-class OfModel(WithParts):
+class BuiltModelArgument(PartsOption):
     model: Path = argument(f"A folder that `compose build` wrote, {ON_HUB}.", converter=to_path)
 
 
 @options_class
-class Replacing:
+class ForceOption:
     force: bool = option("Replace an existing result.", default=False)
 
 
@@ -298,7 +298,7 @@ class TaskFiles:
 
 
 @options_class
-class HoldsOut:
+class HeldOutOptions:
     held_out: tuple[str, ...] = option(
         "Data to evaluate on. Left out, a share of --data is held out. May be repeated.",
         default=(),
@@ -309,7 +309,7 @@ class HoldsOut:
 
 
 @options_class
-class OfData(HoldsOut):
+class DataOptions(HeldOutOptions):
     data: tuple[str, ...] = option(
         "A file (.jsonl, .txt, .csv, .parquet), hub:OWNER/NAME, or a task such as passkey,samples=2000. May be repeated.",
         converter=to_texts,
@@ -319,7 +319,7 @@ class OfData(HoldsOut):
 
 
 @options_class
-class Sampling(SeededFromBelow):
+class SamplingOptions(SignedSeedOption):
     temperature: float = option("0 chooses the most likely token. Above 0, tokens are sampled.", default=0.0, least=0)
     top_p: float = option(TOP_P, default=1.0, least=0, most=1)
 

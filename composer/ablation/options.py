@@ -10,12 +10,12 @@ from composer.errors import AblationError, ComposerError
 from composer.evaluation.options import SHORTEST
 from composer.options import option, options_class, options_of
 from composer.shared_options import (
-    HoldsOut,
-    InBfloat16,
-    MaybeFromSource,
-    OnDevice,
-    TakesTokenizer,
+    Bfloat16Option,
+    DeviceOption,
+    HeldOutOptions,
+    OptionalSource,
     TaskFiles,
+    TokenizerOption,
     to_numbers,
     to_optional_text,
     to_texts,
@@ -23,7 +23,7 @@ from composer.shared_options import (
 
 
 @options_class
-class Request(InBfloat16, HoldsOut, TakesTokenizer, TaskFiles, OnDevice, MaybeFromSource):
+class Request(Bfloat16Option, HeldOutOptions, TokenizerOption, TaskFiles, DeviceOption, OptionalSource):
     """The options that all variants share. Without a source, each variant is built from nothing, on its own trunk."""
 
     error: ClassVar[type[ComposerError]] = AblationError

@@ -12,12 +12,12 @@ from composer.errors import BenchError, ComposerError
 from composer.options import option, options_class
 from composer.shared_options import (
     OUT,
-    InDtype,
-    OnDevice,
-    OnGraph,
-    Replacing,
-    Seeded,
-    WithBackend,
+    BackendOption,
+    DeviceOption,
+    DtypeOption,
+    ForceOption,
+    GraphOption,
+    SeedOption,
     to_numbers,
     to_optional_path,
 )
@@ -37,7 +37,7 @@ class BenchProgress:
 
 
 @options_class
-class TimingOptions(Replacing, OnGraph, WithBackend, InDtype, OnDevice, Seeded):
+class TimingOptions(ForceOption, GraphOption, BackendOption, DtypeOption, DeviceOption, SeedOption):
     """Options of every bench."""
 
     error: ClassVar[type[ComposerError]] = BenchError

@@ -18,7 +18,7 @@ from composer.devices import check_device
 from composer.errors import AblationError, translate_errors
 from composer.options import argument, convert_options, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import OUT, PROGRESS, FreshOrNot, Overriding, WithParts, to_path
+from composer.shared_options import OUT, PROGRESS, FreshOption, PartsOption, SetOption, to_path
 from composer.spec.inherit import short_path
 from composer.spec.loading import SpecLike, specs_of
 from composer.terminal import at_once, heading, print_result, say, watch_progress
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 @options_class
-class OfSweeps(WithParts):
+class OfSweeps(PartsOption):
     specs: SpecLike | Sequence[SpecLike] = argument(
         "Sweeps, for all of their variants, or single specs.", is_checked=False, metavar="SPEC", kind=list[str]
     )
 
 
 @options_class
-class AblateOptions(Overriding, FreshOrNot, Request, OfSweeps):
+class AblateOptions(SetOption, FreshOption, Request, OfSweeps):
     """Build, train and score every variant of a sweep.
 
     Each step is named by everything that decides its result, and runs once: variants that begin alike share their first steps, and

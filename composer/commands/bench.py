@@ -15,7 +15,7 @@ from composer.command_line import Screen, command
 from composer.errors import BenchError, translate_errors
 from composer.options import argument, convert_options, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import PROGRESS, WithParts, to_models, to_numbers
+from composer.shared_options import PROGRESS, PartsOption, to_models, to_numbers
 from composer.spec.built_models import is_spec_on_hub
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, names_a_spec
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @options_class
-class BenchCommandOptions(TimingOptions, WithParts):
+class BenchCommandOptions(TimingOptions, PartsOption):
     """Time the prefill and the decode of models, side by side.
 
     All models are loaded, and alternate at each length and batch: latency, tokens per second, bytes of state, peak memory. Times of

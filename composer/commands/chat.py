@@ -21,7 +21,7 @@ from composer.errors import ComposerError, translate_errors
 from composer.notices import warn_user
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
-from composer.shared_options import SYSTEM, OfAnyModel, OnDevice, OnGraph, Sampling, WithBackend, to_tokens
+from composer.shared_options import SYSTEM, AnyModelArgument, BackendOption, DeviceOption, GraphOption, SamplingOptions, to_tokens
 from composer.tables import Readable, View
 from composer.terminal import print_document, print_mistake, say
 from composer.weights.sources import describe_model
@@ -212,7 +212,7 @@ class _Writer:
 
 
 @options_class
-class ChatOptions(OnGraph, WithBackend, OnDevice, Sampling, OfAnyModel):
+class ChatOptions(GraphOption, BackendOption, DeviceOption, SamplingOptions, AnyModelArgument):
     """Talk with a model in its chat template: each line is a message.
 
     The model's cache is kept between turns, so that only new tokens are read. The seed is that of the first answer; each further

@@ -16,7 +16,7 @@ from composer.errors import ComposerError, GraphError, Mistake, SpecError, mista
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import edges, memory_names
 from composer.options import argument, function_of, options_class
-from composer.shared_options import OfSource, Overriding, TextDecoderAlone, WithParts, complete_spec
+from composer.shared_options import PartsOption, SetOption, SourceOfRevision, TextOnlyOption, complete_spec
 from composer.spec.document import Spec
 from composer.spec.loading import SpecLike, locate, specs_of, variants_of
 from composer.spec.notes import notes_on_source
@@ -90,7 +90,7 @@ class CheckReport(Readable, Closed):
 
 
 @options_class
-class OfSpecs(WithParts):
+class OfSpecs(PartsOption):
     specs: SpecLike | Sequence[SpecLike] = argument(
         "YAML files, names of shipped specs, or folders of built models. Of a sweep, every variant is checked.",
         is_checked=False,
@@ -101,7 +101,7 @@ class OfSpecs(WithParts):
 
 
 @options_class
-class CheckOptions(TextDecoderAlone, Overriding, OfSource, OfSpecs):
+class CheckOptions(TextOnlyOption, SetOption, SourceOfRevision, OfSpecs):
     """Check specs: every mistake, with its file, line and column.
 
     Mistakes are returned in the report. With --from, specs are also resolved against that source: its sizes and its number of

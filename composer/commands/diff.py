@@ -12,11 +12,11 @@ from composer.errors import GraphError, translate_errors
 from composer.options import argument, function_of, option, options_class
 from composer.shared_options import (
     SPEC,
-    OfSource,
-    Overriding,
-    Replacing,
-    TextDecoderAlone,
-    WithParts,
+    ForceOption,
+    PartsOption,
+    SetOption,
+    SourceOfRevision,
+    TextOnlyOption,
     complete_spec,
     to_optional_path,
 )
@@ -73,13 +73,13 @@ class SpecDifferences(Readable, Closed):
 
 
 @options_class
-class OfTwoSpecs(WithParts):
+class OfTwoSpecs(PartsOption):
     first: SpecLike = argument(SPEC, is_checked=False, complete=complete_spec)
     second: SpecLike = argument(f"{SPEC} --set changes this spec.", is_checked=False, complete=complete_spec)
 
 
 @options_class
-class DiffOptions(Replacing, TextDecoderAlone, Overriding, OfSource, OfTwoSpecs):
+class DiffOptions(ForceOption, TextOnlyOption, SetOption, SourceOfRevision, OfTwoSpecs):
     """Show what differs between two specs in meaning, not in text.
 
     Names, papers and recipes have no meaning, and a default means the same written out or not. With --from they are compared layer

@@ -16,7 +16,7 @@ from composer.errors import TrainingError, translate_errors
 from composer.notices import inform, warn_user
 from composer.options import convert_options, function_of, option, options_class
 from composer.progress import progress_callback, silent_transformers
-from composer.shared_options import OUT, PROGRESS, TELL, OfModel, Overriding, Replacing, to_optional_path
+from composer.shared_options import OUT, PROGRESS, TELL, BuiltModelArgument, ForceOption, SetOption, to_optional_path
 from composer.spec.inherit import short_path
 from composer.tables import Readable, View
 from composer.terminal import at_once, heading, print_json, print_table, report_once, say, training_bar, training_steps
@@ -39,7 +39,7 @@ class Watched:
 
 
 @options_class
-class DistillOptions(Overriding, TeachingOptions, Watched, OfModel):
+class DistillOptions(SetOption, TeachingOptions, Watched, BuiltModelArgument):
     """Train a built model to imitate its teacher.
 
     The recipe of its spec states how: first the heads learn the teacher's attention, then the model learns the text. During the
@@ -61,7 +61,7 @@ class DistillOptions(Overriding, TeachingOptions, Watched, OfModel):
 
 
 @options_class
-class TrainOptions(Overriding, LearningOptions, Watched, OfModel):
+class TrainOptions(SetOption, LearningOptions, Watched, BuiltModelArgument):
     """Train a model that was built from nothing.
 
     Every parameter learns to predict the next token, as the recipe of the spec states. During the run, checkpoints, a log and
@@ -81,7 +81,7 @@ class TrainOptions(Overriding, LearningOptions, Watched, OfModel):
 
 
 @options_class
-class MergeOptions(Replacing, OfModel):
+class MergeOptions(ForceOption, BuiltModelArgument):
     """Merge a model's adapters into its weights."""
 
     example: ClassVar[str] = 'composer.merge("lawcat-mine-distilled", "lawcat-whole")'

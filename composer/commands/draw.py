@@ -19,13 +19,13 @@ from composer.options import argument, function_of, option, options_class
 from composer.shared_options import (
     OUT_FILE,
     SPEC,
-    CountedAt,
-    InDtype,
-    OfSource,
-    Overriding,
-    Replacing,
-    TextDecoderAlone,
-    WithParts,
+    DtypeOption,
+    ForceOption,
+    PartsOption,
+    SequenceOption,
+    SetOption,
+    SourceOfRevision,
+    TextOnlyOption,
     complete_spec,
     to_optional_path,
 )
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 
 @options_class
-class OfSpecOrModel(WithParts):
+class OfSpecOrModel(PartsOption):
     spec: SpecLike | PreTrainedModel = argument(
         f"{SPEC} In Python, also a model in memory.", is_checked=False, complete=complete_spec
     )
 
 
 @options_class
-class DrawOptions(Replacing, InDtype, CountedAt, TextDecoderAlone, Overriding, OfSource, OfSpecOrModel):
+class DrawOptions(ForceOption, DtypeOption, SequenceOption, TextOnlyOption, SetOption, SourceOfRevision, OfSpecOrModel):
     """Draw a spec, or a built model, as SVG.
 
     The picture has the graph of each head, with the bytes of its memories, and the map of layers. Without --from, it has the sizes

@@ -13,7 +13,7 @@ from composer.evaluation.arguments import read_lengths, read_tasks
 from composer.evaluation.options import SHORTEST, EvaluationOptions, EvaluationProgress, ScoringOptions
 from composer.options import argument, convert_options, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import PROGRESS, WithParts, to_models, to_numbers
+from composer.shared_options import PROGRESS, PartsOption, to_models, to_numbers
 from composer.spec.inherit import short_path
 from composer.terminal import at_once, print_result, say, watch_progress
 from composer.weights.load import open_models
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @options_class
-class EvaluateOptions(ScoringOptions, WithParts):
+class EvaluateOptions(ScoringOptions, PartsOption):
     """Score models on tasks at several lengths.
 
     Every sample is logged as it is scored: the same call again, with the same OUT, continues an evaluation that was interrupted.

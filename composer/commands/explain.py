@@ -9,7 +9,16 @@ from composer.devices import device_type
 from composer.errors import BuildError, ComposerError, translate_errors
 from composer.exporting.targets import compare_with_targets
 from composer.options import function_of, option, options_class
-from composer.shared_options import CountedAt, InDtype, OfSource, OfSpec, OnDevice, Overriding, TextDecoderAlone, WithBackend
+from composer.shared_options import (
+    BackendOption,
+    DeviceOption,
+    DtypeOption,
+    SequenceOption,
+    SetOption,
+    SourceOfRevision,
+    SpecArgument,
+    TextOnlyOption,
+)
 from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.loading import load_spec, resolve_spec
 from composer.terminal import print_json, print_view
@@ -18,7 +27,9 @@ from composer.weights.target import target_of
 
 
 @options_class
-class ExplainOptions(InDtype, OnDevice, WithBackend, CountedAt, TextDecoderAlone, Overriding, OfSource, OfSpec):
+class ExplainOptions(
+    DtypeOption, DeviceOption, BackendOption, SequenceOption, TextOnlyOption, SetOption, SourceOfRevision, SpecArgument
+):
     """Explain what a spec costs on a source, before it is built.
 
     For each group of heads: parts, forms and the reasons for them, fresh parameters, bytes of state for a row of a batch,

@@ -12,7 +12,7 @@ from composer.exporting.gguf.types import DEFAULT_TYPE, INSTALL, TYPES, check_gg
 from composer.exporting.targets import TARGETS, target_named
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
-from composer.shared_options import OUT, OfModel, Replacing, to_optional_path
+from composer.shared_options import OUT, BuiltModelArgument, ForceOption, to_optional_path
 from composer.spec.inherit import short_path
 from composer.tables import Readable, View
 from composer.terminal import at_once, print_report
@@ -20,7 +20,7 @@ from composer.weights.sources import local_folder, open_model, plain_name
 
 
 @options_class
-class ExportOptions(Replacing, OfModel):
+class ExportOptions(ForceOption, BuiltModelArgument):
     """Write a model that loads without this package.
 
     The folder needs PyTorch and transformers alone. A Python file has all of the model's attention, to read and to edit. It loads

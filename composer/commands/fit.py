@@ -15,7 +15,17 @@ from composer.errors import SelectionError, translate_errors
 from composer.options import argument, convert_options, function_of, option, options_class
 from composer.progress import progress_callback, silent_transformers
 from composer.selection.choice import HeadSubject, candidate_heads, subject_of
-from composer.shared_options import OUT, SOURCE, WithParts, reads, to_optional_path, to_optional_tokens, to_path, to_text, to_texts
+from composer.shared_options import (
+    OUT,
+    SOURCE,
+    PartsOption,
+    reads,
+    to_optional_path,
+    to_optional_tokens,
+    to_path,
+    to_text,
+    to_texts,
+)
 from composer.spec.loading import SpecLike, specs_of, variants_of
 from composer.terminal import print_result, training_bar, training_steps
 from composer.weights.sources import describe_model
@@ -35,7 +45,7 @@ def to_bytes(value: ByteCount) -> int:
 
 
 @options_class
-class OfFittedSource(WithParts):
+class OfFittedSource(PartsOption):
     source: str = argument(SOURCE, converter=to_text)
 
 

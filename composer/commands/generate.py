@@ -22,12 +22,12 @@ from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
 from composer.shared_options import (
     SYSTEM,
-    OfAnyModel,
-    OnDevice,
-    OnGraph,
-    Replacing,
-    Sampling,
-    WithBackend,
+    AnyModelArgument,
+    BackendOption,
+    DeviceOption,
+    ForceOption,
+    GraphOption,
+    SamplingOptions,
     to_optional_path,
     to_tokens,
 )
@@ -63,7 +63,7 @@ class Generated(Readable, Closed):
 
 
 @options_class
-class GenerateOptions(Replacing, OnGraph, WithBackend, OnDevice, Sampling, OfAnyModel):
+class GenerateOptions(ForceOption, GraphOption, BackendOption, DeviceOption, SamplingOptions, AnyModelArgument):
     """Continue a prompt with a model, or answer it with --chat.
 
     With --state the prompt follows directly after the text that `compose read` has read.

@@ -15,7 +15,7 @@ from composer.files import MOST_TEXT, read_text_file
 from composer.inspection.options import InspectOptions
 from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import PROGRESS, WithParts
+from composer.shared_options import PROGRESS, PartsOption
 from composer.spec.inherit import short_path
 from composer.terminal import print_json, print_view, say
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @options_class
-class InspectCommandOptions(InspectOptions, WithParts):
+class InspectCommandOptions(InspectOptions, PartsOption):
     """Inspect a model: what heads attend to, and what states recall.
 
     The report also shows which memory answers, how fast gates forget, and how similar each layer is to the teacher's. With OUT, it

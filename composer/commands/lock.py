@@ -17,15 +17,15 @@ from composer.locks import beside, exclusive_lock
 from composer.options import convert_options, function_of, option, options_class
 from composer.shared_options import (
     OUT_FILE,
-    FreshOrNot,
-    InDtype,
-    OfSource,
-    OfSpec,
-    Overriding,
-    Replacing,
-    SeededFromBelow,
-    TakesTokenizer,
-    TextDecoderAlone,
+    DtypeOption,
+    ForceOption,
+    FreshOption,
+    SetOption,
+    SignedSeedOption,
+    SourceOfRevision,
+    SpecArgument,
+    TextOnlyOption,
+    TokenizerOption,
     to_optional_path,
 )
 from composer.spec.built_models import lock_document
@@ -59,7 +59,17 @@ class LockReport(Readable, Closed):
 
 
 @options_class
-class LockOptions(TakesTokenizer, FreshOrNot, TextDecoderAlone, Replacing, SeededFromBelow, InDtype, Overriding, OfSource, OfSpec):
+class LockOptions(
+    TokenizerOption,
+    FreshOption,
+    TextOnlyOption,
+    ForceOption,
+    SignedSeedOption,
+    DtypeOption,
+    SetOption,
+    SourceOfRevision,
+    SpecArgument,
+):
     """Write everything that decides the bytes of a build to a file.
 
     The file has the resolved spec, the source with its commit and the hashes of its files, seed, dtype and versions. The model is

@@ -16,7 +16,19 @@ from composer.errors import ComposerError, TrainingError, translate_errors
 from composer.notices import inform
 from composer.options import argument, convert_options, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import OUT, PROGRESS, SOURCE, OfData, OnDevice, Replacing, Seeded, WithParts, reads, to_path, to_text
+from composer.shared_options import (
+    OUT,
+    PROGRESS,
+    SOURCE,
+    DataOptions,
+    DeviceOption,
+    ForceOption,
+    PartsOption,
+    SeedOption,
+    reads,
+    to_path,
+    to_text,
+)
 from composer.spec.recipe import Recipe
 from composer.terminal import at_once, print_result
 
@@ -33,12 +45,12 @@ def to_row(value: TokenCount | None) -> int | None:
 
 
 @options_class
-class OfTeacher(WithParts):
+class OfTeacher(PartsOption):
     teacher: str = argument(SOURCE, converter=to_text, metavar="SOURCE")
 
 
 @options_class
-class LogitsCommandOptions(Replacing, OnDevice, Seeded, OfData, OfTeacher):
+class LogitsCommandOptions(ForceOption, DeviceOption, SeedOption, DataOptions, OfTeacher):
     """Write a teacher's logits, for students to learn from.
 
     `compose distill STUDENT --stage finetune --teacher-logits OUT` then needs no teacher in memory. Data, rows, share and seed

@@ -17,7 +17,7 @@ from composer.exporting.targets.fit import fit, student_of_spec
 from composer.exporting.targets.target import NativeTarget
 from composer.files import failing_as, write_whole
 from composer.options import argument, function_of, option, options_class
-from composer.shared_options import SOURCE, WithParts, to_optional_text, to_text
+from composer.shared_options import SOURCE, PartsOption, to_optional_text, to_text
 from composer.spec.document import Name
 from composer.spec.inherit import find_spec, not_found, short_path
 from composer.spec.loading import load_spec, resolve_spec
@@ -39,7 +39,7 @@ DATA = r"^  data: [^#]*$"
 
 
 @options_class
-class NewOptions(WithParts):
+class NewOptions(PartsOption):
     """Write a commented spec to start from."""
 
     example: ClassVar[str] = 'composer.new("mine", like="lawcat")'
@@ -92,7 +92,7 @@ def run_new(options: NewOptions) -> Path:
 
 
 @options_class
-class SchemaOptions(WithParts):
+class SchemaOptions(PartsOption):
     """Print the JSON schema of specs, for editors."""
 
     example: ClassVar[str] = "json.dumps(composer.schema())"

@@ -18,7 +18,7 @@ from blocks.part import Closed, Part
 from composer.command_line import Screen, command
 from composer.errors import ComposerError
 from composer.options import argument, function_of, options_class
-from composer.shared_options import WithParts
+from composer.shared_options import PartsOption
 from composer.spec.fields import bounds, is_model, kind_words, parts_of
 from composer.spec.places import brief, near_and_all
 from composer.spec.writing import format_value
@@ -133,7 +133,7 @@ class PartsReport(Readable, Closed):
 
 
 @options_class
-class PartsOptions(WithParts):
+class PartsOptions(PartsOption):
     """List the parts that a head is made of, and their equations.
 
     Of a part or a role that is named: description, source and fields, too.

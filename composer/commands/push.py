@@ -12,14 +12,14 @@ from composer.options import argument, function_of, option, options_class
 from composer.progress import on_terminal
 from composer.publishing.contents import contents_of
 from composer.publishing.push import MAIN, PushReport, check_repo_id, plan_push, progress_bars, push_contents
-from composer.shared_options import Replacing, WithParts, complete_spec, to_optional_path, to_text
+from composer.shared_options import ForceOption, PartsOption, complete_spec, to_optional_path, to_text
 from composer.spec.loading import SpecLike
 from composer.terminal import at_once, print_report
 from converters.hub import HUB
 
 
 @options_class
-class OfPushed(WithParts):
+class PushedArgument(PartsOption):
     pushed: SpecLike = argument(
         "A folder that `compose build` or `compose export` wrote, or a spec: a YAML file, or the name of a shipped one.",
         is_checked=False,
@@ -29,7 +29,7 @@ class OfPushed(WithParts):
 
 
 @options_class
-class PushOptions(Replacing, OfPushed):
+class PushOptions(ForceOption, PushedArgument):
     """Write a model or a spec to a repository of the Hub.
 
     The repository is created, and private unless --public is set. Files that the record of the model names are uploaded, and a card

@@ -17,7 +17,7 @@ from composer.files import MOST_TEXT, failing_as, read_text_file, sha256
 from composer.notices import warn_user
 from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import OUT_FILE, PROGRESS, OnDevice, Replacing, WithBackend, WithParts, to_path, to_text
+from composer.shared_options import OUT_FILE, PROGRESS, BackendOption, DeviceOption, ForceOption, PartsOption, to_path, to_text
 from composer.spec.inherit import short_path
 from composer.tables import Readable, View
 from composer.terminal import at_once, print_report
@@ -57,7 +57,7 @@ class ReadText(Readable, Closed):
 
 
 @options_class
-class ReadOptions(Replacing, WithBackend, OnDevice, WithParts):
+class ReadOptions(ForceOption, BackendOption, DeviceOption, PartsOption):
     """Read a text once, and write the model's state after it.
 
     `compose generate MODEL --state STATE --prompt TEXT` continues directly after the text. The text is read in pieces, so memory

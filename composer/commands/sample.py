@@ -15,7 +15,17 @@ from composer.devices import check_device, room_for
 from composer.errors import ComposerError, DataError, translate_errors
 from composer.options import function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import OUT_FILE, PROGRESS, TOP_P, OfAnyModel, OnDevice, Replacing, Seeded, to_path, to_tokens
+from composer.shared_options import (
+    OUT_FILE,
+    PROGRESS,
+    TOP_P,
+    AnyModelArgument,
+    DeviceOption,
+    ForceOption,
+    SeedOption,
+    to_path,
+    to_tokens,
+)
 from composer.spec.inherit import short_path
 from composer.tables import Readable, View
 from composer.terminal import at_once, heading, print_json
@@ -42,7 +52,7 @@ class Sampled(Readable, Closed):
 
 
 @options_class
-class SampleOptions(Replacing, OnDevice, Seeded, OfAnyModel):
+class SampleOptions(ForceOption, DeviceOption, SeedOption, AnyModelArgument):
     """Write texts with a model, to train its student on.
 
     For a teacher whose training data are not available: `compose distill STUDENT --data FILE`.

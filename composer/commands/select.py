@@ -28,15 +28,15 @@ from composer.selection.choice import (
 from composer.selection.report import By, Selection
 from composer.shared_options import (
     OUT,
-    CountedAt,
-    FromSource,
-    OfData,
-    OfSpec,
-    OnDevice,
-    Overriding,
-    Replacing,
-    Seeded,
-    WithBackend,
+    BackendOption,
+    DataOptions,
+    DeviceOption,
+    ForceOption,
+    RequiredSource,
+    SeedOption,
+    SequenceOption,
+    SetOption,
+    SpecArgument,
     reads,
     to_optional_path,
     to_path,
@@ -77,7 +77,7 @@ def to_optional_part(value: CountOrShare | None) -> int | float | None:
 
 
 @options_class
-class JudgingOptions(Replacing, WithBackend, OnDevice, Seeded, CountedAt, OfData, Watched):
+class JudgingOptions(ForceOption, BackendOption, DeviceOption, SeedOption, SequenceOption, DataOptions, Watched):
     """Options of commands that score students on held-out rows."""
 
     error: ClassVar[type[ComposerError]] = SelectionError
@@ -89,7 +89,7 @@ class JudgingOptions(Replacing, WithBackend, OnDevice, Seeded, CountedAt, OfData
 
 
 @options_class
-class SelectOptions(Overriding, JudgingOptions, FromSource, OfSpec):
+class SelectOptions(SetOption, JudgingOptions, RequiredSource, SpecArgument):
     """Find layers, or key heads, that should keep their own attention.
 
     Layers: a student with the spec's heads in every layer first learns the source's attention (OUT/student), as the spec's recipe

@@ -15,7 +15,7 @@ from composer.devices import check_device, room_for
 from composer.errors import ComposerError, translate_errors
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
-from composer.shared_options import InDtype, OfAnyModel, OnDevice, WithBackend, to_optional_tokens
+from composer.shared_options import AnyModelArgument, BackendOption, DeviceOption, DtypeOption, to_optional_tokens
 from composer.terminal import at_once, say
 from composer.versions import install_command, version_of
 from composer.weights.sources import open_model
@@ -58,7 +58,7 @@ class Server:
 
 
 @options_class
-class ServeOptions(InDtype, OnDevice, WithBackend, OfAnyModel):
+class ServeOptions(DtypeOption, DeviceOption, BackendOption, AnyModelArgument):
     """Serve a model to programs that speak OpenAI's HTTP interface.
 
     /v1/chat/completions and /v1/completions answer several requests at a time, streaming or not. The server has no password, and

@@ -18,14 +18,14 @@ from composer.options import argument, convert_options, function_of, option, opt
 from composer.shared_options import (
     OUT,
     SPEC,
-    FreshOrNot,
-    InDtype,
-    OfSource,
-    OfSpec,
-    OnDevice,
-    Overriding,
-    TextDecoderAlone,
-    WithBackend,
+    BackendOption,
+    DeviceOption,
+    DtypeOption,
+    FreshOption,
+    SetOption,
+    SourceOfRevision,
+    SpecArgument,
+    TextOnlyOption,
     complete_spec,
     to_optional_path,
 )
@@ -61,7 +61,7 @@ class ShownSpec(Readable, Closed):
 
 
 @options_class
-class ShowOptions(FreshOrNot, TextDecoderAlone, Overriding, OfSource, OfSpec):
+class ShowOptions(FreshOption, TextOnlyOption, SetOption, SourceOfRevision, SpecArgument):
     """Print a spec as YAML, or the names of the shipped specs.
 
     The document is printed after `extends` and --set. With --from, or with --fresh for a spec with its own trunk, every default and
@@ -94,7 +94,7 @@ def _document(spec: Spec) -> dict[str, Any]:
 
 
 @options_class
-class CodeOptions(InDtype, OnDevice, WithBackend, FreshOrNot, TextDecoderAlone, Overriding, OfSource, OfSpec):
+class CodeOptions(DtypeOption, DeviceOption, BackendOption, FreshOption, TextOnlyOption, SetOption, SourceOfRevision, SpecArgument):
     """Print what each head of a spec computes: a line for each step, with shapes and forms."""
 
     example: ClassVar[str] = 'print(composer.code("lawcat", "teacher").text)'

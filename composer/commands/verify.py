@@ -13,7 +13,7 @@ from composer.command_line import Screen, command
 from composer.errors import ComposerError, translate_errors
 from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import ON_HUB, PROGRESS, WithParts, to_text
+from composer.shared_options import ON_HUB, PROGRESS, PartsOption, to_text
 from composer.terminal import heading, print_json, print_table, say
 from composer.vllm import problem_of_vllm
 from composer.weights.sources import local_folder
@@ -22,7 +22,7 @@ from converters.composed import EXPORT
 
 
 @options_class
-class VerifyOptions(WithParts):
+class VerifyOptions(PartsOption):
     """Check a built or exported model against its record.
 
     Spec, config, coverage, shapes, hashes of all files, finite values. Of an export: hashes of all files, its Python file, and its

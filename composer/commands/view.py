@@ -10,7 +10,7 @@ from composer.command_line import Screen, command
 from composer.errors import SpecError, translate_errors
 from composer.files import failing_as
 from composer.options import argument, function_of, option, options_class
-from composer.shared_options import OfSource, WithParts, to_optional_text
+from composer.shared_options import PartsOption, SourceOfRevision, to_optional_text
 from composer.spec.inherit import find_spec, not_found, short_path
 from composer.spec.shipped import shipped_specs
 from composer.terminal import say
@@ -43,14 +43,14 @@ class Served:
 
 
 @options_class
-class OfShownSpec(WithParts):
+class OfShownSpec(PartsOption):
     spec: str | None = argument(
         "A YAML file, or the name of a shipped spec. It is read, and never written.", default=None, converter=to_optional_text
     )
 
 
 @options_class
-class ViewOptions(OfSource, OfShownSpec):
+class ViewOptions(SourceOfRevision, OfShownSpec):
     """Edit a spec on a web page.
 
     On the left is the YAML. On the right, as you type, are mistakes with their lines, the picture, the program and its cost. The

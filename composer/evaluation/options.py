@@ -12,12 +12,12 @@ from composer.errors import ComposerError, EvaluationError
 from composer.options import option, options_class
 from composer.shared_options import (
     OUT,
-    InDtype,
-    OnDevice,
-    Replacing,
-    Seeded,
+    BackendOption,
+    DeviceOption,
+    DtypeOption,
+    ForceOption,
+    SeedOption,
     TaskFiles,
-    WithBackend,
     reads,
     to_optional_path,
     to_tokens,
@@ -61,7 +61,7 @@ def to_limit(value: float | None) -> int | float | None:
 
 
 @options_class
-class ScoringOptions(Replacing, WithBackend, InDtype, OnDevice, TaskFiles, Seeded):
+class ScoringOptions(ForceOption, BackendOption, DtypeOption, DeviceOption, TaskFiles, SeedOption):
     """Options of every evaluation."""
 
     error: ClassVar[type[ComposerError]] = EvaluationError

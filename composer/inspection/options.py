@@ -11,7 +11,16 @@ from composer.errors import ComposerError, InspectionError
 from composer.evaluation.arguments import read_tasks
 from composer.evaluation.options import SHORTEST, EvaluationOptions
 from composer.options import option, options_class
-from composer.shared_options import OUT, OnDevice, Replacing, Seeded, WithBackend, reads, to_optional_path, to_optional_text
+from composer.shared_options import (
+    OUT,
+    BackendOption,
+    DeviceOption,
+    ForceOption,
+    SeedOption,
+    reads,
+    to_optional_path,
+    to_optional_text,
+)
 from composer.tasks.base import Task
 
 QUERIES, LENGTH, TASK = 64, 256, "passkey"
@@ -41,7 +50,7 @@ def to_tasks(value: str | Task | Sequence[str | Task] | None) -> tuple[str | Tas
 
 
 @options_class
-class InspectOptions(Replacing, WithBackend, OnDevice, Seeded):
+class InspectOptions(ForceOption, BackendOption, DeviceOption, SeedOption):
     """How a model is inspected."""
 
     error: ClassVar[type[ComposerError]] = InspectionError

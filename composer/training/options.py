@@ -10,12 +10,12 @@ from composer.arguments import check_known, several
 from composer.errors import ComposerError, TrainingError
 from composer.options import option, options_class
 from composer.shared_options import (
-    InBfloat16,
-    OfData,
-    OnDevice,
-    Replacing,
-    Seeded,
-    WithBackend,
+    BackendOption,
+    Bfloat16Option,
+    DataOptions,
+    DeviceOption,
+    ForceOption,
+    SeedOption,
     reads,
     to_optional_path,
     to_optional_text,
@@ -43,7 +43,7 @@ def to_trackers(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 @options_class
-class LearningOptions(OfData, InBfloat16, Replacing, WithBackend, OnDevice, Seeded):
+class LearningOptions(DataOptions, Bfloat16Option, ForceOption, BackendOption, DeviceOption, SeedOption):
     """Options of every training run."""
 
     error: ClassVar[type[ComposerError]] = TrainingError

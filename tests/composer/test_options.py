@@ -15,11 +15,11 @@ from composer.cli.main import COMMANDS, load_command
 from composer.command_line import Command, Screen, command
 from composer.errors import ComposerError, DataError, SpecError
 from composer.options import argument, convert_options, function_of, in_python, option, options_class, options_of
-from composer.shared_options import OUT, OnGraph, Overriding, Seeded, to_numbers, to_optional_path, to_texts, to_tokens
+from composer.shared_options import OUT, GraphOption, SeedOption, SetOption, to_numbers, to_optional_path, to_texts, to_tokens
 
 
 @options_class
-class CookOptions(Seeded):
+class CookOptions(SeedOption):
     """Cook a meal.
 
     The pot is heated first.
@@ -44,7 +44,7 @@ class CookOptions(Seeded):
 
 
 @options_class
-class PotOptions(Seeded):
+class PotOptions(SeedOption):
     """A subset of the options."""
 
     minutes: int = option("Minutes.", least=0)
@@ -52,7 +52,7 @@ class PotOptions(Seeded):
 
 
 @options_class
-class DrawnOptions(Overriding, OnGraph):
+class DrawnOptions(SetOption, GraphOption):
     """Options with a name for off, and with values of a path."""
 
 
