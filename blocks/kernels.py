@@ -119,7 +119,7 @@ def gpu_obstacle(setting: Setting) -> str | None:
     return None if setting.dtype in DTYPES else f"Triton's kernels do not support {setting.dtype}"
 
 
-def gently(log_decay: Tensor) -> Tensor:
+def clamp_log_decay(log_decay: Tensor) -> Tensor:
     """Return a decay in float32, limited to ``STEEPEST``, as kernels expect it."""
     return log_decay.float().clamp(min=STEEPEST)
 

@@ -23,7 +23,7 @@ MARK_BYTES = 4
 
 
 @contextmanager
-def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
+def whole_file(path: Path, *, replace: bool = True) -> Iterator[Path]:
     """Yield a temporary path for a file in the folder of ``path``, which is created. After the block the file is flushed to the
     disk and renamed to ``path``; if the block raises, it is removed. replace: False raises FileExistsError if ``path`` exists.
     Raises OSError.
@@ -113,8 +113,8 @@ def recover(folder: Path) -> None:
 
 
 def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
-    """A text file, as ``whole`` has it. Raises OSError."""
-    with whole(path, replace=replace) as partial:
+    """A text file, as ``whole_file`` has it. Raises OSError."""
+    with whole_file(path, replace=replace) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

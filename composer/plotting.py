@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.escape import mask
-from composer.files import whole
+from composer.files import whole_file
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 """Okabe and Ito's colours, which colour-blind readers can distinguish, without their yellow, which has little contrast on white."""
@@ -178,6 +178,6 @@ def within_shares(mean: float, spread: float) -> tuple[float, float]:
 
 def save(figure: Any, target: Path) -> None:
     """Writes a figure of pyplot's as PNG, whole or not at all, and closes it. Raises OSError."""
-    with whole(target) as partial:
+    with whole_file(target) as partial:
         figure.savefig(partial, dpi=RESOLUTION, format="png", facecolor="white")
     offscreen().close(figure)

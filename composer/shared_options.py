@@ -1,7 +1,7 @@
 """Options that several commands share, each declared once, and converters of callers' values.
 
-A command's class inherits these classes. Fields of the classes on the right come first: ``class ShowOptions(SourceOfRevision, SpecArgument)`` has
-the spec first, then the source.
+A command's class inherits these classes. Fields of the classes on the right come first: the class
+``ShowOptions(SourceOfRevision, SpecArgument)`` has the spec first, then the source.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from composer.files import whole, write_whole
+from composer.files import whole_file, write_whole
 from composer.plotting import FAINT, RESOLUTION, WIDTH, add_title, colour, legend, marker, plotting, within_shares
 from composer.plotting import TEACHER as TEACHER_COLOUR
 from evidence import collapse, listops, selecting, speed
@@ -282,6 +282,6 @@ def draw(figures: RunFigures, target: Path) -> None:
             axis.set_ylim(*((1.5, 4) if columns is STORIES else (-0.03, 1.03)))
         add_title(figure, "Students of the small teacher over length: means over seeds, ± a standard deviation")
         legend(figure, axes[0])
-        with whole(target) as partial:
+        with whole_file(target) as partial:
             figure.savefig(partial, dpi=RESOLUTION, format="png", metadata={"Software": None})
         pyplot.close(figure)

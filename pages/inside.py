@@ -46,7 +46,7 @@ def main(students: Path) -> None:
             report = Path(scratch) / f"{name}-{length}"
             composer.inspect(folders[name], tasks=TASK, length=length, teacher=TEACHER_FOLDER, out=report)
             (PLACE / f"{name}-{length}-{picture}.png").write_bytes(shrink((report / f"{picture}.png").read_bytes()))
-    with files.whole(PLACE / "passkey.png") as partial:
+    with files.whole_file(PLACE / "passkey.png") as partial:
         partial.write_bytes(shrink(draw_passkeys(findings)))
     files.write_whole(PLACE / "passkey.json", json.dumps(plain(figures(findings)), indent=1) + "\n")
 

@@ -17,7 +17,7 @@ from blocks.fused import window_and_state as forward
 from blocks.fused import window_and_state_backward as backward
 from blocks.fused.arguments import Evictions
 from blocks.fused.tiles import parts, products_of, width
-from blocks.kernels import gently
+from blocks.kernels import clamp_log_decay
 from blocks.legend import Float, Int
 from blocks.tensors import in_all_rows, take
 
@@ -53,7 +53,7 @@ def attend_jointly(
     inputs = (states.contiguous() for states in (query, key, value, query_features, key_features))
     block = block or _block(query, query_features)
     if log_decay is not None:
-        log_decay = gently(log_decay)
+        log_decay = clamp_log_decay(log_decay)
         block = min(block, BY_FEATURE) if log_decay.dim() == 4 else block
     wide = weight is not None and weight.requires_grad and torch.is_grad_enabled()
     return _AttendJointly.apply(*inputs, log_decay, weight, state.contiguous(), evictions, row_max, block, wide)  # pyright: ignore[reportReturnType]

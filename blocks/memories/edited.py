@@ -9,7 +9,7 @@ from blocks.flow import Features, Pairs, Partial
 from blocks.gates.base import MatrixRank, matrices
 from blocks.legend import Float, Shape, Tensor
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.recurrent import Recurrent, run, still
+from blocks.memories.recurrent import Recurrent, run, stop_at_padding
 from blocks.operation import FLA, Call, Form, Kind, Port, Slot, State
 from blocks.part import Fresh, Parameters
 from blocks.recurrences.rank_one.chunked import CHUNK
@@ -53,7 +53,7 @@ class Edited(Recurrent):
         value = pairs.value if recurrence.backend == FLA else as_dtype(pairs.value, accumulating(pairs.value.dtype))
         key, value, *edits = self.edits(parameters, call.shape, key, value, hidden)
         inputs = (taken.fill_absent(key, 0.0), value, *(taken.fill_absent(edit, 0.0) for edit in edits))
-        log_decay = still(decay, call.tokens)
+        log_decay = stop_at_padding(decay, call.tokens)
         output, matrix = run(recurrence, call, query, *inputs, log_decay, call.tokens.segment, call.state["state"])
         return Partial(self.scale_output(output, query.shape[-1]), None), {"state": matrix}
 

@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from blocks.flow import Pairs, Partial, Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.stored_pairs import Holding, only, pairs_of, state_of
+from blocks.memories.stored_pairs import Holding, keep_present, pairs_of, state_of
 from blocks.operation import EVERY, Call, Form, Slot, State
 from blocks.part import Parameters
 from blocks.softmax import dense
@@ -80,7 +80,7 @@ class First(Holding):
             kept = _pick(held, order)
         partial = dense(call.rotate(query, self.rotation), seen.key, seen.value, visible, call.shape.softcap)
         carried = seen if segment is None else entries.each(lambda tensor: _pick(tensor, order))
-        carried = only(carried.each(lambda tensor: tensor * kept.view(*kept.shape, *[1] * (tensor.dim() - 2))), kept)
+        carried = keep_present(carried.each(lambda tensor: tensor * kept.view(*kept.shape, *[1] * (tensor.dim() - 2))), kept)
         # The evicted pairs are the call's own; kept pairs are marked as absent for the memories below.
         evicted = replace(pairs, position=pairs.position.masked_fill(stays, -1), known_present=False, tokens=None)
         return (partial, evicted), state_of(carried, call.state)

@@ -12,7 +12,7 @@ from blocks import initialise
 from blocks.flow import Features, Pairs, Partial, Tokens
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.recurrent import Recurrent, still
+from blocks.memories.recurrent import Recurrent, stop_at_padding
 from blocks.memories.state import quotient
 from blocks.operation import Call, Form, Kind, Port, Slot, State
 from blocks.part import Fresh, Parameters, Problem
@@ -118,7 +118,7 @@ class LogLinear(Recurrent):
             key,
             with_ones(value) if self.normalise else value,
             self.weigh_levels(parameters, hidden, shape.heads),
-            still(decay, tokens),
+            stop_at_padding(decay, tokens),
             position,
             segment,
             call.state["state"],

@@ -101,11 +101,11 @@ class Recurrent(Memory):
         pair, and before the pair is written.
         """
         if log_decay is not None:
-            log_decay = still(log_decay, call.tokens)
+            log_decay = stop_at_padding(log_decay, call.tokens)
         if recurrence.decode and pairs is not None and pairs.key.shape[1] == 0:
             pairs = None
         if pairs is None and not recurrence.decode:
-            pairs = nothing(query, call.shape, query.dtype)
+            pairs = features_of_no_pair(query, call.shape, query.dtype)
         if pairs is None or pairs.arrival is None or recurrence.decode:
             return self.recur(call, query, pairs, log_decay, recurrence)
         assert pairs.present is not None, "some rows may have fewer evicted pairs"
@@ -140,7 +140,7 @@ class Recurrent(Memory):
         return None
 
 
-def nothing(query: Float[Tensor, "B T H F"], shape: Shape, dtype: torch.dtype) -> Features:
+def features_of_no_pair(query: Float[Tensor, "B T H F"], shape: Shape, dtype: torch.dtype) -> Features:
     """Return features that have no pair at any of the queries' tokens. dtype: of the values."""
     key = query.new_zeros(*query.shape[:2], shape.state_heads, shape.features)
     value = query.new_zeros(*query.shape[:2], shape.key_heads, shape.value_dim, dtype=dtype)
@@ -148,7 +148,7 @@ def nothing(query: Float[Tensor, "B T H F"], shape: Shape, dtype: torch.dtype) -
     return Features(key, value, absent, rate=key.new_zeros(key.shape[:3]))
 
 
-def still(log_decay: Tensor | None, tokens: Tokens) -> Tensor | None:
+def stop_at_padding(log_decay: Tensor | None, tokens: Tokens) -> Tensor | None:
     """Return the decay of the tokens, with 0 (no decay) at padding."""
     valid = tokens.valid
     if log_decay is None or valid is None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from blocks.flow import Features, Pairs, Partial, Tokens
 from blocks.legend import Tensor, torch
 from blocks.memories.candidates import select_by_heads
-from blocks.memories.recurrent import Recurrent, nothing
+from blocks.memories.recurrent import Recurrent, features_of_no_pair
 from blocks.operation import REFERENCE, Form, State
 from blocks.pattern import Bound
 
@@ -140,7 +140,7 @@ class StateBelow:
 
     def _nothing(self, length: int) -> Features:
         """Return features without a pair at any of ``length`` tokens."""
-        return nothing(self.query[:, :length], self.call.shape, self.like.dtype)
+        return features_of_no_pair(self.query[:, :length], self.call.shape, self.like.dtype)
 
 
 def _concatenate_evicted(evicted: list[Features], max_per_token: int) -> Features:

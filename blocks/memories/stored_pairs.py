@@ -67,6 +67,6 @@ def _zeros(pairs: Pairs, like: Tensor) -> Tensor:
     return like.new_zeros(*pairs.value.shape[:2], *like.shape[2:])
 
 
-def only(pairs: Pairs, present: Bool[Tensor, "B E"]) -> Pairs:
+def keep_present(pairs: Pairs, present: Bool[Tensor, "B E"]) -> Pairs:
     """Mark some of the pairs as absent."""
     return replace(pairs, position=pairs.position.masked_fill(~present, -1))

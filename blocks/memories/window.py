@@ -13,7 +13,7 @@ from blocks.flow import Pairs, Partial, Tokens
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.ring import RingSlot, by_age, by_place, entry_at, place_of, write_at
-from blocks.memories.stored_pairs import Holding, only, pairs_of, state_of
+from blocks.memories.stored_pairs import Holding, keep_present, pairs_of, state_of
 from blocks.memories.weight_errors import error_sums
 from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, row_obstacle
 from blocks.part import Parameters
@@ -268,7 +268,7 @@ def _find_evicted_chunk(state: State, tokens: Tokens, size: int, rotation: Posit
         return None
     index = (tokens.in_row() + torch.arange(size, device=begins.device)) % (2 * size)
     evicted = pairs_of({name: take(held, index) for name, held in state.items()}, rotation)
-    return replace(only(evicted, begins), arrival=torch.zeros_like(index), max_per_token=size)
+    return replace(keep_present(evicted, begins), arrival=torch.zeros_like(index), max_per_token=size)
 
 
 def _two_chunks_bias(tokens: Tokens, size: int, dtype: torch.dtype) -> Float[Tensor, "B 1 1 W"]:
@@ -337,7 +337,7 @@ def _evict_chunks(extended: Pairs, segment: Tensor | None, tokens: Tokens, size:
     present, arrival = (tensor.repeat_interleave(size, dim=1) for tensor in (column < length, arrival))
     if segment is not None:
         present = present & (take(segment, entry) == take(segment, arrival + 2 * size))
-    evicted = only(extended.each(lambda entries: take(entries, entry)), present)
+    evicted = keep_present(extended.each(lambda entries: take(entries, entry)), present)
     return replace(evicted, arrival=arrival, max_per_token=size)
 
 

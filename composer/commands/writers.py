@@ -12,7 +12,7 @@ from typing import Any
 
 from composer.commands.build import load
 from composer.errors import ComposerError
-from composer.files import failing_as, whole
+from composer.files import failing_as, whole_file
 from composer.locks import beside, exclusive_lock
 from composer.spec.explain import explain_resolved
 from composer.spec.inherit import short_path
@@ -97,7 +97,7 @@ def output_file(out: Path, refusal: type[ComposerError], *, force: bool) -> Iter
             out.parent.mkdir(parents=True, exist_ok=True)
             with exclusive_lock(beside(out), busy):
                 check_output_file(out, refusal, force=force)  # again: another process may have written it meanwhile
-                with whole(out, replace=force) as partial:
+                with whole_file(out, replace=force) as partial:
                     yield partial
         except FileExistsError:
             if out.exists():

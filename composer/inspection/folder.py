@@ -177,7 +177,7 @@ def _write(findings: Findings, folder: Path) -> list[Path]:
     # The summary is written first: it marks the folder as a report, which a call with --force may replace.
     write_state(folder / SUMMARY, summary)
     for path, content in contents.items():
-        with files.whole(path) as partial:
+        with files.whole_file(path) as partial:
             partial.write_bytes(content)
     files.write_whole(folder / PAGE, page(findings, shots))
     return [*contents, folder / SUMMARY, folder / PAGE]

@@ -19,7 +19,7 @@ from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters,
 from composer.training.loop import length_of, run_stage
 from composer.training.model_on_disk import StoredModel
 from composer.training.on_policy import check_on_policy
-from composer.training.processes import count, is_first, loading_device, process_group, shard, sharing_rows, take_gpu, whole
+from composer.training.processes import count, gather_shards, is_first, loading_device, process_group, shard, sharing_rows, take_gpu
 from composer.training.row_pieces import check_model, check_row_processes
 from composer.training.rows import warn_or_raise
 from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare, read_finished_run
@@ -156,7 +156,7 @@ def _reload_student(run: TrainingRun, learned: Mapping[str, Tensor]) -> Composed
     """Reload the student, with its trained parameters: stages shard differently, and FSDP cannot reshard a model."""
     student = load_student(run.student, run.options)
     with torch.no_grad():
-        for name, tensor in whole(learned).items():
+        for name, tensor in gather_shards(learned).items():
             student.get_parameter(name).copy_(tensor)
     return student
 

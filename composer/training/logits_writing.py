@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from blocks.part import Closed
 from composer.data.packing import PackedRows
 from composer.errors import TrainingError
-from composer.files import whole
+from composer.files import whole_file
 from composer.model.modeling import ComposedForCausalLM
 from composer.runs.identity import fingerprint
 from composer.runs.store import RunStore
@@ -115,7 +115,7 @@ def _write_shards(
         if not path.is_file():
             model = model or teacher.load(training.device, training.backend)
             tensors = _logits_of(model, shard_rows, record, options.batch)
-            with whole(path) as partial:
+            with whole_file(path) as partial:
                 save_file(tensors, partial)
         if options.watch is not None:
             options.watch(start + len(shard_rows), len(rows))

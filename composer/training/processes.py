@@ -244,7 +244,7 @@ def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
     return tensor.to_local(), min(len(tensor), rank() * math.ceil(len(tensor) / count()))
 
 
-def whole(tensors: Mapping[str, Tensor], *, for_first: bool = False) -> dict[str, Tensor]:
+def gather_shards(tensors: Mapping[str, Tensor], *, for_first: bool = False) -> dict[str, Tensor]:
     """Return the tensors gathered from all processes, on the CPU. for_first: the other processes get none."""
     if count() == 1:
         return dict(tensors)

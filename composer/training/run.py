@@ -29,7 +29,7 @@ from composer.training.folder import STORE, DataReferences, RunSettings, Teacher
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting
 from composer.training.options import TrainingOptions
-from composer.training.processes import by_first, is_first, loading_device, shard, whole
+from composer.training.processes import by_first, gather_shards, is_first, loading_device, shard
 from composer.training.rows import (
     bound_held_out,
     rows_of,
@@ -138,9 +138,9 @@ class TrainingRun:
         """
         warn_or_raise(warn_if_nothing_learned(outcomes, self.stages, self.rows), self.options)
         warn_or_raise(warn_if_worse_than_uniform(loss, self.vocabulary, "At the end"), self.options)
-        changed = whole(changed, for_first=True)
+        changed = gather_shards(changed, for_first=True)
         if adapter is not None:
-            adapter = replace(adapter, tensors=whole(adapter.tensors, for_first=True))
+            adapter = replace(adapter, tensors=gather_shards(adapter.tensors, for_first=True))
         data = self.rows.report.model_dump(mode="json") if self.rows.report is not None else {}
         records = tuple(
             TrainedStage(

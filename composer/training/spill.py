@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
-from composer.files import failing_as, partial_of, whole
+from composer.files import failing_as, partial_of, whole_file
 from composer.training.model_on_disk import StoredModel, read_rows
 from composer.weights.stream import blocks
 from converters.bounded import reason
@@ -117,7 +117,7 @@ class Spill:
         failed = f"The hidden states for layer {index} could not be written to {self._folder}"
         mend = f"They need {self.bytes:,} bytes. Finished layers are kept. Free some space, and continue with --resume."
         # Written, not mapped: on a full disk a map kills the process, and a write raises an error.
-        with failing_as(TrainingError, failed, mend), whole(self._path(index)) as partial, partial.open("wb") as stream:
+        with failing_as(TrainingError, failed, mend), whole_file(self._path(index)) as partial, partial.open("wb") as stream:
             for places in np.array_split(np.arange(len(self._used)), self._parts()):
                 numbers = make(self._rows.batch(self._used[places].tolist()), places).float().numpy().tobytes()
                 stream.write(numbers)

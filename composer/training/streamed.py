@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from composer.data.packing import Batch, PackedRows, rows_of_step
 from composer.devices import give_back
 from composer.errors import TrainingError
-from composer.files import failing_as, whole
+from composer.files import failing_as, whole_file
 from composer.model.attention import ComposedAttention
 from composer.model.hosts import attentions
 from composer.spec.recipe import Transfer
@@ -222,7 +222,7 @@ def _write_finished(target: Path, tensors: dict[str, Tensor], outcome: Outcome |
     """Writes the result of a layer into a file that marks it as finished. Raises TrainingError."""
     metadata = {} if outcome is None else {OUTCOME: outcome.model_dump_json()}
     try:
-        with whole(target) as partial:
+        with whole_file(target) as partial:
             save_file(tensors, partial, {**metadata, DIGEST: _digest(tensors, metadata.get(OUTCOME))})
     except OSError as error:
         raise TrainingError(

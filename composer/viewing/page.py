@@ -21,7 +21,7 @@ from composer.spec.explain import explain_resolved
 from composer.spec.shipped import shipped_specs
 from composer.versions import install_command, version_of
 from composer.viewing.guard import ADDRESS, TOKEN, Guard
-from composer.viewing.reading import MOST_TOKENS, TYPED, EditorContext, resolve_text, whole
+from composer.viewing.reading import MOST_TOKENS, TYPED, EditorContext, parse_whole_number, resolve_text
 from converters.shard import BYTES
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Answer:
 def answer(text: str, context: EditorContext, sizes: tuple[float | None, ...], tokens: float | None, dtype: str) -> Answer:
     """Return the contents of the page for a text. tokens: at which caches are compared. No input of a user raises an error."""
     try:
-        length = whole(tokens, "tokens", MOST_TOKENS)
+        length = parse_whole_number(tokens, "tokens", MOST_TOKENS)
         named_dtype(dtype)
         resolved = resolve_text(text, context, sizes)
     except ComposerError as error:

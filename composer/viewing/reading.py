@@ -67,14 +67,14 @@ def dimensions_of(base: Dimensions, sizes: tuple[float | None, ...]) -> Dimensio
     typed: dict[str, int] = {}
     for name, size in zip(TYPED, sizes, strict=True):
         most = MOST_LAYERS if name == "layers" else MOST_SIZE
-        typed[name] = whole(size, name.replace("_", " "), most)
+        typed[name] = parse_whole_number(size, name.replace("_", " "), most)
     try:
         return Dimensions.model_validate({**base.model_dump(), **typed})
     except ValidationError as error:
         raise SpecError(f"sizes: {problem_of(error.errors()[0])}") from None
 
 
-def whole(number: float | None, name: str, most: int) -> int:
+def parse_whole_number(number: float | None, name: str, most: int) -> int:
     """Return a typed number as a whole number, at most ``most``. Raises SpecError."""
     if number is None or not 1 <= number <= most or number != int(number):
         described = "nothing" if number is None else f"{number:g}"

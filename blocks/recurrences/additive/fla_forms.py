@@ -16,7 +16,7 @@ from blocks.fla_kernels import (
     to_heads,
     width,
 )
-from blocks.kernels import gently
+from blocks.kernels import clamp_log_decay
 from blocks.legend import Float, Int, Tensor, torch
 
 CHUNKS = kernel("ops.simple_gla", "chunk_simple_gla"), kernel("ops.gla", "chunk_gla")
@@ -78,5 +78,5 @@ def _inputs(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None)
     }
     if log_decay is not None:
         by_channel = log_decay.dim() == 4
-        inputs["g"] = to_heads(gently(log_decay), heads, torch.float32, features if by_channel else None)
+        inputs["g"] = to_heads(clamp_log_decay(log_decay), heads, torch.float32, features if by_channel else None)
     return inputs

@@ -16,7 +16,7 @@ from blocks.fla_kernels import (
     to_heads,
     width,
 )
-from blocks.kernels import gently
+from blocks.kernels import clamp_log_decay
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting
 
@@ -93,5 +93,5 @@ def _inputs(query: Tensor, key: Tensor, value: Tensor, rate: Tensor, log_decay: 
     if gated:
         open_gate = inputs["beta"].new_zeros(query.shape[:3], dtype=torch.float32)
         size = features if log_decay is not None and log_decay.dim() == 4 else None
-        inputs["g"] = open_gate if log_decay is None else to_heads(gently(log_decay), heads, torch.float32, size)
+        inputs["g"] = open_gate if log_decay is None else to_heads(clamp_log_decay(log_decay), heads, torch.float32, size)
     return inputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blocks import fla_kernels
 from blocks.fla_kernels import in_chunks, kernel, missing_of, pad_state, remove_padding, to_heads, width
-from blocks.kernels import gently
+from blocks.kernels import clamp_log_decay
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting
 from blocks.recurrences.rank_one.chunked import of_features
@@ -68,5 +68,5 @@ def _inputs(query: Tensor, key: Tensor, value: Tensor, erase: Tensor, log_decay:
         "v": values,
         "b": to_heads(erase, heads, dtype, features),
         "w": torch.ones_like(values),
-        "g": to_heads(gently(of_features(log_decay, key)), heads, torch.float32, features),
+        "g": to_heads(clamp_log_decay(of_features(log_decay, key)), heads, torch.float32, features),
     }

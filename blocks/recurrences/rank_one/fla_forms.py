@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from blocks import fla_kernels
 from blocks.fla_kernels import in_chunks, kernel, missing_of, pad_state, remove_padding, to_heads, width
-from blocks.kernels import gently
+from blocks.kernels import clamp_log_decay
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting
 from blocks.recurrences.rank_one.chunked import of_features
@@ -76,5 +76,5 @@ def _inputs(
         "v": to_heads(value, heads, dtype, width(value.shape[-1])),
         "a": to_heads(-read, heads, dtype, features),
         "b": to_heads(key if removed is None else removed, heads, dtype, features),
-        "gk": to_heads(gently(of_features(log_decay, key)), heads, torch.float32, features),
+        "gk": to_heads(clamp_log_decay(of_features(log_decay, key)), heads, torch.float32, features),
     }

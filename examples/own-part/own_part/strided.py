@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from blocks.flow import Pairs, Partial
 from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
-from blocks.memories.stored_pairs import Holding, only, pairs_of, state_of
+from blocks.memories.stored_pairs import Holding, keep_present, pairs_of, state_of
 from blocks.operation import REFERENCE, TRITON, Call, Form, Setting, Slot, State
 from blocks.part import Parameters
 from blocks.softmax import dense
@@ -86,12 +86,12 @@ class Strided(Holding):
         present = evicted.present & pairs.present
         if segment is not None:
             present = present & (take(segment, evicted_entry) == segment[:, size:])
-        evicted = only(evicted, present)
+        evicted = keep_present(evicted, present)
 
         carried_entry = torch.searchsorted(count, count[:, -1:] - age.flip(0))
         carried = entries.each(lambda tensor: take(tensor, carried_entry))
         if segment is not None:
-            carried = only(carried, take(segment, carried_entry) == tokens.last_segment())
+            carried = keep_present(carried, take(segment, carried_entry) == tokens.last_segment())
         return (result, evicted), state_of(carried, call.state)
 
 

@@ -64,7 +64,7 @@ def test_on_a_narrow_page_pictures_stay_large_and_scroll(report: Path) -> None:
 
 def test_interrupted_reports_leave_no_damaged_files(lola: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt while pictures are drawn leaves nothing. After one while they are written, --force may replace them."""
-    out, whole, written = tmp_path / "out", folder.files.whole, list[str]()
+    out, whole, written = tmp_path / "out", folder.files.whole_file, list[str]()
 
     def stopped(findings: Any) -> Any:
         yield next(draw_all(findings))
@@ -76,7 +76,7 @@ def test_interrupted_reports_leave_no_damaged_files(lola: Path, tmp_path: Path, 
             raise KeyboardInterrupt
         return whole(path, **options)
 
-    for name, patched in (("draw_all", stopped), ("files.whole", third)):
+    for name, patched in (("draw_all", stopped), ("files.whole_file", third)):
         with monkeypatch.context() as now:
             now.setattr(f"composer.inspection.folder.{name}", patched)
             with pytest.raises(KeyboardInterrupt):

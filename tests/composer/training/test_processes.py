@@ -31,11 +31,11 @@ from composer.training.processes import (
     add_over_processes,
     broadcast_from_first,
     by_first,
+    gather_shards,
     process_group,
     shard,
     shares,
     take_gpu,
-    whole,
 )
 from composer.training.run import TrainingOptions
 from composer.training.student import read_student
@@ -286,7 +286,7 @@ def test_errors_of_the_first_process_reach_all(tmp_path: Path) -> None:
             assert add_over_processes({"a": rank + 0.5, "b": math.inf * rank}) == pytest.approx(
                 {"a": 2.0, "b": math.nan}, nan_ok=True
             )
-            assert whole({"a": torch.ones(1)}, for_first=True).keys() == ({"a"} if rank == 0 else set())
+            assert gather_shards({"a": torch.ones(1)}, for_first=True).keys() == ({"a"} if rank == 0 else set())
             with pytest.raises(OSError, match="No space left"):
                 by_first(full)
             with pytest.raises(TrainingError, match="cuda:0 is one GPU, and 2 processes need one each: set --device cuda"):
