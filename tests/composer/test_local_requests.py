@@ -38,7 +38,7 @@ OWN_NAME = socket.gethostname().lower()
         ("models.example", "evil.example", False),
     ],
 )
-def test_hosts(listens_on: str, host: str, passes: bool) -> None:
+def test_only_requests_to_the_host_of_the_server_pass(listens_on: str, host: str, passes: bool) -> None:
     assert (foreign_request({"host": host}, listens_on) is None) is passes
 
 
@@ -59,7 +59,7 @@ def test_a_request_without_a_host_is_refused() -> None:
         ("[", False),
     ],
 )
-def test_origins(origin: str, passes: bool) -> None:
+def test_only_requests_from_the_origin_of_the_server_pass(origin: str, passes: bool) -> None:
     assert (foreign_request({"host": "localhost:8000", "origin": origin}, HERE) is None) is passes
 
 

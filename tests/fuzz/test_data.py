@@ -76,7 +76,7 @@ def used(path: Path) -> None:
 
 
 @fuzz(st.tuples(st.sampled_from(["zstd", "snappy", "gzip", "none"]), EDITS, CUTS, st.booleans()), examples=60)
-def test_parquet(example: Any, folder: Path) -> None:
+def test_damaged_parquet_files_are_read_or_refused(example: Any, folder: Path) -> None:
     compression, edits, cuts, whole = example
     content = stored(compression, as_json(edited(FEATURES, edits)))
     path = folder / "a.parquet"
@@ -94,14 +94,14 @@ def test_json_and_text(example: Any, folder: Path) -> None:
 
 
 @fuzz(st.tuples(EDITS, st.sampled_from(CARDS)), examples=60)
-def test_cards(example: Any, folder: Path) -> None:
+def test_damaged_dataset_cards_are_accepted_or_refused(example: Any, folder: Path) -> None:
     edits, name = example
     text = as_json(edited(CARD, edits)).decode()
     outcome(lambda: check_card(f"---\n{text}\n---\n" if name == CARDS[0] else text, name, "hub:a/b"))
 
 
 @fuzz(st.tuples(st.sampled_from(TEMPLATES), CUTS, VALUES), examples=60)
-def test_chat_templates(example: Any, folder: Path) -> None:
+def test_damaged_chat_templates_are_rendered_or_refused(example: Any, folder: Path) -> None:
     text, cuts, value = example
     template = cut(text.encode(), cuts).decode("utf-8", "replace")
     stub: Any = SimpleNamespace(get_chat_template=lambda *_: template, special_tokens_map={"eos_token": value})

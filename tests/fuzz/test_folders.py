@@ -91,7 +91,7 @@ def used(built: Path) -> None:
 
 
 @fuzz(st.tuples(HOW, st.integers(-40, 40)), examples=25)
-def test_headers(example: Any, folder: Path) -> None:
+def test_sources_with_damaged_headers_are_read_or_refused(example: Any, folder: Path) -> None:
     how, more = example
 
     def change(content: bytes) -> bytes:
@@ -105,7 +105,7 @@ def test_headers(example: Any, folder: Path) -> None:
 
 
 @fuzz(st.tuples(st.sampled_from(["config.json", INDEX, GENERATION_CONFIG]), HOW), examples=25)
-def test_sources(example: Any, folder: Path) -> None:
+def test_damaged_sources_are_read_or_refused(example: Any, folder: Path) -> None:
     file, how = example
     source = with_damage(folder, SHARDED, file, lambda content: damaged(content, how))
     outcome(lambda: open_source(source))
@@ -114,13 +114,13 @@ def test_sources(example: Any, folder: Path) -> None:
 
 
 @fuzz(st.tuples(st.sampled_from(["config.json", RECORD, INDEX, GENERATION_CONFIG]), HOW), examples=25)
-def test_models(example: Any, folder: Path) -> None:
+def test_damaged_models_are_used_or_refused(example: Any, folder: Path) -> None:
     file, how = example
     used(with_damage(folder, BUILT, file, lambda content: damaged(content, how)))
 
 
 @fuzz(st.tuples(st.sampled_from([ADAPTER_CONFIG, ADAPTER_WEIGHTS]), HOW), examples=15)
-def test_adapters(example: Any, folder: Path) -> None:
+def test_damaged_adapters_are_loaded_or_refused(example: Any, folder: Path) -> None:
     file, how = example
     how = how if file == ADAPTER_CONFIG or how[0] == "bytes" else ("bytes", [])
     outcome(lambda: composer.load(with_damage(folder, ADAPTED, f"adapter/{file}", lambda content: damaged(content, how))))

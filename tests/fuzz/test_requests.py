@@ -106,7 +106,9 @@ async def answer(path: str, method: str, headers: list[tuple[bytes, bytes]], bod
 
 
 @fuzz(EXAMPLES, examples=60)
-def test_damaged_requests(example: tuple[int, tuple[str, Any], Any, list[tuple[bytes, bytes]], int], folder: Path) -> None:
+def test_damaged_requests_are_answered_or_refused(
+    example: tuple[int, tuple[str, Any], Any, list[tuple[bytes, bytes]], int], folder: Path
+) -> None:
     number, (kind, changes), other, more, size = example
     path, document = REQUESTS[number]
     body = as_json(edited(document, changes)) if kind == "tree" else json.dumps(document).encode()

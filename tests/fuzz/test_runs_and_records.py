@@ -92,7 +92,7 @@ def put(path: Path, how: tuple[str, Any]) -> None:
 
 
 @fuzz(st.tuples(st.sampled_from(RUN_FILES), HOW), examples=8)
-def test_stopped_runs(example: Any, folder: Path) -> None:
+def test_damaged_stopped_runs_are_resumed_or_refused(example: Any, folder: Path) -> None:
     """A run continues to a complete model, or is rejected and stays unchanged."""
     name, how = example
     folder = made()  # the run goes on with the very model and data that it began with

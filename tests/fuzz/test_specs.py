@@ -54,7 +54,7 @@ def used(source: Any, overrides: tuple[str, ...] = ()) -> None:
 
 
 @fuzz(st.tuples(SPECS, EDITS, st.booleans()), examples=60)
-def test_trees(example: Any, folder: Path) -> None:
+def test_edited_specs_are_used_or_refused(example: Any, folder: Path) -> None:
     document, edits, own = example
     text = as_json(edited(document | ({"trunk": TRUNK} if own else {}), edits))
     path = folder / "x.yaml"
@@ -64,7 +64,7 @@ def test_trees(example: Any, folder: Path) -> None:
 
 
 @fuzz(st.tuples(TEXTS, CUTS), examples=60)
-def test_bytes(example: Any, folder: Path) -> None:
+def test_specs_of_damaged_bytes_are_used_or_refused(example: Any, folder: Path) -> None:
     path = folder / "x.yaml"
     path.write_bytes(cut(*example))
     outcome(lambda: used(path))
@@ -82,6 +82,6 @@ SETTINGS = st.tuples(STEPS | st.text(max_size=20), VALUES.map(lambda value: as_j
 
 
 @fuzz(st.tuples(SPECS, st.lists(SETTINGS, min_size=1, max_size=3)), examples=60)
-def test_overrides(example: Any, folder: Path) -> None:
+def test_random_overrides_are_applied_or_refused(example: Any, folder: Path) -> None:
     document, overrides = example
     outcome(lambda: used(document, tuple(overrides)))

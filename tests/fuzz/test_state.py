@@ -35,7 +35,7 @@ ABLATION, EVALUATION, RUN, INSPECTION = "ablation", "evaluation", "student.run",
 
 @pytest.fixture(autouse=True)
 def _without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip pictures, which take most of the time. ``test_curves`` draws one."""
+    """Skip pictures, which take most of the time. ``test_curves_of_damaged_logs_are_drawn_or_refused`` draws one."""
     monkeypatch.setattr(ablation, "draw_all", lambda *_: None)
     monkeypatch.setattr("composer.evaluation.rendering.draw", lambda *_: None)
     monkeypatch.setattr("composer.training.run.draw", lambda *_: None)
@@ -101,7 +101,7 @@ def with_damage(folder: Path, name: str, example: Any) -> tuple[Path, str]:
 
 
 @fuzz(EXAMPLES, examples=12)
-def test_ablations(example: Any, folder: Path) -> None:
+def test_damaged_ablations_are_continued_or_refused(example: Any, folder: Path) -> None:
     with_damage(folder, ABLATION, example)
     report = outcome(lambda: again(ABLATION, sound(), folder))
     if report is not None:
@@ -110,7 +110,7 @@ def test_ablations(example: Any, folder: Path) -> None:
 
 
 @fuzz(EXAMPLES, examples=25)
-def test_evaluations(example: Any, folder: Path) -> None:
+def test_damaged_evaluations_are_continued_or_refused(example: Any, folder: Path) -> None:
     with_damage(folder, EVALUATION, example)
     report = outcome(lambda: again(EVALUATION, sound(), folder))
     if report is not None:
@@ -133,19 +133,19 @@ def test_runs_of_training(example: Any, folder: Path) -> None:
 
 
 @fuzz(EXAMPLES, examples=60)
-def test_logs(example: Any, folder: Path) -> None:
+def test_damaged_logs_are_rewound_or_refused(example: Any, folder: Path) -> None:
     """Logs are read as a continued run reads them."""
     run_folder, _ = with_damage(folder, "out.run", example)
     outcome(lambda: journal.Journal(run_folder).rewind("transfer", 1))
 
 
 @fuzz(EXAMPLES, examples=4)
-def test_curves(example: Any, folder: Path) -> None:
+def test_curves_of_damaged_logs_are_drawn_or_refused(example: Any, folder: Path) -> None:
     run_folder, _ = with_damage(folder, "out.run", example)
     outcome(lambda: journal.draw(run_folder / journal.LOG, folder / "curve.png"))
 
 
 @fuzz(EXAMPLES, examples=60)
-def test_inspections(example: Any, folder: Path) -> None:
+def test_damaged_inspections_are_replaceable_or_refused(example: Any, folder: Path) -> None:
     out, _ = with_damage(folder, INSPECTION, example)
     outcome(lambda: check_place(out, force=True))

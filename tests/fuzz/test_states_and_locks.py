@@ -113,7 +113,7 @@ def student() -> Path:
 
 
 @fuzz(HOW, examples=160)
-def test_states(how: Any, folder: Path) -> None:
+def test_damaged_states_are_loaded_or_refused(how: Any, folder: Path) -> None:
     """An accepted state has the bytes of its hash, and continues with finite logits."""
     path = folder / "state"
     path.write_bytes(damaged_state(state(), how))
@@ -124,7 +124,7 @@ def test_states(how: Any, folder: Path) -> None:
 
 
 @fuzz(st.tuples(st.just("tree"), EDITS) | st.tuples(st.just("bytes"), CUTS), examples=40)
-def test_locks(how: Any, folder: Path) -> None:
+def test_damaged_locks_are_built_or_refused(how: Any, folder: Path) -> None:
     """An accepted lock names its source and its files, and builds them, or nothing."""
     path, content = folder / "spec.lock.yaml", (lock() / "spec.lock.yaml").read_bytes()
     kind, changes = how
@@ -151,7 +151,7 @@ PUSHED = (
 @fuzz(
     st.tuples(st.tuples(st.just("tree"), EDITS) | st.tuples(st.just("bytes"), CUTS), st.sampled_from((None, *PUSHED))), examples=40
 )
-def test_pushes(example: Any, folder: Path) -> None:
+def test_damaged_folders_are_pushed_without_foreign_files_or_refused(example: Any, folder: Path) -> None:
     """Of a folder with a damaged record, or with a link in place of a file, nothing from elsewhere is uploaded."""
     (kind, changes), linked = example
     model, secret = folder / "model", folder / "secret"

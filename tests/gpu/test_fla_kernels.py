@@ -74,7 +74,7 @@ def skip_where_refused() -> None:
 @pytest.mark.parametrize("kind", CLOSE)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rank", ["none", "head", "channel"])
-def test_additive(rank: str, packed: bool, kind: torch.dtype) -> None:
+def test_additive_recurrences_match_their_definition(rank: str, packed: bool, kind: torch.dtype) -> None:
     if rank == "head":
         skip_where_refused()
     shape = {"head": (ROWS, LENGTH, KEY_HEADS), "channel": (ROWS, LENGTH, KEY_HEADS, FEATURES)}.get(rank)
@@ -95,7 +95,7 @@ def test_additive(rank: str, packed: bool, kind: torch.dtype) -> None:
 @pytest.mark.parametrize("kind", CLOSE)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
-def test_delta(gated: bool, packed: bool, kind: torch.dtype) -> None:
+def test_delta_recurrences_match_their_definition(gated: bool, packed: bool, kind: torch.dtype) -> None:
     skip_where_refused()
     decay = torch.nn.functional.logsigmoid(of(ROWS, LENGTH, KEY_HEADS) + 2) if gated else None
     segment = documents() if packed else None
@@ -114,7 +114,7 @@ def test_delta(gated: bool, packed: bool, kind: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_elementwise(packed: bool) -> None:
+def test_elementwise_recurrences_match_their_definition(packed: bool) -> None:
     segment, decay = documents() if packed else None, torch.nn.functional.logsigmoid(of(ROWS, LENGTH, 100))
 
     def run(form: Any) -> Run:
@@ -125,7 +125,7 @@ def test_elementwise(packed: bool) -> None:
 
 @pytest.mark.parametrize("kind", CLOSE)
 @pytest.mark.parametrize("packed", [False, True])
-def test_latte(packed: bool, kind: torch.dtype) -> None:
+def test_means_of_latents_match_their_definition(packed: bool, kind: torch.dtype) -> None:
     segment, latents = documents() if packed else None, 32
     maximum, total = of(ROWS, HEADS, latents), 1 + torch.rand(ROWS, HEADS, latents, dtype=torch.float64)
 
@@ -146,7 +146,7 @@ def test_latte(packed: bool, kind: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", CLOSE)
 @pytest.mark.parametrize("packed", [False, True])
-def test_convolution(packed: bool, kind: torch.dtype) -> None:
+def test_convolutions_match_their_definition(packed: bool, kind: torch.dtype) -> None:
     segment = documents() if packed else None
 
     def run(form: Any) -> Run:
@@ -162,7 +162,7 @@ def test_convolution(packed: bool, kind: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", CLOSE)
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_window(packed: bool, kind: torch.dtype) -> None:
+def test_attention_over_a_window_matches_its_definition(packed: bool, kind: torch.dtype) -> None:
     size, entries = 64, LENGTH + 64
     present = torch.ones(ROWS, entries, dtype=torch.bool)
     present[0, :40] = False

@@ -169,7 +169,7 @@ def test_latents_that_see_whole_documents(kind: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", CLOSE, ids=str)
 @pytest.mark.parametrize("head", [LOLCATS, {**LOLCATS, "memory": [TERRACED, {"kind": "state"}], "read": ROW_MAX}, LOLA])
-def test_decode(head: dict[str, Any], kind: torch.dtype) -> None:
+def test_decode_kernels_match_their_definition(head: dict[str, Any], kind: torch.dtype) -> None:
     if head is LOLA and kind is torch.bfloat16:
         pytest.skip("which pair stays may hang on the rounding of bfloat16")
     data, shape = inputs(NARROW, 2, 200), NARROW

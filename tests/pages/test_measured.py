@@ -86,7 +86,7 @@ def test_forms_are_compared_with_heads_without_them(tmp_path: Path) -> None:
     assert {(row.form, row.device, row.head_dim) for row in rows} == {("in one pass", "GPU A", 64)}
 
 
-def test_other_tables(tmp_path: Path) -> None:
+def test_calls_models_and_training_have_tables(tmp_path: Path) -> None:
     def figures(least: float, launch: float = 1e-4) -> dict[str, float]:
         return {"least": least, "launch": launch}
 

@@ -108,7 +108,9 @@ WITHOUT_MASS = ("gated-deltanet", "gdn-hybrid")
 @pytest.mark.parametrize(
     ("family", "name"), [(family, name) for family, name in ON_HOSTS if family != "gpt_oss" or name not in WITHOUT_MASS]
 )
-def test_hosts(family: str, name: str, hosts: dict[str, Path], tmp_path: Path) -> None:
+def test_students_of_several_hosts_pass_the_check_under_vllm(
+    family: str, name: str, hosts: dict[str, Path], tmp_path: Path
+) -> None:
     check(built(name, hosts[family], tmp_path / name))
 
 

@@ -238,7 +238,7 @@ def test_failed_variants_do_not_stop_the_others(
     assert set(mended.variants[0].figures) == set(fine.figures)
 
 
-def test_seeds(ablation_request: Request, sweep: str, tmp_path: Path, whole: Any) -> None:
+def test_figures_are_means_and_spreads_over_seeds(ablation_request: Request, sweep: str, tmp_path: Path, whole: Any) -> None:
     """Each seed is a separate run."""
     request = replace(ablation_request, seeds=(0, 4), tasks=(), lengths=())
     (slow,) = ablate([f"{sweep}:slow"], request, tmp_path / "out").variants

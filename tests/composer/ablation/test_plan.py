@@ -179,7 +179,7 @@ def test_a_sweep_may_remove_a_stage(ablation_request: Request, tmp_path: Path) -
     )
 
 
-def test_from_nothing(texts: Path, teacher: Path, tmp_path: Path) -> None:
+def test_without_a_source_the_steps_are_build_and_train(texts: Path, teacher: Path, tmp_path: Path) -> None:
     request = Request(source=None, data=(str(texts),), tokenizer=str(teacher))
     spec = write_spec(tmp_path / "s.yaml", trunk=TRUNK, recipe={"sequence": 16, "train": {"lr": 1e-2, "steps": 2}})
     before = keys_of_single_spec(spec, request, tmp_path)

@@ -133,7 +133,7 @@ def test_infinite_losses_are_reported(chains: list[Chain]) -> None:
     assert report.variants[0].figures["perplexity"].values[0] == math.exp(700)
 
 
-def test_the_table(chains: list[Chain]) -> None:
+def test_the_table_has_means_spreads_and_failures(chains: list[Chain]) -> None:
     failed = {FAILURE: "layer 1 | diverged"}
     report = report_of(chains, finetune_0=failed, evaluate_0=failed, finetune_1=failed, evaluate_1=failed)
     _, headers, rows, *_ = table(report)
@@ -169,7 +169,7 @@ def test_values_of_a_sweep_in_a_cell(chains: list[Chain]) -> None:
     assert (len(rows[0][2]), rows[0][2][-1]) == (40, "…")
 
 
-def test_the_picture(chains: list[Chain], tmp_path: Path) -> None:
+def test_pictures_grow_with_the_number_of_columns(chains: list[Chain], tmp_path: Path) -> None:
     """The picture has a panel for each column, and none for a column without figures."""
     report = report_of(chains)
     draw_all(report, tmp_path)

@@ -8,7 +8,7 @@ from composer.benching.rendering import remarks, seconds, tables
 from tests.composer.benching.made_up import facts, report
 
 
-def test_tables() -> None:
+def test_every_kind_and_batch_size_has_a_table() -> None:
     models, *rest = tables(report())
     assert models.title == "An Abacus (cpu), 1 thread, backend auto"
     assert models.rows == (("teacher", "1,000", "3.9 KiB", "float32", "sdpa"), ("a|b", "1,000", "3.9 KiB", "float32", "composed"))
@@ -40,7 +40,7 @@ def test_a_single_model_has_no_ratios() -> None:
     assert not any("speed: " in remark for remark in remarks(alone))
 
 
-def test_remarks() -> None:
+def test_remarks_match_the_settings_of_the_report() -> None:
     def remarks_of(**changes: object) -> str:
         return "\n".join(remarks(report(**changes)))  # pyright: ignore[reportArgumentType]
 
@@ -55,7 +55,7 @@ def test_remarks() -> None:
     assert remarks(report().model_copy(update={"remarks": ("something else",)}))[-1] == "something else"
 
 
-def test_markdown() -> None:
+def test_markdown_has_a_section_per_table_and_escaped_names() -> None:
     text = report().view().markdown()
     assert r"| 128 | a\|b | 2.00× | 250 ms |" in text
     assert "| --- | --- | ---: |" in text
@@ -67,5 +67,5 @@ def test_markdown() -> None:
     ("value", "text"),
     [(0.0, "0.00 µs"), (3.14159e-5, "31.4 µs"), (1e-3, "1.00 ms"), (0.5, "500 ms"), (1.0, "1.00 s"), (1234.5, "1,234 s")],
 )
-def test_seconds(value: float, text: str) -> None:
+def test_times_are_rounded_and_have_a_fitting_unit(value: float, text: str) -> None:
     assert seconds(value) == text

@@ -14,7 +14,7 @@ from tests.composer.benching.made_up import report
 PREFILL, DECODE = Workload("prefill", 100, 4), Workload("decode", 100, 4)
 
 
-def test_figures() -> None:
+def test_figures_are_computed_from_measured_seconds_and_bytes() -> None:
     (first, own) = make_cells(
         PREFILL, {"a": Measurement((2.0, 8.0, 3.0), 7, 9), "b": Measurement((1.0, 1.0, 1.0), 5, None)}, {"b": 11}
     )
@@ -34,7 +34,7 @@ def test_ratios_are_computed_within_rounds() -> None:
 
 
 @given(st.lists(st.tuples(*[st.floats(1e-6, 1e3)] * 2), min_size=1, max_size=9))
-def test_any_rounds(rounds: list[tuple[float, float]]) -> None:
+def test_the_speed_is_the_median_ratio_over_the_rounds(rounds: list[tuple[float, float]]) -> None:
     first, own = zip(*rounds, strict=True)
     first_cell, other = make_cells(DECODE, {"a": Measurement(first), "b": Measurement(own)}, {})
     assert first_cell.speed == 1.0
@@ -45,7 +45,7 @@ def test_any_rounds(rounds: list[tuple[float, float]]) -> None:
     assert other.fastest <= other.median <= other.slowest
 
 
-def test_failures() -> None:
+def test_failed_measurements_have_no_figures_and_no_ratios() -> None:
     lost = Measurement(failure="out of memory")
     first, own = make_cells(PREFILL, {"a": lost, "b": Measurement((1.0,))}, {})
     assert (first.failure, first.median, first.speed, own.median, own.speed) == ("out of memory", None, None, 1.0, None)

@@ -21,7 +21,7 @@ from tests.composer.evaluation.conftest import TEACHER
 QUICK = {"repeats": 2, "steps": 2}
 
 
-def test_the_report(folders: list[Path], tmp_path: Path) -> None:
+def test_the_report_has_all_settings_models_and_cells(folders: list[Path], tmp_path: Path) -> None:
     heard: list[BenchProgress] = []
     options = BenchOptions(**QUICK, batch=(2, 1), seed=5, out=tmp_path / "out", watch=heard.append)
     report = bench(folders, [32, 16, 32], [8], options)

@@ -40,7 +40,7 @@ def stands() -> list[str]:
     return sorted(path.name for path in Path().iterdir() if path.suffix not in (".yaml", ".jsonl") and path.name != "teacher")
 
 
-def test_the_table(compose: Compose, inputs: Path) -> None:
+def test_the_printed_table_has_the_figures_of_the_report(compose: Compose, inputs: Path) -> None:
     arguments = ["ablate", SWEEP, "--from", "teacher", *DATA, *SCORED, "-o", "out", "--jobs", 1]
     result = compose(*arguments)
     assert result.exit_code == 0, result.output
@@ -181,7 +181,7 @@ def wider(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake(compose: Compose, inputs: Path, wider: Path, name: str) -> None:
+def test_mistakes_are_refused_and_nothing_is_written(compose: Compose, inputs: Path, wider: Path, name: str) -> None:
     (inputs / "other").symlink_to(wider)
     write_spec(inputs / "fresh.yaml", TINY | {"trunk": TRUNK, "recipe": {"sequence": 16, "train": {"lr": 1e-2, "steps": 2}}})
     write_spec(inputs / "both.yaml", {"compose": 1, "name": "both", "direction": "bidirectional", "head": {"memory": ["full"]}})

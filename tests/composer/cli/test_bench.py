@@ -18,7 +18,7 @@ from tests.composer.cli.conftest import Compose
 QUICK = ("--repeats", "1", "--steps", "1")
 
 
-def test_tables(compose: Compose, teacher: Path, student: Path) -> None:
+def test_bench_prints_tables_on_stdout_and_progress_on_stderr(compose: Compose, teacher: Path, student: Path) -> None:
     result = compose("bench", teacher, student, "--prefill", "16,8", "--decode", "8", *QUICK)
     assert result.exit_code == 0, result.output
     words = [" ".join(line.split()) for line in result.stdout.splitlines()]
@@ -70,7 +70,7 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake(compose: Compose, teacher: Path, name: str) -> None:
+def test_mistakes_are_refused_and_nothing_is_written(compose: Compose, teacher: Path, name: str) -> None:
     Path("full").mkdir()
     (Path("full") / "notes.txt").touch()
     arguments, message = MISTAKES[name]

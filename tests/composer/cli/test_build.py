@@ -103,7 +103,7 @@ def whole(compose: Compose) -> str:
     return "whole.yaml"
 
 
-def test_from_nothing(compose: Compose, whole: str) -> None:
+def test_a_fresh_build_is_random_and_repeatable(compose: Compose, whole: str) -> None:
     result = compose("build", whole, "--fresh", "--seed", 5)
     assert result.exit_code == 0
     words = " ".join(result.stdout.split())

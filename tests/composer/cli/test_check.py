@@ -164,7 +164,7 @@ def test_mistakes_of_all_specs_are_reported(compose: Compose) -> None:
     assert result.stderr.endswith("2 specs of 3 cannot be used\n")
 
 
-def test_json(compose: Compose, teacher: Path) -> None:
+def test_json_has_the_hash_or_the_mistakes_of_each_spec(compose: Compose, teacher: Path) -> None:
     Path("one.yaml").write_text(BEFORE + "head: {memory: [full], colour: red}\n")
     result = compose("check", "lawcat", "one.yaml", "--from", teacher, "--json")
     assert result.exit_code == 2
@@ -240,7 +240,7 @@ def test_unused_heads_are_noted_without_a_source(compose: Compose) -> None:
     )
 
 
-def test_settings(compose: Compose, teacher: Path) -> None:
+def test_settings_apply_to_every_spec(compose: Compose, teacher: Path) -> None:
     (plain,) = json.loads(compose("check", "lolcats", "--from", teacher, "--json").stdout)
     (smaller,) = json.loads(compose("check", "lolcats", "--from", teacher, "--set", "head.memory.0.size=8", "--json").stdout)
     assert plain["hash"] != smaller["hash"]

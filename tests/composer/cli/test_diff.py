@@ -111,7 +111,7 @@ def test_groups_inside_a_layer(compose: Compose, teacher: Path) -> None:
     assert {"layers[0].at", "layers[0].use[0].head.memory", "layers[0].use[1].heads"} <= set(paths)
 
 
-def test_json(compose: Compose, teacher: Path) -> None:
+def test_json_lists_differences_and_on_a_source_layers_and_hashes(compose: Compose, teacher: Path) -> None:
     def differences_of(*arguments: object) -> Any:
         return json.loads(compose("diff", *arguments, "--json").stdout)
 

@@ -46,7 +46,7 @@ def stands() -> list[str]:
     return sorted(path.name for path in Path().iterdir() if not path.name.endswith((".jsonl", ".txt")))
 
 
-def test_both_stages(compose: Compose, models: dict[str, Path], texts: Path) -> None:
+def test_distill_runs_both_stages_and_prints_their_losses(compose: Compose, models: dict[str, Path], texts: Path) -> None:
     result = compose("distill", models["tiny"], "--data", texts, "--share", 0.2, *QUICK)
     assert result.exit_code == 0, result.output
     assert stands() == ["tiny-distilled"]
@@ -189,7 +189,7 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake(compose: Compose, models: dict[str, Path], texts: Path, name: str) -> None:
+def test_mistakes_are_refused_and_nothing_is_written(compose: Compose, models: dict[str, Path], texts: Path, name: str) -> None:
     model, arguments, message = MISTAKES[name]
     Path("empty.jsonl").write_text("")
     Path("columns.jsonl").write_text('{"question": "why", "reply": "so"}\n')

@@ -28,7 +28,7 @@ from tests.composer.training.processes import ending
 QUICK = ("--tasks", "passkey,recall,pairs=4", "--lengths", "128,96", "--samples", "3")
 
 
-def test_tables(compose: Compose) -> None:
+def test_eval_prints_a_table_per_task(compose: Compose) -> None:
     result = compose("eval", TEACHER, TEACHER, "--tasks", "passkey,recall,pairs=4", "--lengths", "300,128", "--samples", 4)
     assert result.exit_code == 0, result.output
     words = [" ".join(line.split()) for line in result.stdout.splitlines()]
@@ -123,7 +123,7 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake(compose: Compose, name: str) -> None:
+def test_mistakes_are_refused_and_nothing_is_written(compose: Compose, name: str) -> None:
     Path("wordless").mkdir()
     for file in ("config.json", "model.safetensors"):
         shutil.copy(TEACHER / file, "wordless")

@@ -19,7 +19,7 @@ def test_json_is_the_explanation(compose: Compose, teacher: Path, spec: str) -> 
     assert json.loads(result.stdout) == answer.model_dump(mode="json")
 
 
-def test_text(compose: Compose, teacher: Path) -> None:
+def test_the_text_has_every_part_with_its_form_and_reason(compose: Compose, teacher: Path) -> None:
     Path("mixed.yaml").write_text(
         "compose: 1\nname: mixed\nextends: lolcats\nheads: {exact: {memory: [full]}}\n"
         "layers: [{at: 1, use: [{head: exact, heads: 2}, {head: head, heads: 2}]}]\n"
@@ -41,7 +41,7 @@ def test_text(compose: Compose, teacher: Path) -> None:
     assert max(map(len, result.stdout.splitlines()[1:])) <= 80
 
 
-def test_overrides(compose: Compose, teacher: Path) -> None:
+def test_overrides_change_the_explained_state(compose: Compose, teacher: Path) -> None:
     def state(*settings: str) -> int:
         return json.loads(compose("explain", "lolcats", "--from", teacher, *settings, "--json").stdout)["state_bytes"]
 

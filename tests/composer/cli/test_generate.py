@@ -25,7 +25,7 @@ def generated(compose: Compose, student: Path, *arguments: object) -> dict[str, 
     return json.loads(result.stdout)
 
 
-def test_greedy(compose: Compose, student: Path) -> None:
+def test_greedy_text_equals_the_argmax_without_a_cache(compose: Compose, student: Path) -> None:
     answer = generated(compose, student)
     tokenizer = AutoTokenizer.from_pretrained(student)
     ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]

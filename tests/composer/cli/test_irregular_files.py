@@ -96,7 +96,7 @@ def refused(result: Any, name: str) -> str:
 
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize(("name", "command"), [(name, command) for name, commands in READS.items() for command in commands])
-def test_every_command(
+def test_damaged_files_are_refused_by_every_command_that_reads_them(
     compose: Compose, originals: Path, monkeypatch: pytest.MonkeyPatch, name: str, command: str, kind: str
 ) -> None:
     shutil.copytree(originals, ".", dirs_exist_ok=True)
@@ -230,7 +230,9 @@ FILES_OF_RUNS = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("name", FILES_OF_RUNS)
-def test_resume(compose: Compose, originals: Path, stopped: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str) -> None:
+def test_resumed_runs_refuse_or_replace_damaged_files(
+    compose: Compose, originals: Path, stopped: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
     shutil.copytree(stopped, ".", dirs_exist_ok=True)
     damage(Path(name), kind, monkeypatch)
     out = name.partition(".")[0]

@@ -83,7 +83,7 @@ def test_an_unknown_option_without_a_hint(compose: Compose) -> None:
     assert "recipe" not in compose("generate", "student", "--steps", "4").stderr
 
 
-def test_the_commands() -> None:
+def test_the_list_of_commands_is_complete() -> None:
     assert sorted(COMMANDS) == [
         "ablate",
         "bench",
@@ -168,7 +168,7 @@ def test_a_command_imports_what_it_needs(arguments: list[str], absent: set[str])
     assert {"torch", "transformers", "numpy", "jaxtyping", "datasets", "matplotlib", *absent} & imported == set()
 
 
-def test_version(compose: Compose) -> None:
+def test_version_prints_the_version_of_the_package(compose: Compose) -> None:
     result = compose("--version")
     assert (result.exit_code, result.output) == (0, f"compose {composer.__version__}\n")
 
@@ -188,7 +188,7 @@ def test_mistakes_are_messages(compose: Compose, arguments: list[str]) -> None:
     assert not os.listdir()
 
 
-def test_ctrl_c(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_a_command_with_a_short_message(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -70,14 +70,14 @@ def test_commands_on_a_student(compose: Compose, originals: Path, command: str) 
     refused(compose(*COMMANDS[command].replace("MODEL", "student").split()), f"student/{FRESH_FILE}", f"{name} (3)")
 
 
-def test_adapters(compose: Compose, originals: Path) -> None:
+def test_commands_refuse_adapters_that_are_not_finite(compose: Compose, originals: Path) -> None:
     shutil.copytree(originals / "adapted", "adapted")
     file = Path("adapted/adapter/adapter_model.safetensors")
     spoil(file, min(load_file(file)), float("nan"), 2)
     refused(compose("generate", "adapted", "--prompt", "once"), "The adapters in", "adapted", "layers.0.self_attn.q_proj", "(2)")
 
 
-def test_training(compose: Compose, originals: Path, tmp_path: Path) -> None:
+def test_training_refuses_parameters_that_are_not_finite(compose: Compose, originals: Path, tmp_path: Path) -> None:
     shutil.copytree(originals / "student", "student")
     write_texts(tmp_path / "texts.jsonl")
     name = min(load_file(Path("student", FRESH_FILE)))
@@ -110,7 +110,7 @@ def test_a_build_that_links_large_files_does_not_read_them(
 
 
 @pytest.mark.parametrize("model", ["source", "student"])
-def test_in_python(originals: Path, tmp_path: Path, model: str) -> None:
+def test_load_and_build_refuse_weights_that_are_not_finite(originals: Path, tmp_path: Path, model: str) -> None:
     folder = tmp_path / model
     shutil.copytree(originals / model, folder)
     spoil(next(file for file in folder.glob("*.safetensors") if NORM in load_file(file)), NORM, float("inf"), 4)

@@ -72,7 +72,7 @@ def test_every_command_has_the_option_parts() -> None:
     assert lacking == WITHOUT_PARTS
 
 
-def test_all_commands(compose: Compose, teacher: Path, tmp_path: Path) -> None:
+def test_parts_of_another_package_work_in_all_commands(compose: Compose, teacher: Path, tmp_path: Path) -> None:
     """The commands are check, explain, draw, build, show, save, load, generate, inspect, lock, export and verify."""
     (tmp_path / "mine.yaml").write_text(SPEC, encoding="utf-8")
     source = ("mine.yaml", "--from", teacher)

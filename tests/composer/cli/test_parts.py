@@ -28,7 +28,7 @@ def test_the_list_has_every_part(compose: Compose) -> None:
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part.role}-{kind(part)}")
-def test_one_part(compose: Compose, part: type[Part]) -> None:
+def test_each_part_is_described_with_its_equation_source_and_fields(compose: Compose, part: type[Part]) -> None:
     result = compose("parts", kind(part))
     assert result.exit_code == 0
     words = " ".join(result.stdout.split())
@@ -50,7 +50,7 @@ def test_a_kind_of_several_roles_and_a_role(compose: Compose) -> None:
     assert all(f"{name} (feature map)" in maps for name in CATALOGUE["feature map"])
 
 
-def test_json(compose: Compose) -> None:
+def test_json_has_every_part_with_its_fields(compose: Compose) -> None:
     listed = json.loads(compose("parts", "--json").stdout)
     assert [(part["role"], part["kind"]) for part in listed] == [(part.role, kind(part)) for part in PARTS]
     [gate] = json.loads(compose("parts", "channel", "--json").stdout)

@@ -73,7 +73,7 @@ def test_a_prompt_continues_the_text(compose: Compose, folder: Path) -> None:
     assert (answer["state_tokens"], answer["prompt_tokens"], answer["new_tokens"]) == (221, 4, 8)
 
 
-def test_in_python(folder: Path) -> None:
+def test_read_and_generate_in_python_report_the_state(folder: Path) -> None:
     progress: list[tuple[int, int]] = []
     report = composer.read(folder, "book.txt", "book.state", progress=lambda done, length: progress.append((done, length)))
     assert progress == [(221, 221)]
@@ -186,7 +186,7 @@ def test_a_text_without_tokens(compose: Compose, student: Path) -> None:
     assert "empty.txt has no tokens" in refused(compose, "read", student, "--text", "empty.txt", "-o", "a")
 
 
-def test_learned_positions(compose: Compose, teacher: Path) -> None:
+def test_texts_beyond_the_learned_positions_are_refused(compose: Compose, teacher: Path) -> None:
     """Text and continuation together may not exceed the learned positions. With --state-out the last token is read, too."""
     trunk = "{width: 32, layers: 1, heads: 4, vocabulary: 64, embedding: learned, length: 16}"
     Path("short.yaml").write_text(f"compose: 1\nname: short\nextends: lawcat\ntrunk: {trunk}\n")

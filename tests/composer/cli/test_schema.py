@@ -8,7 +8,7 @@ from composer.spec.schema import json_schema
 from tests.composer.cli.conftest import Compose
 
 
-def test_schema(compose: Compose) -> None:
+def test_schema_prints_the_json_schema(compose: Compose) -> None:
     result = compose("schema")
     assert result.exit_code == 0
     assert json.loads(result.stdout) == json.loads(json.dumps(json_schema()))

@@ -49,7 +49,7 @@ def test_the_output_is_the_spec(compose: Compose, name: str) -> None:
     assert "extends" not in result.stdout
 
 
-def test_overrides(compose: Compose) -> None:
+def test_overrides_change_the_printed_spec(compose: Compose) -> None:
     result = compose("show", "lolcats", "--set", "head.memory.0.size=32", "--set", "recipe=null")
     assert result.exit_code == 0
     shown = yaml.safe_load(result.stdout)
@@ -67,7 +67,7 @@ def test_on_a_source(compose: Compose, teacher: Path) -> None:
     assert shown["head"]["memory"][0]["position"] == {"kind": "rope", "theta": 10000.0, "scaling": None}
 
 
-def test_json(compose: Compose, teacher: Path) -> None:
+def test_json_is_the_spec_or_the_resolved_spec(compose: Compose, teacher: Path) -> None:
     shown = json.loads(compose("show", "lawcat", "--set", "head.conv.kernel=3", "--json").stdout)
     assert load_spec(shown) == load_spec("lawcat", ["head.conv.kernel=3"])
     resolved = json.loads(compose("show", "lawcat", "--from", teacher, "--json").stdout)

@@ -187,7 +187,7 @@ ENVIRONMENTS: list[dict[str, str | None]] = [
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=ascii)
-def test_any_environment(tmp_path: Path, environment: dict[str, str | None]) -> None:
+def test_commands_run_in_any_environment(tmp_path: Path, environment: dict[str, str | None]) -> None:
     def changed() -> None:
         for name, value in environment.items():
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)

@@ -12,7 +12,7 @@ from tests.composer.cli.conftest import Compose
 from tests.composer.programs import printed
 
 
-def test_the_list(compose: Compose) -> None:
+def test_the_list_has_every_task_with_its_kind_of_score(compose: Compose) -> None:
     result = compose("tasks")
     assert result.exit_code == 0
     rows = [line.split(maxsplit=2) for line in result.stdout.splitlines() if line.startswith("  ") and line[2] != " "][1:]

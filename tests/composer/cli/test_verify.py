@@ -47,7 +47,7 @@ def test_a_changed_bit(compose: Compose, student: Path) -> None:
     assert json.loads(answer.stdout)["ok"] is False
 
 
-def test_no_record(compose: Compose, teacher: Path) -> None:
+def test_models_without_a_record_are_refused(compose: Compose, teacher: Path) -> None:
     result = compose("verify", teacher)
     assert result.exit_code == 2
     assert "was not written by `compose build`" in result.stderr

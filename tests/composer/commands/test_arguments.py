@@ -21,7 +21,7 @@ TEACHER = ROOT / "examples" / "teacher"
 NONE = ["", "1q", "1,,2", "--1", "1.5k", "k", "1 k", "1kk", "٣", "1e3", "1,", "9" * 13, "9" * 5000]
 
 
-def test_numbers() -> None:
+def test_numbers_are_read_from_text_lists_or_single_values() -> None:
     assert numbers_of(None, "--prefill", BenchError) == ()
     assert numbers_of("1k, 512,64K,100", "--prefill", BenchError) == (1024, 512, 65536, 100)
     assert numbers_of("0", "--prefill", BenchError, least=0) == (0,)
@@ -45,7 +45,7 @@ def test_invalid_seeds_are_refused(text: str) -> None:
         numbers_of(text, "--seeds", EvaluationError, thousands=False)
 
 
-def test_tokens() -> None:
+def test_numbers_of_tokens_may_be_in_units_of_1024() -> None:
     assert [read_tokens(value) for value in ("4k", " 128K ", "512", 7)] == [4096, 131072, 512, 7]
 
 
@@ -88,7 +88,7 @@ def test_a_model_in_memory_where_a_folder_is_expected(name: str) -> None:
         OF_FOLDERS[name](InMemory())
 
 
-def test_several_prompts() -> None:
+def test_a_list_of_prompts_is_refused() -> None:
     """Several prompts are rejected before a model is read."""
     with pytest.raises(ComposerError, match="^prompt: expected text, got a list$"):
         composer.generate("nothing", ["a", "b"])  # pyright: ignore[reportArgumentType]
@@ -217,7 +217,7 @@ SEEDED = {
 
 
 @pytest.mark.parametrize("name", SEEDED)
-def test_seeds(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_beyond_64_bits_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest seed is accepted. A larger one is rejected, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     for value in (2**63, 2**70, -(2**63) - 1, 1.5, True):

@@ -46,7 +46,7 @@ def looked_at(report: Readable) -> str:
     return text
 
 
-def test_specs(teacher: Path) -> None:
+def test_reports_on_specs_are_shown_as_text_and_html(teacher: Path) -> None:
     assert "name: lawcat\n" in looked_at(composer.show("lawcat"))
     assert str(composer.show("lawcat", teacher).hash) in looked_at(composer.show("lawcat", teacher))
     assert "def head(parts, call, hidden, query, key, value):" in looked_at(composer.code("lawcat", teacher))
@@ -90,7 +90,7 @@ def test_texts_of_users_are_escaped(tmp_path: Path) -> None:
     assert "&lt;/script&gt;<b> &amp; more</b>" in written._repr_html_()
 
 
-def test_models(teacher: Path, tmp_path: Path) -> None:
+def test_reports_on_models_are_shown_as_text_and_html(teacher: Path, tmp_path: Path) -> None:
     planned = composer.build_folder("lolcats", teacher, tmp_path / "student", dry_run=True)
     assert "Nothing was written" in looked_at(planned)
     built = composer.build_folder("lolcats", teacher, tmp_path / "student")
@@ -105,7 +105,7 @@ def test_models(teacher: Path, tmp_path: Path) -> None:
     assert looked_at(written).startswith("once upon")
 
 
-def test_comparisons(teacher: Path, student: Path) -> None:
+def test_evaluations_and_benches_are_shown_as_text_and_html(teacher: Path, student: Path) -> None:
     scores = composer.evaluate({"first": teacher, "second": student}, "mqar,pairs=2", 12, samples=2)
     shown = looked_at(scores)
     assert re.search(r"^  first +0\.\d{3} \[0\.\d{3}, \d\.\d{3}\]$", shown, re.MULTILINE)

@@ -94,7 +94,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_wrong_types(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_of_wrong_types_are_refused_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for function, parameter, value in CASES:
         if function != name:

@@ -56,7 +56,7 @@ def test_prompts_are_not_learned(tokenizer: PreTrainedTokenizerBase) -> None:
     assert made.learned.tolist() == [False] * (1 + len(prompt)) + [True] * (len(answer) + 1)
 
 
-def test_alpaca(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_instructions_have_the_alpaca_prompt_and_only_outputs_are_learned(tokenizer: PreTrainedTokenizerBase) -> None:
     assert alpaca_prompt("Say it.") == (
         "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
         "### Instruction:\nSay it.\n\n### Response:\n"

@@ -180,7 +180,7 @@ def test_progress_is_reported(tokenizer: PreTrainedTokenizerBase, write: Write) 
     assert moved == [(path, 1), (path, 2), (path, 3), ("echo,samples=2", 1), ("echo,samples=2", 2)]
 
 
-def test_tasks(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_tasks_are_loaded_for_training_and_evaluation(tokenizer: PreTrainedTokenizerBase) -> None:
     train = load(tokenizer, "echo,samples=6,length=8", how="whole")
     assert (len(train), train.targets) == (3, 6)
     assert len(load(tokenizer, "echo,samples=6,length=8", split="evaluation", share=0.4, how="padded")) == 3  # 2.4 of 6, rounded up
@@ -192,7 +192,7 @@ def test_tasks(tokenizer: PreTrainedTokenizerBase) -> None:
     assert "samples of 32 tokens do not fit into rows of 16" in message_of(tokenizer, "echo,length=32")
 
 
-def test_other_formats(chatty: PreTrainedTokenizerBase, write: Write) -> None:
+def test_chats_and_completions_are_loaded_together(chatty: PreTrainedTokenizerBase, write: Write) -> None:
     talk = [{"role": "user", "content": "old house"}, {"role": "assistant", "content": "funny child"}]
     chat = write("a.jsonl", [{"messages": talk}] * 2)
     file = write("b.jsonl", [{"prompt": "old house", "completion": " river"}] * 2)

@@ -74,7 +74,7 @@ def test_skip_and_limit(write: Write) -> None:
         ("line", ["one", "two", "three", "four"]),
     ],
 )
-def test_plain_text(write: Write, by: str, texts: list[str]) -> None:
+def test_plain_text_is_split_by_document_paragraph_or_line(write: Write, by: str, texts: list[str]) -> None:
     path = write("a.txt", BOOK.encode())
     assert [fields["text"] for fields in read(f"{path},by={by}")] == texts
     if by == "document":
@@ -173,7 +173,7 @@ def test_damaged_or_large_compressed_files_are_refused(write: Write, monkeypatch
     assert wanted in message_of(write("c.json.gz", packed))
 
 
-def test_tables(write: Write) -> None:
+def test_cells_of_csv_and_tsv_are_text(write: Write) -> None:
     """Cells stay text, also dates, numbers and empty-looking ones, with separators, quotes and line breaks inside."""
     table = 'prompt,completion\r\n"once, ""upon""\na time",2024-01-01\r\n\r\nNA,\r\n007,nan\r\n'
     rows = [
@@ -242,7 +242,7 @@ def test_errors_are_reported_once(write: Write, capfd: pytest.CaptureFixture[str
     assert datasets.utils.logging.get_verbosity() == before
 
 
-def test_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_options_are_passed_to_load_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[Any] = []
 
     def load(*positional: Any, **named: Any) -> datasets.Dataset:

@@ -18,7 +18,9 @@ TASKS = [Passkey(samples=3), Recall(samples=3, pairs=4), Mqar(samples=3, pairs=4
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_documents(task: Passkey | Recall | Mqar | Stories, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_samples_become_documents_that_learn_the_answer_or_all_tokens(
+    task: Passkey | Recall | Mqar | Stories, tokenizer: PreTrainedTokenizerBase
+) -> None:
     samples = list(task.draw(Writer(tokenizer), 200, "train"))
     for learn in ("answer", "all"):
         if task.name == "stories" and learn == "answer":

@@ -86,7 +86,7 @@ def test_invalid_arguments_are_refused(reference: str, options: dict[str, Path],
     assert message in str(caught.value)
 
 
-def test_lengths() -> None:
+def test_lengths_are_sorted_without_duplicates_or_refused() -> None:
     assert read_lengths([512, 64, 512]) == (64, 512)
     with pytest.raises(EvaluationError, match="--lengths 512,1024"):
         read_lengths([])

@@ -111,7 +111,7 @@ def test_tasks_that_failed_for_all_models_have_no_picture(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tables() -> None:
+def test_every_task_has_a_table_and_losses_have_two() -> None:
     first, second, third = tables(report())
     assert first.title == "passkey,form=original: share of samples answered right"
     half = "0.500 [0.095, 0.905]"

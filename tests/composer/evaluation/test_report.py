@@ -80,7 +80,7 @@ def test_intervals_are_narrower_for_smaller_variance() -> None:
     assert make_cell(KEY, "loss", judged(1.0)).interval is None
 
 
-def test_perplexity() -> None:
+def test_perplexity_is_the_exponential_of_the_mean_loss() -> None:
     assert make_cell(KEY, "loss", judged(1.0, 3.0)).perplexity == pytest.approx(math.exp(2))
     assert make_cell(KEY, "loss", judged(1.0, 3.0)).nats == 2.0
     assert make_cell(KEY, "written", judged(1.0)).nats is None
@@ -93,7 +93,7 @@ def test_failed_cells_have_no_figures() -> None:
     assert make_cell(KEY, "written", [], "out of memory").samples == 0
 
 
-def test_depths() -> None:
+def test_scores_are_averaged_over_tenths_of_the_depth() -> None:
     cell = make_cell(KEY, "written", judged(1, 0, 1, 1, 0, depths=(0.0, 0.05, 0.1, 1.0, None)))
     assert [(part.start, part.end, part.mean, part.samples) for part in cell.by_depth] == [
         (0.0, 0.1, 0.5, 2),
@@ -102,7 +102,7 @@ def test_depths() -> None:
     ]
 
 
-def test_positions() -> None:
+def test_losses_are_averaged_over_ranges_of_positions() -> None:
     cell = make_cell(KEY, "loss", judged(1, 1, losses=((None, 2.0, 4.0), (None, 3.0))))
     assert [(part.start, part.end, part.nats) for part in cell.by_position] == [(2, 4, 2.5), (4, 6, 4.0)]
     odd = make_cell(CellKey("model", "task", 3), "loss", judged(1, losses=((None, 2.0, 4.0),)))
@@ -110,7 +110,7 @@ def test_positions() -> None:
 
 
 @given(st.integers(1, 10**6))
-def test_buckets(length: int) -> None:
+def test_texts_of_any_length_have_a_bounded_number_of_buckets(length: int) -> None:
     size = bucket_size(length)
     assert -(-length // size) <= BUCKETS
     assert size == 1 or length > BUCKETS

@@ -197,7 +197,7 @@ def test_cells_without_memory_are_recorded_and_retried(
     assert results(tmp_path)[0] == results(whole)[0]
 
 
-def test_progress(folders: dict[str, Path]) -> None:
+def test_progress_reports_all_samples_before_the_first_score(folders: dict[str, Path]) -> None:
     seen: list[EvaluationProgress] = []
     run(folders, watch=seen.append)
     made = [progress for progress in seen if progress.making]

@@ -30,7 +30,7 @@ def named(*folders: str, hub: tuple[str, ...] = ()) -> list[str]:
     return labels_of([*here, *(replace(SOURCE, repo_id=name) for name in hub)])
 
 
-def test_labels() -> None:
+def test_labels_are_the_shortest_distinct_ends_of_paths() -> None:
     assert named("/a/lawcat", "/a/lola") == ["lawcat", "lola"]
     assert named("/a/lawcat", "/b/lawcat", "/b/lola") == ["a/lawcat", "b/lawcat", "lola"]
     assert named("/x/a/l", "/y/a/l", "/y/b/l") == ["x/a/l", "y/a/l", "b/l"]

@@ -17,7 +17,7 @@ def edges(graph: HeadGraph) -> set[tuple[str, str, str, int, int]]:
     return {(edge.start, edge.end, str(edge.kind), edge.heads, edge.dim) for edge in graph.edges}
 
 
-def test_lolcats() -> None:
+def test_in_lolcats_the_window_evicts_pairs_into_the_state() -> None:
     resolved = shipped("lolcats")
     graph = build_graph(resolved.heads["head"], SIZE.shape(4))
     assert edges(graph) == {
@@ -45,7 +45,7 @@ def test_lolcats() -> None:
     assert feed(graph, "state", "pairs") == [("window", "evicted")]
 
 
-def test_lawcat() -> None:
+def test_in_lawcat_queries_and_keys_are_convolved_before_the_state() -> None:
     graph = build_graph(shipped("lawcat").heads["head"], SIZE.shape(4))
     assert edges(graph) == {
         ("query", "conv", "query", 4, 8),
@@ -67,7 +67,7 @@ def test_lawcat() -> None:
     assert feed(graph, "pairs", "convolved") == [("conv", "key")]
 
 
-def test_hybrid() -> None:
+def test_in_hybrid_the_first_and_last_layer_have_full_attention() -> None:
     resolved = shipped("hybrid")
     assert [[group.head for group in layer] for layer in resolved.layers] == [["exact"], ["head"], ["head"], ["exact"]]
     assert edges(build_graph(resolved.heads["exact"], SIZE.shape(4))) == {

@@ -145,7 +145,7 @@ def lolcats(backend: str = "auto", setting: Setting | None = None) -> Program:
     return lower(build_graph(shipped("lolcats").heads["head"], SIZE.shape(4)), backend, setting or Setting())
 
 
-def test_lolcats() -> None:
+def test_the_function_of_lolcats_has_a_commented_call_for_each_part() -> None:
     source = write_source(lolcats(), name="lolcats")
     statements = re.sub(r"\n    #[^\n]*", "", source.text)
     assert statements == (

@@ -102,7 +102,7 @@ def test_softmax_students_equal_their_source(family: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("family", "spec"), [(family, spec) for family, specs in PAIRS.items() for spec in specs])
-def test_students(family: str, spec: str, tmp_path: Path) -> None:
+def test_students_of_every_family_decode_generate_save_and_train(family: str, spec: str, tmp_path: Path) -> None:
     source, ids = small(family), tokens()
     student = composer.build(spec, source, overrides=["recipe=null", *SPECS[spec]])
     with torch.no_grad():

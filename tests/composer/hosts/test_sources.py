@@ -127,7 +127,7 @@ def test_weights_that_do_not_fit_are_refused(family: str, damage: str, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def test_quantised_weights(tmp_path: Path) -> None:
+def test_sources_with_quantised_weights_are_refused(tmp_path: Path) -> None:
     source = saved("qwen3", tmp_path / "source")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))

@@ -96,14 +96,14 @@ def test_a_temporary_folder_is_replaced_and_removed_as_a_whole(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "problem"), [("{", "invalid JSON"), ("{}", "seed: the field is missing"), ('{"seed": "1"}', "seed: ")]
 )
-def test_damaged_settings(tmp_path: Path, text: str, problem: str) -> None:
+def test_damaged_settings_are_refused_without_force(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / MARK).write_text(text)
     with pytest.raises(BenchError, match=rf"{MARK} is damaged: {problem}.*Start again: --force, or remove"):
         STORE.begin(tmp_path, Small(seed=0))
     assert STORE.begin(tmp_path, Small(seed=0), force=True)
 
 
-def test_differences() -> None:
+def test_differences_are_listed_by_field_with_both_values() -> None:
     assert list(differences({"a": [{"label": "x"}]}, {"a": [{"label": "x"}, {"label": "y"}]})) == ["a: was x, now x, y"]
     assert list(differences({"a": [{"label": "x", "b": 1}]}, {"a": [{"label": "x", "b": 2}]})) == ["a x.b: was 1, now 2"]
     assert list(differences({"a": None}, {"a": {"b": True, "c": None}})) == ["a: was none, now {b: true}"]

@@ -151,7 +151,7 @@ def test_stops_end_texts_and_are_not_in_them(server: Server, client: OpenAI) -> 
     assert "".join(pieces) == stopped.text
 
 
-def test_log_probabilities(server: Server, client: OpenAI) -> None:
+def test_log_probabilities_match_the_tokens_of_the_text(server: Server, client: OpenAI) -> None:
     options: dict[str, Any] = {"model": server.model, "temperature": 0, "max_tokens": 4}
     chat = client.chat.completions.create(messages=MESSAGES, logprobs=True, top_logprobs=2, **options).choices[0]
     assert chat.logprobs is not None

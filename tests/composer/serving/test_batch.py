@@ -80,7 +80,7 @@ GROWING = {"softmax", "gdn-hybrid"}
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_composed_models(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_composed_models_in_a_batch_write_the_text_of_each_prompt_alone(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = composer.build(spec, TEACHER)
     check_model(model, monkeypatch)
     check_joined(model, (40, 3), (70, 5), joined=spec not in GROWING)

@@ -184,7 +184,7 @@ def test_an_answer_that_a_client_sends_back_is_a_message() -> None:
     ("prompt", "prompts"),
     [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]]), ("", [""])],
 )
-def test_prompts(prompt: Any, prompts: list[Any]) -> None:
+def test_prompts_become_lists_of_texts_or_tokens(prompt: Any, prompts: list[Any]) -> None:
     assert read(CompletionRequest, {"prompt": prompt}).prompt == prompts
 
 

@@ -77,7 +77,7 @@ def test_instructions_for_untrained_models_are_added(letters: Writer, babi: Path
         ("", 0),
     ],
 )
-def test_score(written: str, right: int, babi: Path) -> None:
+def test_only_the_first_sentence_is_scored_and_may_name_a_single_place(written: str, right: int, babi: Path) -> None:
     sample = Sample((), (), "", "Mary went to the office. Where is the milk?", ("garden",))
     assert BabilongQa2(babi=babi).score(sample, written) == right
 
@@ -94,7 +94,7 @@ def test_labels_in_the_question_are_not_scored(babi: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name.startswith("babilong")])
-def test_without_files(name: str, any_text: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_files_simulated_facts_are_used_and_recorded(name: str, any_text: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without files, this project's facts are used and recorded as such. Each split requests its own (``test_babi`` keeps them
     apart).
     """
@@ -114,7 +114,7 @@ def test_without_files(name: str, any_text: Writer, monkeypatch: pytest.MonkeyPa
     assert made.model_dump()["babi"] == "simulated"
 
 
-def test_labels() -> None:
+def test_labels_are_single_lower_case_words() -> None:
     assert len(PLACES) == 6
     assert len(PEOPLE_AND_THINGS) == 7
     assert all(len(label.split()) == 1 and label == label.lower() for label in PLACES + PEOPLE_AND_THINGS)
@@ -167,7 +167,7 @@ def test_invalid_files_are_refused(letters: Writer, babi: Path) -> None:
         list(BabilongQa1(babi=babi, seed=2).draw(letters, 700, "train"))
 
 
-def test_too_short(letters: Writer, babi: Path) -> None:
+def test_lengths_too_short_for_any_story_are_refused(letters: Writer, babi: Path) -> None:
     with pytest.raises(TaskError, match=r"babilong-qa1 needs at least \d+ tokens, not 20: the shortest of 100 stories"):
         list(BabilongQa1(babi=babi).draw(letters, 20, "train"))
     (sample,) = BabilongQa1(babi=babi, samples=1).draw(letters, 75, "train")

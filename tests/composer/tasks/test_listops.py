@@ -57,7 +57,7 @@ def test_the_test_reads_expressions(symbols: str, value: int) -> None:
     assert read(symbols.split())[0] == value
 
 
-def test_expressions(letters: Writer) -> None:
+def test_answers_are_the_values_of_expressions_within_the_limits(letters: Writer) -> None:
     expressions, deepest, widest = [], 0, 0
     for sample in samples(letters, 20_000, samples=30):
         assert sample.prompt
@@ -108,7 +108,7 @@ def test_trees_equal_those_of_the_original() -> None:
         assert len(symbols) == length
 
 
-def test_probability() -> None:
+def test_a_quarter_of_the_nodes_above_the_last_level_are_operations() -> None:
     rng = random.Random(0)
     made = ListOps()
     operations = [len(made.node(rng, 9, 100).symbols) > 1 for _ in range(4000)]
@@ -116,7 +116,7 @@ def test_probability() -> None:
     assert all(len(made.node(rng, 10, 100).symbols) == 1 for _ in range(100))
 
 
-def test_parentheses(letters: Writer) -> None:
+def test_expressions_with_parentheses_have_the_same_values(letters: Writer) -> None:
     (sample,) = samples(letters, 900, above=4, below=40, parentheses=True, samples=1)
     assert sample.prompt
     symbols = sample.prompt.replace("( ", "").replace(" )", "").split(" ")
@@ -136,7 +136,7 @@ def test_trees_that_exceed_the_length_are_omitted(letters: Writer) -> None:
             assert len(sample.prompt.split(" ")) > 500
 
 
-def test_too_short(letters: Writer) -> None:
+def test_lengths_too_short_for_an_expression_are_refused(letters: Writer) -> None:
     with pytest.raises(TaskError, match=r"listops of more than 500 symbols needs at least \d{3,4} tokens, not 400"):
         samples(letters, 400)
     least = letters.count("[MAX " + "0 " * 19 + "] 0")
@@ -150,7 +150,7 @@ def test_symbols_unknown_to_the_tokenizer_are_refused(words: Writer) -> None:
 
 
 @pytest.mark.parametrize(("written", "right"), [(" 7", 1), ("7.", 1), ("It is 7, not 3", 1), (" 3 7", 0), (" 77", 0), ("", 0)])
-def test_score(written: str, right: float) -> None:
+def test_only_the_first_number_is_scored(written: str, right: float) -> None:
     assert ListOps().score(Sample((), (), "", "", ("7",)), written) == right
 
 

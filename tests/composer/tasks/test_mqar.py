@@ -100,7 +100,7 @@ def test_impossible_sizes_are_refused(letters: Writer) -> None:
         multiquery_ar(64, 1, 33, 0)
 
 
-def test_samples_differ(letters: Writer) -> None:
+def test_all_samples_of_both_splits_differ(letters: Writer) -> None:
     splits: tuple[Split, ...] = ("train", "evaluation")
     samples: list[Sample] = [sample for split in splits for sample in Mqar(samples=20).draw(letters, 64, split)]
     assert len({sample.ids for sample in samples}) == 40

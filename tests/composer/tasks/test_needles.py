@@ -36,7 +36,7 @@ def parted(sample: Sample) -> tuple[list[tuple[str, str]], str, str]:
     return re.findall(needle, hidden), re.sub(needle, "", hidden), question
 
 
-def test_multikey(words: Writer) -> None:
+def test_the_answer_of_multikey_is_the_pass_key_of_the_name_in_the_question(words: Writer) -> None:
     for sample in made("multikey", keys=5).draw(words, 256, "train"):
         needles, filler, question = parted(sample)
         match = re.fullmatch(r" the pass key of (\w+)\? The pass key of \1 is (\d{5})", question)
@@ -51,7 +51,7 @@ def test_multikey(words: Writer) -> None:
         assert all(sample.answer[-5:])
 
 
-def test_multivalue(words: Writer) -> None:
+def test_the_answers_of_multivalue_are_all_pass_keys_of_a_single_name(words: Writer) -> None:
     for sample in made("multivalue", values=3).draw(words, 256, "train"):
         needles, filler, question = parted(sample)
         match = re.fullmatch(r" the pass key of (\w+)\? Find all of them\. The pass key of \1 is ([\d ]+)", question)
@@ -63,7 +63,7 @@ def test_multivalue(words: Writer) -> None:
         assert sum(sample.answer) == 15
 
 
-def test_two_needles(words: Writer) -> None:
+def test_the_answers_of_two_needles_are_the_pass_keys_of_both_names(words: Writer) -> None:
     orders = Counter[bool]()
     for sample in made("two-needles").draw(words, 256, "train"):
         needles, filler, question = parted(sample)
@@ -138,7 +138,7 @@ def test_chance_if_all_keys_of_the_text_are_requested() -> None:
 
 
 @pytest.mark.parametrize(("name", "least"), [("multikey", 97), ("multivalue", 117), ("two-needles", 84)])
-def test_too_short(name: str, least: int, words: Writer) -> None:
+def test_texts_too_short_for_the_needles_are_refused(name: str, least: int, words: Writer) -> None:
     (sample,) = made(name, samples=1).draw(words, least, "train")
     assert len(sample.ids) == least
     with pytest.raises(TaskError, match=f"{name} needs at least {least} tokens, not {least - 1}"):

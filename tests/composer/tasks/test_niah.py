@@ -43,7 +43,7 @@ def parts(name: str, sample: Sample) -> tuple[str, str]:
     return before, after
 
 
-def test_noise(letters: Writer) -> None:
+def test_the_haystack_of_niah_single_1_repeats_the_noise_line(letters: Writer) -> None:
     for sample in samples("niah-single-1", letters, 1500):
         before, after = parts("niah-single-1", sample)
         lines = (before + after.removeprefix("\n")).split("\n")
@@ -66,7 +66,7 @@ def test_needles_in_noise_are_uniformly_placed_before_the_end(letters: Writer) -
 
 
 @pytest.mark.parametrize("name", ["niah-single-2", "niah-single-3"])
-def test_stories(name: str, letters: Writer) -> None:
+def test_needles_in_stories_are_placed_between_sentences(name: str, letters: Writer) -> None:
     texts = set()
     for sample in samples(name, letters, 1500):
         before, after = parts(name, sample)
@@ -87,7 +87,7 @@ def test_values_and_keys_differ(letters: Writer) -> None:
 
 @pytest.mark.parametrize("name", sorted(VALUES))
 @pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])
-def test_depth(name: str, depth: float, letters: Writer) -> None:
+def test_the_requested_depth_sets_the_place_of_the_needle(name: str, depth: float, letters: Writer) -> None:
     for sample in samples(name, letters, 2500, depth=depth, samples=3):
         before, after = parts(name, sample)
         assert sample.depth == pytest.approx(depth, abs=0.05)
@@ -160,7 +160,7 @@ def needles(sample: Sample) -> list[tuple[str, str]]:
     return re.findall(NEEDLE, sample.prompt)
 
 
-def test_several_keys(letters: Writer) -> None:
+def test_multikey_texts_have_four_keys_and_a_question_about_any_key(letters: Writer) -> None:
     places = set()
     for sample in samples("niah-multikey-1", letters, 1500):
         pairs = needles(sample)
@@ -178,7 +178,7 @@ def test_several_keys(letters: Writer) -> None:
     assert places == {0, 1, 2, 3}
 
 
-def test_several_values(letters: Writer) -> None:
+def test_multivalue_texts_have_four_values_of_a_single_key(letters: Writer) -> None:
     orders = set()
     for sample in samples("niah-multivalue", letters, 1500):
         pairs = needles(sample)
@@ -198,7 +198,7 @@ def test_several_values(letters: Writer) -> None:
     assert len(orders) > 5  # that of the answers says nothing of the text's
 
 
-def test_several_questions(letters: Writer) -> None:
+def test_multiquery_answers_have_the_order_of_the_four_keys_in_the_question(letters: Writer) -> None:
     for sample in samples("niah-multiquery", letters, 1500):
         pairs = dict(needles(sample))
         asked_keys = re.search(

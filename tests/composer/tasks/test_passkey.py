@@ -21,7 +21,7 @@ def samples(writer: Writer, length: int, count: int = 40, **options: Any) -> lis
     return list(Passkey.model_validate({"samples": count} | options).draw(writer, length, "evaluation"))
 
 
-def test_plain(words: Writer) -> None:
+def test_the_plain_form_hides_a_key_of_five_digits_in_a_single_line(words: Writer) -> None:
     for sample in samples(words, 256):
         match = re.fullmatch(
             r"There is an important info hidden inside a lot of irrelevant text\. Find it and memorize it\. I will quiz you about "
@@ -38,7 +38,7 @@ def test_plain(words: Writer) -> None:
         assert sum(sample.answer) == 5
 
 
-def test_original(letters: Writer) -> None:
+def test_the_original_form_has_five_lines_and_a_key_up_to_50000(letters: Writer) -> None:
     for sample in samples(letters, 900, form="original"):
         lines = sample.text.split("\n")
         key = (sample.answers or ("",))[0]
@@ -55,7 +55,7 @@ def test_original(letters: Writer) -> None:
 
 
 @pytest.mark.parametrize("form", ["plain", "original"])
-def test_depth(form: str, letters: Writer) -> None:
+def test_depths_are_uniform_or_as_requested(form: str, letters: Writer) -> None:
     depths = [sample.depth for sample in samples(letters, 500, 100, form=form)]
     shares = Counter(int(min(depth or 0.0, 0.99) * 4) for depth in depths)
     assert all(10 < shares[quarter] < 40 for quarter in range(4))
@@ -83,12 +83,12 @@ def test_depth(form: str, letters: Writer) -> None:
         ("original", "512", " the grass", 0),
     ],
 )
-def test_score(form: Any, key: str, written: str, right: int) -> None:
+def test_only_the_first_number_in_the_form_of_a_key_is_scored(form: Any, key: str, written: str, right: int) -> None:
     sample = Sample((), (), "", "", (key,))
     assert Passkey(form=form).score(sample, written) == right
 
 
-def test_too_short(words: Writer) -> None:
+def test_texts_too_short_for_the_passkey_are_refused(words: Writer) -> None:
     (sample,) = samples(words, 68, 1)
     assert len(sample.ids) == 68
     assert sample.depth == 0

@@ -13,13 +13,13 @@ from composer.tasks.recall import KEYS, VALUES, Recall
 from composer.tasks.writer import Writer
 
 
-def test_words() -> None:
+def test_keys_and_values_are_64_distinct_words_each() -> None:
     assert len(KEYS) == len(VALUES) == len(set(KEYS)) == len(set(VALUES)) == 64
     assert not set(KEYS) & set(VALUES)
 
 
 @pytest.mark.parametrize("pairs", [2, 16, 32])
-def test_recall(pairs: int, words: Writer) -> None:
+def test_every_query_has_the_value_of_its_key(pairs: int, words: Writer) -> None:
     for sample in Recall(pairs=pairs, samples=20).draw(words, 256, "train"):
         symbols = sample.text.split()
         keys, values = symbols[::2], symbols[1::2]

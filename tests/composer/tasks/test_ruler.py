@@ -32,7 +32,9 @@ def test_all_tasks_of_ruler_except_document_questions_exist() -> None:
         (("one", "two", "three"), "1. Three 2. four 3. onerous", 2 / 3),
     ],
 )
-def test_score(name: str, answers: tuple[str, ...], written: str, right: float) -> None:
+def test_the_score_is_the_share_of_answers_in_the_written_text(
+    name: str, answers: tuple[str, ...], written: str, right: float
+) -> None:
     assert TASKS[name].model_validate({}).score(Sample((), (), "", "", answers), written) == pytest.approx(right)
 
 

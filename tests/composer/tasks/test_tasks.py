@@ -60,7 +60,7 @@ def task(name: str, babi: Path, **options: Any) -> Task:
     return TASKS[name].model_validate({"samples": 3} | own | options)
 
 
-def test_the_catalogue() -> None:
+def test_every_task_in_the_catalogue_has_a_description_and_a_source() -> None:
     for name, kind in TASKS.items():
         assert kind.model_fields["kind"].default == name
         assert kind.__doc__
@@ -92,7 +92,7 @@ def test_the_page_lists_the_tasks_that_the_shipped_teacher_can_write(words: Writ
 
 @pytest.mark.parametrize("length", [760, 811, 1024])
 @pytest.mark.parametrize("name", sorted((WRITTEN | OTHERS) - {"listops"}))
-def test_lengths(name: str, length: int, any_text: Writer, babi: Path) -> None:
+def test_samples_nearly_fill_the_requested_length(name: str, length: int, any_text: Writer, babi: Path) -> None:
     made = task(name, babi, samples=2)
     for sample in made.draw(any_text, length, "train"):
         assert len(sample.ids) == len(sample.answer) <= length
@@ -102,7 +102,7 @@ def test_lengths(name: str, length: int, any_text: Writer, babi: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN | {"recall", "mqar"}))
-def test_too_short(name: str, letters: Writer, babi: Path) -> None:
+def test_too_small_lengths_are_refused_with_the_least_length(name: str, letters: Writer, babi: Path) -> None:
     with pytest.raises(TaskError, match=rf"{name}( of [\w ]+)? needs at least \d+ (tokens|symbols|different words)"):
         task(name, babi).sample(random.Random(0), letters, 14, "train")
 
@@ -181,7 +181,7 @@ def test_values_too_few_for_two_splits_are_refused() -> None:
         [apart(random.Random(0), split, lambda rng: "the only one") for split in SPLITS]
 
 
-def test_streams_differ() -> None:
+def test_random_streams_differ_between_seeds_splits_and_samples() -> None:
     first = [rng_of(seed, split, index).random() for seed in range(9) for split in SPLITS for index in range(99)]
     assert len(set(first)) == len(first)
     assert rng_of(1, "train", 23).random() == rng_of(1, "train", 23).random() != rng_of(12, "train", 3).random()

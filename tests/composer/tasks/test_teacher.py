@@ -59,12 +59,12 @@ def share_right(model: Any, task: Task, writer: Writer) -> float:
     return torch.cat(right).double().mean().item()
 
 
-def test_recall(teacher: Any, words: Writer) -> None:
+def test_the_shipped_teacher_solves_recall(teacher: Any, words: Writer) -> None:
     assert share_right(teacher, Recall(samples=20), words) > 0.95
 
 
 @torch.no_grad()
-def test_passkey(teacher: Any, words: Writer) -> None:
+def test_the_shipped_teacher_solves_passkey(teacher: Any, words: Writer) -> None:
     task, scores = Passkey(samples=20), []
     for sample in task.draw(words, 256, "evaluation"):
         prompt = torch.tensor([sample.prompt_ids])

@@ -42,7 +42,7 @@ def chains(context: str, size: int) -> dict[str, list[str]]:
     return assignments
 
 
-def test_form(letters: Writer) -> None:
+def test_texts_have_an_example_and_a_question_in_the_form_of_ruler(letters: Writer) -> None:
     places = set()
     for sample in samples(letters, 1800):
         example, question = sample.text.split("\n\nMemorize")
@@ -82,7 +82,7 @@ def test_an_example_has_500_tokens_at_most(words: Writer) -> None:
             assert 475 <= len(text.split()) - 5 <= 500
 
 
-def test_options(letters: Writer) -> None:
+def test_options_set_the_chains_and_hops_and_omit_the_example(letters: Writer) -> None:
     for sample in samples(letters, 1500, chains=3, hops=2, example=False):
         match = re.fullmatch(FORM, sample.text, flags=re.DOTALL)
         assert match

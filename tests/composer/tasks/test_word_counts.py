@@ -65,7 +65,9 @@ def entries(numbered: str) -> list[str]:
 @pytest.mark.parametrize(
     ("length", "example", "often", "seldom"), [(4095, (20, 3, 1), 6, 1), (4096, (40, 10, 3), 30, 3), (6000, (40, 10, 3), 30, 3)]
 )
-def test_common_words(length: int, example: tuple[int, int, int], often: int, seldom: int, spaced: Writer) -> None:
+def test_common_words_occur_more_often_than_all_others(
+    length: int, example: tuple[int, int, int], often: int, seldom: int, spaced: Writer
+) -> None:
     orders = set()
     for sample in common(spaced, length):
         shown, _, question = sample.text.partition("\nBelow is")
@@ -111,7 +113,7 @@ def test_a_list_has_more_than_the_common_words(spaced: Writer) -> None:
 
 
 @pytest.mark.parametrize(("alpha", "length"), [(2.0, 300), (2.0, 4000), (1.5, 4000), (3.5, 1000)])
-def test_frequent_words(alpha: float, length: int, spaced: Writer) -> None:
+def test_word_frequencies_follow_a_zeta_distribution(alpha: float, length: int, spaced: Writer) -> None:
     for sample in frequent(spaced, length, alpha=alpha):
         match = re.fullmatch(FREQUENT, sample.text)
         assert match
@@ -155,7 +157,7 @@ def test_too_short_for_a_third_word(spaced: Writer) -> None:
 @pytest.mark.parametrize(
     ("exponent", "value"), [(2, math.pi**2 / 6), (4, math.pi**4 / 90), (3, 1.2020569031595942), (1.5, 2.612375348685488)]
 )
-def test_zeta(exponent: float, value: float) -> None:
+def test_the_zeta_function_matches_known_values(exponent: float, value: float) -> None:
     assert zeta(exponent) == pytest.approx(value, rel=1e-10)
 
 

@@ -115,7 +115,9 @@ def test_only_trained_parameters_have_changed(distilled: tuple[Path, TrainingRep
     assert (out / "source-1-of-1.safetensors").samefile(student / "source-1-of-1.safetensors")
 
 
-def test_the_record(distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, teacher: Path) -> None:
+def test_the_record_contains_both_stages_and_matches_the_report(
+    distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, teacher: Path
+) -> None:
     out, report, _ = distilled
     record, before = read_record(out), read_record(student)
     assert record is not None

@@ -165,7 +165,7 @@ def test_adapters_are_on_the_projections_of_the_recipe() -> None:
     assert sum(".lora_" in name for name, _ in student.named_parameters()) == 2 * 2 * 2
 
 
-def test_rates() -> None:
+def test_fresh_parameters_and_the_trunk_have_separate_learning_rates() -> None:
     student, batch = student_of(small_llama()), whole(rows_of())
     course = course_of(student, trunk=True, fresh_lr=0.25, clip=None)
     course.compute_gradients(batch, course.count(batch))

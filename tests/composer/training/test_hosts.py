@@ -64,7 +64,7 @@ def test_the_trunk_is_trained(hosted: Path, texts: Path, tmp_path: Path) -> None
     assert not any(torch.equal(tensor, start[name]) for name, tensor in trained.items() if ".mlp." in name)
 
 
-def test_killed(
+def test_a_run_killed_in_finetuning_resumes_to_the_same_output(
     hosted: Path,
     texts: Path,
     tmp_path: Path,

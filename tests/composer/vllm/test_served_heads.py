@@ -52,7 +52,9 @@ def test_every_shipped_spec(name: str) -> None:
 
 @pytest.mark.parametrize(("family", "more"), [("qwen3", {}), ("gemma2", {"sliding_window": 16, "query_pre_attn_scalar": 24})])
 @pytest.mark.parametrize("name", ["lolcats", "hybrid"])
-def test_hosts(family: str, more: dict[str, Any], name: str, tmp_path: Path) -> None:
+def test_served_students_of_other_hosts_have_the_logits_of_the_model(
+    family: str, more: dict[str, Any], name: str, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SMALL | more)).save_pretrained(tmp_path)
     check_served(randomised(composer.build(name, tmp_path)))

@@ -150,7 +150,7 @@ def test_weights_without_their_scale_are_refused(tmp_path: Path, monkeypatch: py
         composer.build_folder("softmax", folder, tmp_path / "student")
 
 
-def test_compressed_tensors(tmp_path: Path) -> None:
+def test_students_of_compressed_tensors_equal_students_of_plain_weights(tmp_path: Path) -> None:
     pytest.importorskip("compressed_tensors")
     small("qwen3", **QWEN3).save_pretrained(tmp_path / "packed")
     plain = compressed(tmp_path / "packed")
@@ -160,7 +160,7 @@ def test_compressed_tensors(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_bitsandbytes(tmp_path: Path) -> None:
+def test_a_student_of_bitsandbytes_weights_equals_its_source(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     small("qwen3", **QWEN3).save_pretrained(tmp_path / "source")
     packed = AutoModelForCausalLM.from_pretrained(

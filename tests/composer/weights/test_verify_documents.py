@@ -90,7 +90,7 @@ class TestWhatStandsBeside:
         assert [check.subject for check in report.unchecked] == ["README.md", "the rest"]
         assert "notes/more.safetensors, old.bin" in report.unchecked[1].detail
 
-    def test_adapters(self, adapted: Path, tmp_path: Path):
+    def test_changed_or_removed_adapter_configs_fail(self, adapted: Path, tmp_path: Path):
         config = adapted / "adapter" / "adapter_config.json"
         config.write_text(config.read_text().replace('"lora_alpha": 4', '"lora_alpha": 400'))
         assert failed(adapted) == {("contents", "adapter/adapter_config.json")}
