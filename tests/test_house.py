@@ -267,6 +267,17 @@ def test_variable_names_are_not_vague() -> None:
     assert {named(path): names for path in paths if (names := vague_names(path))} == ALLOWED_VAGUE_NAMES
 
 
+def test_names_of_tests_have_at_least_three_words() -> None:
+    names: list[str] = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        body += [node for group in body if isinstance(group, ast.ClassDef) for node in group.body]
+        functions = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        names += [name for name in functions if name.startswith("test_")]
+    assert len(names) > 1000
+    assert not [name for name in names if len(name.split("_")) < 4]
+
+
 @pytest.mark.parametrize(
     ("code", "names"),
     [
