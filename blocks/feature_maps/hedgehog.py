@@ -40,7 +40,11 @@ class Hedgehog(FeatureMap):
 
     def forms(self, run: Callable[..., Any]) -> tuple[Form, ...]:
         description = "a product and its softmaxes, in one pass"
-        at_once = partial(run, plain=partial(SHARES, skip=self.skip, sides=2 if self.two_sided else 1, floor=self.floor))
+
+        def at_once(*inputs: Any, **options: Any) -> Any:
+            plain = partial(SHARES, skip=self.skip, sides=2 if self.two_sided else 1, floor=self.floor)
+            return run(*inputs, plain=plain, **options)
+
         fused = Form(TRITON, description, at_once, self._obstacle, missing=SHARES.missing, refuses=True)
         return (fused, *super().forms(run))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.recurrences.fenwick.levels import level_after, level_of
+from blocks.recurrences.fenwick.levels import is_level, level_after, level_of
 from blocks.tensors import repeat_heads
 
 CHUNK = 64
@@ -73,10 +73,9 @@ def _chunk(
     output = (inside + outside).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
     # The state after the chunk.
-    one_hot = torch.nn.functional.one_hot
-    moves = one_hot(moved[:, -1], levels).to(state.dtype) * continues[:, -1, :, None]
+    moves = is_level(moved[:, -1], levels).to(state.dtype) * continues[:, -1, :, None]
     state = torch.einsum("blm,bnlfv->bnmfv", moves, state) * total[:, -1].exp()[:, :, None, None, None]
-    entering = one_hot(level[:, -1], levels).to(key.dtype)  # B C L
+    entering = is_level(level[:, -1], levels).to(key.dtype)  # B C L
     left = since[:, :, -1, :, None] * key.transpose(1, 2)  # B N C F
     added = torch.einsum("bcl,bncf,bcnv->bnlfv", entering, left, value)
     return output, state + added

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from blocks.legend import Int, Tensor, torch
+from blocks.legend import Bool, Int, Tensor, torch
+
+
+def is_level(level: Int[Tensor, "*rest"], levels: int) -> Bool[Tensor, "*rest L"]:
+    """Return a mask of each level. ``torch.nn.functional.one_hot`` reads numbers on the host."""
+    return level[..., None] == torch.arange(levels, device=level.device)
 
 
 def level_of(later: Tensor, earlier: Tensor, levels: int) -> Tensor:

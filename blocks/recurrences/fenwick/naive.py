@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.recurrences.fenwick.levels import level_after
+from blocks.recurrences.fenwick.levels import is_level, level_after
 from blocks.tensors import repeat_heads
 
 
@@ -26,7 +26,7 @@ def naive(
         if segment is not None:
             before = segment[:, t - 1] if t else torch.zeros_like(segment[:, 0])
             state = state * (segment[:, t] == before)[:, None, None, None, None]
-        moves = torch.nn.functional.one_hot(level_after(newest, position[:, t, None], levels)[:, 0], levels).to(state.dtype)
+        moves = is_level(level_after(newest, position[:, t, None], levels)[:, 0], levels).to(state.dtype)
         state = torch.einsum("blm,bnlfv->bnmfv", moves, state)
         if log_decay is not None:
             state = state * log_decay[:, t].exp()[:, :, None, None, None]

@@ -92,6 +92,7 @@ WAYS = {
     "composer/ablation/cluster.py": "protected_children",
     "composer/ablation/runner.py": "protected_children",
     "composer/benching/memory.py": "environment_of_child",
+    "composer/exporting/gguf/comparing.py": "environment_of_child",
     "composer/exporting/plain.py": "environment_of_child",
     "composer/templates.py": "environment_of_child",
 }
