@@ -45,14 +45,6 @@ class HandedCache(ComposedCache):
         self._start = start
         self._seen = torch.full((rows,), start, device=device) if start else None
 
-    def state(self, layer: int) -> StateLayer:
-        """The states of one layer, which are received at the first call."""
-        held = self.layers[layer]
-        assert isinstance(held, HandedLayer)
-        if not held.received:
-            held.tensors, held.received = self.receive(), True
-        return held
-
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._start
 
@@ -80,11 +72,22 @@ class HandedCache(ComposedCache):
 
 
 class HandedLayer(StateLayer):
-    """The states of one layer, which are sent as soon as they are known."""
+    """The states of one layer, which are received when they are first read, and sent as soon as they are known."""
 
     def __init__(self, cache: HandedCache) -> None:
         super().__init__()
-        self._cache, self.received = cache, False
+        self._cache = cache
+        self._tensors: State | None = None
+
+    @property
+    def tensors(self) -> State:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if self._tensors is None:
+            self._tensors = self._cache.receive()
+        return self._tensors
+
+    @tensors.setter
+    def tensors(self, tensors: State) -> None:
+        self._tensors = tensors
 
     def keep(self, state: State, columns: int) -> None:
         self._cache.send(state)
