@@ -86,7 +86,7 @@ class HandedLayer(StateLayer):
         return self._tensors
 
     @tensors.setter
-    def tensors(self, tensors: State) -> None:
+    def tensors(self, tensors: State) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self._tensors = tensors
 
     def keep(self, state: State, columns: int) -> None:

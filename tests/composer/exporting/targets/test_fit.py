@@ -16,6 +16,8 @@ from composer.weights.sources import describe_model
 from tests.shipped import SHIPPED
 
 TEACHER = Path(__file__).parents[4] / "examples" / "teacher"
+OTHER_FAMILIES = {"qwen2", "qwen3"}
+"""Classes for sources of their own family, which the teacher is not. No override changes a source."""
 TRUNK = describe_model(TEACHER).trunk
 MOST_ROUNDS = 4
 """Overrides that add a head can show further differences of that head."""
@@ -64,7 +66,7 @@ def fits_after(target: str, spec: str, overrides: list[str]) -> list[str]:
 def test_the_suggested_overrides_make_any_shipped_spec_fit(spec: str) -> None:
     own = ["trunk=null"] if load_spec(spec).trunk else []
     causal = ["direction=null"] if load_spec(spec).direction != "causal" else []
-    for target in TARGETS:
+    for target in TARGETS.keys() - OTHER_FAMILIES:
         fits_after(target, spec, [*own, *causal])
 
 
