@@ -91,7 +91,7 @@ class HandedLayer(StateLayer):
 
     def keep(self, state: State, columns: int) -> None:
         self._cache.send(state)
-        self.tensors = {}
+        self._tensors = {}
 
 
 class _Sent(torch.autograd.Function):
