@@ -88,10 +88,15 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return None if control is None else controls[control]
 
 
+def end_tokens(model: Any) -> list[int]:
+    """Return the tokens that end a text, by the generation config of a model."""
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+
+
 def ends_of(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the tokens that end an answer: those of the model's settings, EOS, and the one after a turn in the chat template."""
-    own = getattr(model.generation_config, "eos_token_id", None)
-    every = [*(own if isinstance(own, list) else [own]), tokenizer.eos_token_id]
+    every = [*end_tokens(model), tokenizer.eos_token_id]
     if tokenizer.chat_template:
         every.append(end_of_turn(tokenizer))
     return sorted({token for token in every if token is not None})

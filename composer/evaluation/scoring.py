@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from composer.data.chat import end_tokens
 from composer.devices import NoRoom, room
 from composer.errors import EvaluationError
 from composer.evaluation.arguments import LazySamples, Perplexity
@@ -148,8 +149,7 @@ def _judge(model: Any, writer: Writer, task: Task | Perplexity, length: int, sam
 
 def ends_of(model: Any, writer: Writer) -> frozenset[int]:
     """Return the tokens that end a generated text: the tokenizer's, and those of the model's generation config."""
-    end = getattr(model.generation_config, "eos_token_id", None)
-    return frozenset([*writer.end, *(end if isinstance(end, list) else [] if end is None else [end])])
+    return frozenset([*writer.end, *end_tokens(model)])
 
 
 @torch.inference_mode()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from composer.data.chat import end_tokens
 from composer.data.packing import IGNORED, Batch, Document, pack
 from composer.errors import TrainingError
 from composer.model.cache import CACHE, new_cache
@@ -120,7 +121,7 @@ def continue_batch(student: ComposedForCausalLM, teacher: nn.Module, batch: Batc
         return dict(zip(own, tokens.tolist(), strict=True))
 
     written = {row: tokens for part in by_all(write) for row, tokens in part.items()}
-    return continued(prompts, written, ends_of(student))
+    return continued(prompts, written, end_tokens(student))
 
 
 def continued(prompts: Sequence[Tensor], written: Mapping[int, Sequence[int]], ends: Iterable[int]) -> ContinuedBatch:
@@ -133,13 +134,6 @@ def continued(prompts: Sequence[Tensor], written: Mapping[int, Sequence[int]], e
         documents.append(Document(ids, np.arange(len(ids)) >= len(prompt)))
     rows = pack(documents, max(map(len, documents)), how="padded")
     return ContinuedBatch(*rows.batch(range(len(rows)))._tensors())
-
-
-def ends_of(model: ComposedForCausalLM) -> tuple[int, ...]:
-    """Return the tokens with which a model ends a text."""
-    config: Any = model.generation_config
-    ends = getattr(config, "eos_token_id", None)
-    return () if ends is None else tuple(ends) if isinstance(ends, list) else (ends,)
 
 
 def check_on_policy(stages: Mapping[str, Stage], options: TrainingOptions, sequence: int | None = None) -> None:
