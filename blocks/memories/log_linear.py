@@ -55,7 +55,7 @@ class LogLinear(Recurrent):
 
     def problem(self, shape: Shape) -> Problem | None:
         if shape.exponential:
-            return "features of this map are exponentials without a bound; choose another feature map", ()
+            return "features of this map are exponentials without a bound; choose another feature map, such as `relu` or `t2r`", ()
         if self.normalise and shape.signed:
             return (
                 "features of this map can be negative, so there is no mass to divide by; "

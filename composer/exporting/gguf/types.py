@@ -31,8 +31,8 @@ def check_gguf(kind: str) -> None:
     """Raise ExportError if no matrices of this type can be written, or a package is missing."""
     if kind not in TYPES:
         raise ExportError(
-            f"--quantize {kind}: the package gguf cannot write this type; expected one of {', '.join(TYPES)}. llama.cpp's program "
-            f"llama-quantize makes it of a file of f16"
+            f"--quantize {kind}: the package gguf cannot write this type; expected one of {', '.join(TYPES)}. For another "
+            f"type, export with --quantize f16 and run llama.cpp's program llama-quantize"
         )
     if find_spec("gguf") is None:
         raise ExportError(f"--gguf needs the package gguf: {gguf.INSTALL}")
