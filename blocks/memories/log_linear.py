@@ -125,7 +125,8 @@ class LogLinear(Recurrent):
             newest,
         )
         result = quotient(output, dtype, mass=call.needs_mass) if self.normalise else Partial(output, None)
-        return result, {"state": matrix, "newest": position[:, -1:]}
+        # A step that is recorded overwrites the positions of its tokens before the next one reads the state.
+        return result, {"state": matrix, "newest": position[:, -1:].clone()}
 
     def weigh_levels(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], heads: int) -> Float[Tensor, "B T H L"]:
         """Return λ, in the accumulating dtype."""
