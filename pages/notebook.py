@@ -51,6 +51,8 @@ def run(work: Path, replaced: Mapping[str, str] | None = None) -> Any:
     client.create_kernel_manager().kernel_spec_manager = KernelSpecManager(
         kernel_dirs=[str(kernels.parent)], ensure_native_kernel=False
     )
+    # With this variable, ipykernel's launcher removes the first entry of PYTHONPATH where that is the current folder.
+    environment.pop("PYTHONSAFEPATH", None)
     client.execute(env=environment)
     return book
 

@@ -107,6 +107,17 @@ def one_seed() -> None:
 
 
 @pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Restore the environment after every test. A command sets variables for all processes that are started after it."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def first_warnings() -> None:
     """A fallback that another test was warned about is warned about again."""
     if (notices := sys.modules.get("composer.notices")) is not None:
