@@ -13,26 +13,22 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 
-from composer.devices import processes_started
 from composer.errors import ComposerError, mistakes_of
 from composer.escape import escape_json, escape_message, escape_text
 from composer.notices import LOG
 from composer.progress import BarPart, BarUpdate, bars, on_terminal
 from composer.tables import UNBOUNDED, View, text_table
-from composer.words import duration
 from converters.errors import ConverterError
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from composer.training.loop import StepProgress
 
 WIDTH = 80
 """Columns without a terminal."""
@@ -41,11 +37,7 @@ HUB_LOG = "converters.hub"
 """The log of `converters/hub.py`, which is not imported for its name alone."""
 MISTAKE, INTERRUPTED = 2, 130
 """Exit codes."""
-PATIENCE = 10.0
-"""Seconds that one of several processes waits for the others before it exits."""
 Arguments = ParamSpec("Arguments")
-LINES_A_STAGE = 10
-"""Lines of progress for each stage of a training whose output is no terminal."""
 
 
 def print_json(value: Any) -> None:
@@ -200,33 +192,6 @@ def print_mistake(error: ComposerError | ConverterError, *, as_json: bool) -> No
         print_json({"mistakes": [asdict(mistake) for mistake in mistakes_of(error)]})
 
 
-@contextmanager
-def report_once(*, as_json: bool = False) -> Iterator[bool]:
-    """Make a group of the processes that torchrun has started, of which one reports. Yield whether it is this one.
-
-    An error of all processes is printed by the first one. The others exit after it, because torchrun ends all processes as soon as
-    one exits.
-    """
-    if processes_started() == 1:
-        yield True
-        return
-    from composer.training.processes import is_first, meet, process_group
-
-    with process_group():
-        try:
-            yield is_first()
-        except ComposerError as error:
-            if is_first():
-                print_mistake(error, as_json=as_json)
-            if not meet(PATIENCE) and not is_first():  # an error that only this process has
-                print_mistake(error, as_json=as_json)
-            raise typer.Exit(MISTAKE) from error
-        except KeyboardInterrupt as error:
-            if is_first():
-                raise
-            raise typer.Exit(INTERRUPTED) from error
-
-
 def at_once(what: str, *, quiet: bool) -> None:
     """Print a line to the terminal before imports that need seconds; nothing if stderr is a file."""
     if not quiet and on_terminal():
@@ -257,25 +222,3 @@ def watch_progress(
     else:
         with bars(*columns, stay=stay) as show:
             yield lambda *arguments, **more: show(bar(*arguments, **more))
-
-
-def training_steps(*, quiet: bool, visible: bool = True) -> AbstractContextManager[Callable[[StepProgress], None] | None]:
-    """Report the progress of training: a bar for each stage on a terminal, otherwise ten lines per stage."""
-    return watch_progress("name", "bar", "text", bar=training_bar, line=_line, quiet=quiet, visible=visible, stay=True)
-
-
-def _line(step: StepProgress) -> None:
-    if step.step % max(1, step.steps // LINES_A_STAGE) == 0 or step.step == step.steps:
-        say(f"{step.stage}  {figures_of(step)}", err=True)
-
-
-def training_bar(step: StepProgress) -> BarUpdate:
-    """Return the progress of a stage, as a bar shows it."""
-    return BarUpdate(step.stage, step.step, step.steps, figures_of(step))
-
-
-def figures_of(step: StepProgress) -> str:
-    """Return the figures of a step in words."""
-    share = f", {step.evaluating:.0%} to evaluate" if step.evaluating >= 0.05 else ""
-    speed, left = f"{step.tokens_per_second:,.0f} tokens/s", f"{duration(step.seconds_left)} left"
-    return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {speed}  {left}{share}"

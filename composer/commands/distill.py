@@ -19,8 +19,9 @@ from composer.progress import progress_callback, silent_transformers
 from composer.shared_options import OUT, PROGRESS, TELL, BuiltModelArgument, ForceOption, SetOption, to_optional_path
 from composer.spec.inherit import short_path
 from composer.tables import Readable, View
-from composer.terminal import at_once, heading, print_json, print_table, report_once, say, training_bar, training_steps
+from composer.terminal import at_once, heading, print_json, print_table, say
 from composer.training.options import LearningOptions, TeachingOptions, TrainingOptions
+from composer.training.screen import report_once, training_bar, training_steps
 from composer.training.student import Which, read_student, stage_from_nothing, stages_of
 from composer.weights.sources import local_folder, open_model, plain_name
 from converters.composed import ADAPTER_CONFIG

@@ -27,7 +27,8 @@ from composer.shared_options import (
     to_texts,
 )
 from composer.spec.loading import SpecLike, specs_of, variants_of
-from composer.terminal import print_result, training_bar, training_steps
+from composer.terminal import print_result
+from composer.training.screen import training_bar, training_steps
 from composer.weights.sources import describe_model
 from composer.words import size
 

@@ -46,7 +46,8 @@ from composer.spec.document import Spec
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.resolve import Resolved
-from composer.terminal import heading, print_result, training_bar, training_steps
+from composer.terminal import heading, print_result
+from composer.training.screen import training_bar, training_steps
 from composer.weights.config import dimensions
 from composer.weights.record import read_record
 from composer.weights.sources import describe_model, open_model

@@ -11,8 +11,9 @@ from composer.commands import distill
 from composer.errors import TrainingError
 from composer.notices import warn_user
 from composer.progress import BarUpdate
-from composer.terminal import training_steps, watch_progress
+from composer.terminal import watch_progress
 from composer.training.loop import StepProgress
+from composer.training.screen import training_steps
 from tests.composer.cli.conftest import Compose
 
 

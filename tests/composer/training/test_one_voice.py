@@ -13,10 +13,9 @@ import pytest
 import typer
 from matplotlib.figure import Figure
 
-from composer import terminal
 from composer.cli.main import main
 from composer.errors import TrainingError
-from composer.training import checkpoint
+from composer.training import checkpoint, screen
 from composer.training.distill import distill
 from composer.training.journal import Board
 from composer.training.run import TrainingOptions
@@ -100,10 +99,10 @@ def test_full_disks_are_reported_once(
 
 def test_mistakes_of_another_process_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first process ends although it has no error."""
-    monkeypatch.setattr(terminal, "PATIENCE", 0.3)
+    monkeypatch.setattr(screen, "PATIENCE", 0.3)
 
     def act(rank: int) -> None:
-        with terminal.report_once():
+        with screen.report_once():
             if rank == 1:
                 raise TrainingError("only here")
             time.sleep(1.0)
