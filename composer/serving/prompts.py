@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from composer.data.chat import ends_of, render
+from composer.data.chat import end_tokens, ends_of, render
 from composer.errors import DataError
 from composer.serving.engine import MOST_ROWS
 from composer.serving.requests import ChatRequest, CompletionRequest, RequestError, TextRequest
@@ -27,9 +27,7 @@ class PromptReader:
         self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
         self.longest_token = max(map(len, tokenizer.get_vocab()), default=1)
         """Characters of a token at most, or bytes: no text has fewer tokens than its length divided by this."""
-        own = getattr(model.generation_config, "eos_token_id", None)
-        own = tokenizer.eos_token_id if own is None else own
-        self.ends = frozenset(own if isinstance(own, list) else [own]) - {None}
+        self.ends = frozenset(end_tokens(model) or [tokenizer.eos_token_id]) - {None}
         self.answer_ends = frozenset(ends_of(model, tokenizer))
         self.document = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "composer"}
         anchor = tokenizer("a", add_special_tokens=False)["input_ids"]
