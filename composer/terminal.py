@@ -37,6 +37,8 @@ HUB_LOG = "converters.hub"
 """The log of `converters/hub.py`, which is not imported for its name alone."""
 MISTAKE, INTERRUPTED = 2, 130
 """Exit codes."""
+NO_GPU = "Triton is not supported on current platform"
+"""The beginning of a warning that fla shows whenever a program imports it without a GPU. The commands do not show it."""
 Arguments = ParamSpec("Arguments")
 
 
@@ -95,7 +97,7 @@ def notices_shown() -> Iterator[None]:
     def plain(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if category.__module__.partition(".")[0] == "composer":
             say(str(message), err=True)
-        else:
+        elif not str(message).startswith(NO_GPU):
             show_warning(escape_message(str(message)), category, *place, **more)
 
     warnings.showwarning = plain

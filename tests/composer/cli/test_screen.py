@@ -119,6 +119,16 @@ def test_messages_tables_and_notices_are_escaped(
         assert character not in (stdout + stderr) or character in "[31m"
 
 
+def test_a_warning_that_no_gpu_is_there_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fla warns at its import on every machine without a GPU."""
+    shown: list[str] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
+    with terminal.notices_shown():
+        for message in (f"{terminal.NO_GPU}, roll back to CPU.", "another warning"):
+            warnings.showwarning(UserWarning(message), UserWarning, "hardware.py", 1)
+    assert shown == ["another warning"]
+
+
 def test_markup_is_text(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.heading("[bold]a[/bold] :smile:")
     terminal.print_table([("[link=http://b]b[/link]",)])
