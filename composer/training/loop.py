@@ -135,7 +135,7 @@ class _StageRun:
         self.signalled: Callable[[], int] = lambda: 0
         self.saved = 0
         """The step of the last checkpoint, 0 before the first one."""
-        self.taken, self.tokens, self.seconds, self.learning, self.done = 0, 0, 0.0, 0.0, False
+        self.steps_done, self.tokens, self.seconds, self.learning, self.done = 0, 0, 0.0, 0.0, False
         self.before: dict[str, float] = {}
         self.after: dict[str, float] = {}
 
@@ -146,7 +146,7 @@ class _StageRun:
                 planned = self._finish_early() if self.setting.finish and not self.done else self._run_remaining_steps()
         return Outcome(
             stage=self.name,
-            steps=self.taken,
+            steps=self.steps_done,
             planned=planned,
             tokens=self.tokens,
             seconds=self.seconds,
@@ -164,7 +164,7 @@ class _StageRun:
         """Run the remaining steps. Raises Stopped after the part of a step in which a signal was received."""
         began = saved = time.monotonic()
         before = self.seconds
-        if not self.taken:
+        if not self.steps_done:
             self._evaluate_and_update()  # before the first step, too: then no unit ends worse than it began
             self.before = dict(self.after)
             self.setting.warn(self.course.warn_at_start(self.before))
@@ -172,8 +172,8 @@ class _StageRun:
             losses = self._step()
             self.seconds = before + time.monotonic() - began
             self._watch(losses)
-            self.done = self.taken == self.steps or all(unit.progress.stopped for unit in self.course.units)
-            if self.taken % self.every == 0 or self.done:
+            self.done = self.steps_done == self.steps or all(unit.progress.stopped for unit in self.course.units)
+            if self.steps_done % self.every == 0 or self.done:
                 self._evaluate_and_update()
             if self.done:
                 self._restore_best()
@@ -186,8 +186,12 @@ class _StageRun:
 
     def _stopped(self, number: int) -> Stopped:
         """Return the error of a run that a signal has stopped. Its last checkpoint is of the last complete step."""
-        reached = f"after step {self.taken:,} of {self.steps:,}" if self.taken else f"before the end of step 1 of {self.steps:,}"
-        checkpoint_folder = f" Checkpoint: {self.setting.folder}." if self.taken else ""
+        reached = (
+            f"after step {self.steps_done:,} of {self.steps:,}"
+            if self.steps_done
+            else f"before the end of step 1 of {self.steps:,}"
+        )
+        checkpoint_folder = f" Checkpoint: {self.setting.folder}." if self.steps_done else ""
         return Stopped(f"Stopped {reached} of {self.name}.{checkpoint_folder} To continue, {self.setting.again}.", number)
 
     def _check_signal(self, random: RandomState) -> None:
@@ -197,14 +201,14 @@ class _StageRun:
         """
         number = int(broadcast_from_first(float(self.signalled())))
         if number:
-            if self.taken > self.saved:
+            if self.steps_done > self.saved:
                 random.restore()
                 self._save()
             raise self._stopped(number)
 
     def _step(self) -> dict[str, float]:
         """Run one step of every unit that has not stopped. Return their losses."""
-        stage, step, began = self.stage, self.taken, time.monotonic()
+        stage, step, began = self.stage, self.steps_done, time.monotonic()
         indices = rows_of_step(step, stage.batch, len(self.rows), self.setting.seed)
         with self._autocast():
             batch = self.course.prepare(self.rows.batch(indices), step)
@@ -222,9 +226,9 @@ class _StageRun:
                     sums[name] = sums[name] + loss if name in sums else loss
         losses = add_over_processes({name: float(loss) for name, loss in sums.items()})
         norms = {unit.name: unit.update(step, self.steps, losses[unit.name]) for unit in self.course.units if unit.name in losses}
-        self.taken, self.tokens = step + 1, self.tokens + int(batch.valid.sum())
+        self.steps_done, self.tokens = step + 1, self.tokens + int(batch.valid.sum())
         rate = max(unit.rate(step, self.steps) for unit in self.course.units) * stage.lr
-        self.setting.journal.write(self.name, self.taken, loss=losses, norm=norms, lr=rate, tokens=self.tokens)
+        self.setting.journal.write(self.name, self.steps_done, loss=losses, norm=norms, lr=rate, tokens=self.tokens)
         self.learning += time.monotonic() - began
         return losses
 
@@ -242,14 +246,14 @@ class _StageRun:
             return {}
         sums: dict[str, float] = {}
         for part, divisor in (share for whole in self._parts() for share in shares(whole, 1, self._held_out_count)):
-            if not self.taken:
+            if not self.steps_done:
                 self._check_signal(RandomState(self.device))
             with self._autocast():
                 for name, loss in self.course.compute_losses(part.to(self.device), divisor).items():
                     sums[name] = sums.get(name, 0.0) + float(loss)
         sums = add_over_processes(sums)
         if not self.setting.finish:  # the log is that of the run, which may go on
-            self.setting.journal.write(self.name, self.taken, held_out=sums)
+            self.setting.journal.write(self.name, self.steps_done, held_out=sums)
         return sums
 
     @cached_property
@@ -278,9 +282,11 @@ class _StageRun:
     def _watch(self, losses: dict[str, float]) -> None:
         if self.setting.watch is not None:
             mean = sum(losses.values()) / max(1, len(losses))
-            left = self.seconds / self.taken * (self.steps - self.taken)
+            left = self.seconds / self.steps_done * (self.steps - self.steps_done)
             evaluating = max(0.0, 1 - self.learning / self.seconds)
-            self.setting.watch(StepProgress(self.name, self.taken, self.steps, mean, self.tokens / self.learning, left, evaluating))
+            self.setting.watch(
+                StepProgress(self.name, self.steps_done, self.steps, mean, self.tokens / self.learning, left, evaluating)
+            )
 
     def _identity(self) -> dict[str, Any]:
         return {"recipe": self.stage.model_dump(mode="json"), "data": self.rows.hash, "seed": self.setting.seed}
@@ -288,7 +294,7 @@ class _StageRun:
     def _save(self) -> None:
         reached = StageState(
             identity=self._identity(),
-            step=self.taken,
+            step=self.steps_done,
             tokens=self.tokens,
             seconds=self.seconds,
             learning=self.learning,
@@ -296,8 +302,8 @@ class _StageRun:
             before=self.before,
             after=self.after,
         )
-        checkpoint.save(self.folder, self.taken, self.course.units, reached.model_dump(), self.setting.again)
-        self.saved = self.taken
+        checkpoint.save(self.folder, self.steps_done, self.course.units, reached.model_dump(), self.setting.again)
+        self.saved = self.steps_done
 
     def _resume(self) -> None:
         newest = checkpoint.newest(self.folder)
@@ -315,13 +321,13 @@ class _StageRun:
         if problem is not None:
             raise checkpoint.damaged_error(newest, problem)
         checkpoint.restore(newest, self.course.units)
-        self.taken, self.tokens, self.done = reached.step, reached.tokens, reached.done
-        self.saved = self.taken
+        self.steps_done, self.tokens, self.done = reached.step, reached.tokens, reached.done
+        self.saved = self.steps_done
         self.seconds, self.learning = reached.seconds, reached.learning
         self.before, self.after = reached.before, reached.after
-        self.setting.journal.rewind(self.name, self.taken)
+        self.setting.journal.rewind(self.name, self.steps_done)
         if not self.done and not self.setting.finish:
-            self.setting.tell(f"Continuing after step {self.taken:,} of {self.steps:,} of {self.name}.")
+            self.setting.tell(f"Continuing after step {self.steps_done:,} of {self.steps:,} of {self.name}.")
 
     def _problem_of(self, reached: StageState, name: str) -> str | None:
         """Return why the counters of a checkpoint cannot be those of this stage; None where they can. name: of its folder."""
