@@ -1,4 +1,7 @@
-"""Write the tables, the commands and the picture of docs/smollm2.md from the kept results. The prose is written by hand."""
+"""Write the tables and the picture of docs/smollm2.md, and all of docs/reference/smollm2.md, from the kept results.
+
+The prose of the first page is written by hand. The second has every table and the commands of all runs.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,14 @@ from evidence.smollm2.report import Model, build_tables, draw, harness_columns, 
 from evidence.smollm2.result import RUNS
 
 DOCS = HERE.parents[1] / "docs"
-PAGE, PICTURE = DOCS / "smollm2.md", DOCS / "smollm2.png"
+PAGE, PICTURE, REFERENCE = DOCS / "smollm2.md", DOCS / "smollm2.png", DOCS / "reference" / "smollm2.md"
 PLANS = (HEADS, READING, PLAN)
+HEADING = """# Figures of SmolLM2's students
+
+All tables of [smollm2.md](../smollm2.md), which explains them, and the commands of all runs: one section for each plan in
+`evidence/smollm2`. A star marks a score whose paired difference to the teacher has a 95 % interval without 0. Written by `python -m evidence.smollm2 --page`.
+"""
+NO_RUN = "No run of this plan is kept yet."
 BESIDE = ("lolcats", "lola")
 """Models of the plan of students in the picture of the plan of heads."""
 
@@ -24,8 +33,8 @@ def marks(name: str) -> tuple[str, str]:
     return f"<!-- {name}: written by python -m evidence.smollm2 --page -->", f"<!-- {name}: until here -->"
 
 
-def write(runs_folder: Path = RUNS, page: Path = PAGE, picture: Path = PICTURE) -> None:
-    """Replace the text between the marks of each plan, and draw the picture. Raises OSError and ValueError."""
+def write(runs_folder: Path = RUNS, page: Path = PAGE, picture: Path = PICTURE, reference: Path = REFERENCE) -> None:
+    """Replace the text between the marks of each plan, write the reference, and draw the picture. Raises OSError and ValueError."""
     text = page.read_text(encoding="utf-8")
     plans = {path: read_plan(path) for path in PLANS}
     models = {path: models_of(plan, runs_folder / path.stem) for path, plan in plans.items()}
@@ -34,22 +43,28 @@ def write(runs_folder: Path = RUNS, page: Path = PAGE, picture: Path = PICTURE) 
         if text.count(begin) != 1 or text.count(end) != 1:
             raise ValueError(f"{page}: expected one line {begin!r} and one line {end!r}")
         before, after = text.split(begin)[0], text.split(end)[1]
-        text = f"{before}{begin}\n\n{format_contents(plan, models[path])}\n\n{end}{after}"
+        text = f"{before}{begin}\n\n{format_overview(plan, models[path])}\n{end}{after}"
     write_whole(page, text)
+    sections = [f"## {path.stem}\n\n{format_details(plan, models[path])}" for path, plan in plans.items()]
+    write_whole(reference, "\n".join([HEADING, *sections]))
     if models[HEADS]:
         draw(plans[HEADS], models[HEADS], picture, [model for model in models[PLAN] if model.name in BESIDE])
 
 
-def format_contents(plan: Plan, models: Sequence[Model]) -> str:
-    """Return the tables, the tasks at chance and the commands as Markdown."""
+def format_overview(plan: Plan, models: Sequence[Model]) -> str:
+    """Return the first table of a plan as Markdown."""
+    return next(iter(build_tables(plan, models))).markdown() if models else f"{NO_RUN}\n"
+
+
+def format_details(plan: Plan, models: Sequence[Model]) -> str:
+    """Return the other tables, the tasks at chance and the commands as Markdown."""
     if not models:
-        return "No run of this plan is kept yet."
-    overview, *tables = (table.markdown() for table in build_tables(plan, models))
+        return f"{NO_RUN}\n"
+    _, *tables = (table.markdown() for table in build_tables(plan, models))
     if plan.general is not None and plan.text is not None:
         tables.append(build_budget_table(plan, models).markdown())
-    details = "\n".join([*tables, *format_chance_tasks(plan, models)])
     commands = "\n".join(format_commands(models))
-    return f"{overview}\n{_collapse('All tables', details)}\n{_collapse('Commands', commands)}"
+    return "\n".join([*tables, *format_chance_tasks(plan, models), _collapse("Commands", commands)])
 
 
 def _collapse(title: str, text: str) -> str:
