@@ -21,7 +21,8 @@ PLANS = (HEADS, READING, PLAN)
 HEADING = """# Figures of SmolLM2's students
 
 All tables of [smollm2.md](../smollm2.md), which explains them, and the commands of all runs: one section for each plan in
-`evidence/smollm2`. A star marks a score whose paired difference to the teacher has a 95 % interval without 0. Written by `python -m evidence.smollm2 --page`.
+`evidence/smollm2`. A star marks a score whose paired difference to the teacher has a 95 % interval without 0. Written by
+`python -m evidence.smollm2 --page`.
 """
 NO_RUN = "No run of this plan is kept yet."
 BESIDE = ("lolcats", "lola")
