@@ -73,6 +73,21 @@ def test_a_prompt_continues_the_text(compose: Compose, folder: Path) -> None:
     assert (answer["state_tokens"], answer["prompt_tokens"], answer["new_tokens"]) == (221, 4, 8)
 
 
+def test_a_text_read_in_parallel_leaves_the_same_state(compose: Compose, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("generation", "parallel"):
+        monkeypatch.setattr(f"composer.model.{module}.PIECE", 64)
+    for name, count in (("one", 1), ("four", 4)):
+        result = compose("read", folder, "--text", "book.txt", "--parallel", count, "-o", f"{name}.state")
+        assert result.exit_code == 0, result.output
+    first, second = (load_file(f"{name}.state") for name in ("one", "four"))
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr("composer.model.parallel.parallel_obstacle", lambda _: "it reads in order")
+    message = refused(compose, "read", folder, "--text", "book.txt", "--parallel", 2, "-o", "no.state")
+    assert "--parallel 2: it reads in order. Leave --parallel out" in message
+    assert not Path("no.state").exists()
+
+
 def test_read_and_generate_in_python_report_the_state(folder: Path) -> None:
     progress: list[tuple[int, int]] = []
     report = composer.read(folder, "book.txt", "book.state", progress=lambda done, length: progress.append((done, length)))
