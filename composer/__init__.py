@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from composer.commands.fit import fit
     from composer.commands.generate import generate
     from composer.commands.inspect import inspect
+    from composer.commands.join import join
     from composer.commands.lock import lock
     from composer.commands.logits import logits
     from composer.commands.new import new, schema
@@ -71,6 +72,7 @@ __all__ = [
     "fit",
     "generate",
     "inspect",
+    "join",
     "known_tasks",
     "load",
     "load_spec",

@@ -17,6 +17,7 @@ from composer.benching.report import BenchReport
 from composer.commands.distill import MergeReport
 from composer.commands.export import ExportReport
 from composer.commands.generate import Generated
+from composer.commands.join import JoinedState
 from composer.commands.lock import LockReport
 from composer.commands.read import ReadText
 from composer.commands.sample import Sampled
@@ -52,6 +53,7 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "fit": ("", Fit),
     "generate": ("", Generated),
     "inspect": ("", Findings),
+    "join": ("", JoinedState),
     "lock": ("", LockReport),
     "logits": ("", WrittenLogits),
     "merge": ("", MergeReport),

@@ -224,6 +224,13 @@ class Memory(Part):
         same outputs if a query sees only these. None if there is none."""
         return None
 
+    def join(self, first: State, second: State, dropped: int, offset: int) -> State | str:
+        """Return the state after two texts of one row, from the states of each by itself, or the reason why there is none.
+
+        dropped: the number of pairs at the start of the second text that are left out. offset: added to positions of the second.
+        """
+        return "such a memory does not keep the pairs of a text one by one"
+
     def matrix(self, state: State) -> Float[Tensor, "B N F V"] | None:
         """Return the matrix in which this state sums pairs, as in the equation, whatever the layout of the state: in float64,
         without normaliser. None if there is no such matrix."""

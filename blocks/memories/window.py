@@ -13,7 +13,7 @@ from blocks.flow import Pairs, Partial, Tokens
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.ring import RingSlot, by_age, by_place, entry_at, place_of, write_at
-from blocks.memories.stored_pairs import Holding, keep_present, pairs_of, state_of
+from blocks.memories.stored_pairs import Holding, keep_present, move_pairs, pairs_of, state_of
 from blocks.memories.weight_errors import error_sums
 from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, row_obstacle
 from blocks.part import Parameters
@@ -106,6 +106,13 @@ class Window(Holding):
     def inputs(self, shape: Shape) -> tuple[Port, ...]:
         """features: of the states below that sparse caches compare with the exact weights, by the number that this window sums."""
         return (*super().inputs(shape), Port("features", Kind.FEATURES, many=True, needed=False))
+
+    def join(self, first: State, second: State, dropped: int, offset: int) -> State | str:
+        if not (self.drops and self.is_sliding):
+            return "the pairs that it evicts enter another memory"
+        if bool((second["position"] < dropped).any()):
+            return f"it holds fewer than {self.size} pairs of the second text"
+        return {name: tensor.roll(offset, dims=1) for name, tensor in move_pairs(second, self.rotation, offset).items()}
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         step, blocks = "one query against the ring of pairs", "blocks of queries against their own and the previous window"

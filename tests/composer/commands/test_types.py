@@ -33,6 +33,7 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "generate": (TEACHER, "once"),
     "inspect": (TEACHER,),
     "fit": (TEACHER, "stories", "out"),
+    "join": (TEACHER, "a.state", "b.state", "both.state"),
     "load": (TEACHER,),
     "load_spec": ("lolcats",),
     "lock": ("lolcats", TEACHER, "out.lock.yaml"),
