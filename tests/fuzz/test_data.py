@@ -85,7 +85,7 @@ def test_damaged_parquet_files_are_read_or_refused(example: Any, folder: Path) -
 
 
 @fuzz(st.tuples(EDITS, CUTS, st.sampled_from([".json", ".jsonl", ".txt"]), st.booleans()), examples=60)
-def test_json_and_text(example: Any, folder: Path) -> None:
+def test_damaged_json_and_text_are_read_or_refused(example: Any, folder: Path) -> None:
     edits, cuts, suffix, tree = example
     path = folder / f"a{suffix}"
     lines = b"\n".join(json.dumps(record).encode() for record in RECORDS)

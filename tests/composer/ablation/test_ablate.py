@@ -269,7 +269,7 @@ def test_without_data_nothing_is_trained(ablation_request: Request, tmp_path: Pa
     assert "trained" not in (tmp_path / "out" / TABLE).read_text()
 
 
-def test_lola_on_the_weights_of_lolcats(teacher: Path, texts: Path, tmp_path: Path) -> None:
+def test_untrained_lola_is_scored_on_the_weights_of_lolcats(teacher: Path, texts: Path, tmp_path: Path) -> None:
     """A variant without training is built, compared with the named teacher, and scored."""
     lolcats = {
         "compose": 1,

@@ -81,7 +81,7 @@ def test_mistakes_are_refused_and_nothing_is_written(compose: Compose, teacher: 
     assert os.listdir() == ["full"]
 
 
-def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_a_bar_unless_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = rich.console.Console(force_terminal=True, width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(rich.console, "Console", lambda **_: screen)

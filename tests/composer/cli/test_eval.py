@@ -154,7 +154,7 @@ def test_killed_evaluations_resume_to_the_same_results(compose: Compose, tmp_pat
     assert timeless(json.loads((tmp_path / "killed" / RESULTS).read_text())) == timeless(whole.model_dump(mode="json"))
 
 
-def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_a_bar_unless_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = rich.console.Console(force_terminal=True, width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(rich.console, "Console", lambda **_: screen)

@@ -141,7 +141,9 @@ def test_bidirectional_models_are_refused(compose: Compose, teacher: Path) -> No
     ],
     ids=["python", "cuda", "cpu", "overflow"],
 )
-def test_running_out_of_memory(compose: Compose, student: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_out_of_memory_errors_name_the_bytes_of_the_state(
+    compose: Compose, student: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise error
 

@@ -76,7 +76,7 @@ def test_hub_data_are_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert all(isinstance(record["x"], Unread) for record in records)
 
 
-def test_lists_structs_and_numbers(tmp_path: Path) -> None:
+def test_lists_structs_numbers_and_categories_are_read(tmp_path: Path) -> None:
     rows = [{"messages": [{"role": "user", "content": "x"}], "n": 1, "f": 0.5, "b": True, "none": None}] * 40
     assert fields(stored(tmp_path, pyarrow.Table.from_pylist(rows), row_group_size=7)) == rows
     categories = pyarrow.table({"text": pyarrow.array(["a", "b", "a"]).dictionary_encode()})

@@ -165,7 +165,7 @@ def test_a_window_of_the_source_counts_tokens_and_not_positions(backend: str) ->
 
 
 @torch.no_grad()
-def test_a_config_that_asks_for_tuples() -> None:
+def test_students_return_tuples_if_their_config_asks_for_them() -> None:
     student: Any = composer.build("softmax", small("qwen3"))
     wanted = student(tokens()).logits
     student.config.return_dict = student.model.config.return_dict = False

@@ -39,7 +39,7 @@ def in_pieces(model: Any, ids: torch.Tensor, bounds: tuple[int, ...], mask: torc
 
 @pytest.mark.parametrize("family", HYBRIDS)
 @torch.no_grad()
-def test_pieces_padding_and_beams(family: str) -> None:
+def test_hybrids_equal_their_source_in_pieces_and_with_padding_and_beams(family: str) -> None:
     """The first piece is shorter than a convolution, and ends in the padding of a row."""
     source, ids = small(family), tokens()
     student = composer.build("softmax", source)

@@ -122,7 +122,7 @@ def test_tokens_rotate_by_their_place_in_an_image() -> None:
 
 
 @torch.no_grad()
-def test_in_memory_and_in_another_process(tmp_path: Path) -> None:
+def test_image_students_equal_their_source_in_memory_and_in_another_process(tmp_path: Path) -> None:
     source: Any = multimodal("llava")
     source.save_pretrained(tmp_path / "source")
     inputs = text_and_image("llava", source)

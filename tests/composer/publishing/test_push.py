@@ -248,7 +248,7 @@ def test_only_owner_and_name_are_a_repository(student: Path, named: str) -> None
         composer.push(student, named)
 
 
-def test_without_a_network(student: Path, tmp_path: Path) -> None:
+def test_errors_in_offline_mode_name_its_setting(student: Path, tmp_path: Path) -> None:
     """In offline mode, a push and a pull give a clear error."""
     with pytest.raises(PushError, match="HF_HUB_OFFLINE is set"):
         composer.push(student, REPO)

@@ -110,7 +110,7 @@ def test_fresh_models_have_the_requested_dtype(tmp_path: Path, dtype: str):
     assert verify(out).ok
 
 
-def test_the_config_and_the_spec_bring_the_same_dimensions(tmp_path: Path):
+def test_the_config_and_the_spec_have_the_same_dimensions(tmp_path: Path):
     out = build(tmp_path / "out", trunk={"theta": 500, "head_dim": 12})
     assert dimensions(open_source(out).trunk) == resolve(load_spec(document("lolcats", theta=500, head_dim=12))).dimensions
 

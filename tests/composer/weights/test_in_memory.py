@@ -130,7 +130,7 @@ def test_generation_settings_are_copied():
     assert student.generation_config is not model.generation_config
 
 
-def test_the_sizes_of_another_family():
+def test_sizes_of_another_family_are_read():
     trunk = trunk_of(GPT2LMHeadModel(GPT2Config(n_layer=3, n_embd=8, n_head=2, vocab_size=16)))
     sizes = (trunk.layers, trunk.hidden_size, trunk.heads, trunk.key_heads, trunk.head_dim, trunk.vocabulary_size)
     assert sizes == (3, 8, 2, 2, 4, 16)

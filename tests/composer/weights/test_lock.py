@@ -110,7 +110,7 @@ def test_options_that_a_lock_decides_are_refused(locked: Path, options: dict, fl
         composer.build_folder(locked, out="built", **options)
 
 
-def test_a_lock_from_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_without_a_source_builds_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     spec = document("lolcats")
     lock = composer.lock(spec, out="own.lock.yaml", fresh=True, seed=5)

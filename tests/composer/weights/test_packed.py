@@ -64,7 +64,7 @@ def test_a_softmax_student_equals_the_unpacked_model(tmp_path: Path, family: str
         assert not torch.equal(student_logits, logits(model)), "quantisation has to show"
 
 
-def test_a_chat_template_that_is_a_number(tmp_path: Path) -> None:
+def test_a_chat_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "llama.gguf", gguf_model("llama"), metadata={"tokenizer.chat_template": 5}, template=None)
     with pytest.raises(ComposerError, match="chat_template is 5; expected text"):
         composer.build_folder("softmax", file, tmp_path / "student")
