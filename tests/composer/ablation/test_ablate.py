@@ -37,6 +37,8 @@ from tests.composer.ablation.variants import RECIPE, SECOND_STAGES, TINY, TRUNK,
 from tests.composer.training.processes import ending, forked
 from tests.composer.training.runs import make_student
 
+pytestmark = pytest.mark.long
+
 COMPARED = ("perplexity before stage 2", "attention MSE", "attention KL")
 
 

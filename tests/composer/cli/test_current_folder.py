@@ -25,6 +25,8 @@ from tests.composer.ablation.variants import write_spec
 from tests.composer.training.runs import RECIPE, SPEC, make_student, write_texts
 from tests.test_house import ROOT, named
 
+pytestmark = pytest.mark.long
+
 FRESH = {"width": 16, "layers": 1, "heads": 2, "vocabulary": 64}
 STEP = ("--set", "recipe.transfer.steps=1", "--set", "recipe.finetune.steps=1")
 SCORED = ("--tasks", "mqar,pairs=2", "--lengths", "12", "--samples", "2")
