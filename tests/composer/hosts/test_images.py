@@ -20,6 +20,8 @@ from composer.weights.verify import verify
 from converters.hosts import WHOLE
 from tests.composer.hosts.multimodal import IMAGE, multimodal, text_and_image
 
+pytestmark = pytest.mark.long
+
 KEPT: dict[str, Any] = {
     "compose": 1,
     "name": "kept",

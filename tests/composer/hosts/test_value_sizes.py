@@ -18,14 +18,10 @@ from converters.errors import ConfigError
 from converters.hybrid_layers import layers_without_attention
 from tests.checkpoints import edit_config
 from tests.composer.exporting.models import randomised
-from tests.composer.hosts.families import small
+from tests.composer.hosts.families import small, tokens
 from tests.composer.vllm.test_served_heads import check_served
 
 TOKENS = 100
-
-
-def tokens(length: int = 23) -> torch.Tensor:
-    return torch.randint(3, 90, (2, length), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(scope="module")

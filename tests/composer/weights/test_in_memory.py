@@ -17,7 +17,7 @@ from composer.spec.resolve import Resolved, resolve
 from composer.weights.config import dimensions
 from composer.weights.in_memory import build_from_model, trunk_of
 from composer.weights.plan import FRESH_FILE
-from tests.checkpoints import LLAMA3_ROPE, llama_model
+from tests.checkpoints import LLAMA3_ROPE, llama_model, logits
 from tests.composer.weights.students import LAWCAT, LOLCATS, SOFTMAX, build
 
 
@@ -27,11 +27,6 @@ def resolved_for(model, spec: dict) -> Resolved:
 
 def student_of(model, spec: dict = SOFTMAX, **options: object) -> ComposedForCausalLM:
     return build_from_model(resolved_for(model, spec), model, **options)
-
-
-def logits(model) -> torch.Tensor:
-    with torch.no_grad():
-        return model(torch.arange(40)[None] % 64).logits
 
 
 @pytest.mark.parametrize("share", [False, True])

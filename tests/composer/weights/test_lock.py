@@ -21,7 +21,6 @@ from composer.locks import beside, exclusive_lock
 from composer.weights.lock import read_lock
 from composer.weights.record import read_record
 from converters.source import SINGLE
-from tests.checkpoints import llama
 from tests.composer.model.trunks import document
 from tests.gguf_files import gguf_model, write_gguf
 from tests.hub_server import local_hub
@@ -32,11 +31,6 @@ NAMED = {"composition.json", "README.md"}
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in NAMED}
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return llama(tmp_path / "source")
 
 
 @pytest.fixture

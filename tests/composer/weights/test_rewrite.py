@@ -18,9 +18,9 @@ from composer.weights.load import load_model
 from composer.weights.record import RECORD, HeldOut, Record, TrainedStage, read_record
 from composer.weights.rewrite import Adapter, Trained, write_trained
 from composer.weights.verify import verify
-from tests.checkpoints import fingerprint, llama
+from tests.checkpoints import fingerprint, llama, logits
 from tests.composer.hosts.families import small
-from tests.composer.weights.students import LOLCATS, build, loaded, logits, weights
+from tests.composer.weights.students import LOLCATS, build, loaded, weights
 
 FRESH = "model.layers.1.self_attn.composed.head.window.weight"
 UP = "model.layers.0.mlp.up_proj.weight"
