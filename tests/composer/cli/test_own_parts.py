@@ -29,6 +29,8 @@ from composer.weights.record import read_record
 from tests.composer.cli.conftest import Compose
 from tests.outside import EXAMPLE, GATE, fake_distribution, restored
 
+pytestmark = pytest.mark.long
+
 SPEC = """\
 compose: 1
 name: mine
@@ -72,6 +74,7 @@ def test_every_command_has_the_option_parts() -> None:
     assert lacking == WITHOUT_PARTS
 
 
+@pytest.mark.usefixtures("quick_comparison")
 def test_parts_of_another_package_work_in_all_commands(compose: Compose, teacher: Path, tmp_path: Path) -> None:
     """The commands are check, explain, draw, build, show, save, load, generate, inspect, lock, export and verify."""
     (tmp_path / "mine.yaml").write_text(SPEC, encoding="utf-8")
