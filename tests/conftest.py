@@ -176,9 +176,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """After a run of minutes, list the files that lack the mark ``long``."""
+    """After a run of ten minutes or more, list the files that lack the mark ``long``."""
     reports = [report for group in terminalreporter.stats.values() for report in group if isinstance(report, pytest.TestReport)]
-    least = max(5.0, LONG * sum(report.duration for report in reports))
-    names = {report.nodeid.partition("::")[0] for report in reports if report.duration > least and "long" not in report.keywords}
-    if names:
-        terminalreporter.write_line(f"Tests of more than {least:.0f} s in files without the mark long: {', '.join(sorted(names))}")
+    total = sum(report.duration for report in reports)
+    long = [report for report in reports if report.duration > LONG * total]
+    names = sorted({report.nodeid.partition("::")[0] for report in long if "long" not in report.keywords})
+    if total > 600 and names:
+        terminalreporter.write_line(f"Files with long tests that lack the mark long: {', '.join(names)}")

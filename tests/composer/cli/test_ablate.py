@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -203,17 +202,14 @@ def test_nothing_is_trained_before_all_is_checked(compose: Compose, inputs: Path
     assert 'mqar,pears=2: unknown option "pears"; did you mean "pairs"?' in result.stderr
 
 
-def test_progress_is_a_bar_unless_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = rich.console.Console(force_terminal=True, width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(rich.console, "Console", lambda **_: screen)
+def test_progress_is_a_bar_unless_quiet(terminal: rich.console.Console) -> None:
     variant: Any = Variant("mine", load_spec("lolcats"), {})
     step: Any = AblationStep("transfer", "0" * 16, None, variant, None, 3)  # pyright: ignore[reportArgumentType] - it asks for nothing
     with module.watching(quiet=False) as tell:
         assert tell is not None
         tell(None, {}, 1, 7)
         tell(step, {"seconds": 12.3}, 2, 7)
-    shown = screen.export_text()
+    shown = terminal.export_text()
     assert "2/7" in shown
     assert "transfer  mine  seed 3  12 s" in shown
     with module.watching(quiet=True) as tell:

@@ -37,13 +37,13 @@ def test_selected_specs_can_be_explained_and_their_student_reused(tmp_path: Path
     assert max(selection["scores"], key=lambda score: score["restored"])["layer"] == kept
     assert selection["kept_divergence"] == pytest.approx(selection["divergence"] - selection["scores"][kept]["restored"], abs=1e-6)
     assert composer.explain(out / "spec.yaml", TEACHER).state_bytes == selection["state_bytes"]
-    assert ran(*arguments, "--keep", "1").exit_code == 2, "what is there is not replaced"
+    assert ran(*arguments, "--keep", "1").exit_code == 2, "existing results are not replaced"
     learned = (out / "student" / "composition.json").stat().st_mtime_ns
     student = ["--student", str(out / "student")]
     again = ran(*arguments, "--budget", str(selection["state_bytes"]), "--by", "swapped", *student, "--force", "--json")
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["state_bytes"] == selection["state_bytes"]
-    assert (out / "student" / "composition.json").stat().st_mtime_ns == learned, "it has learned already"
+    assert (out / "student" / "composition.json").stat().st_mtime_ns == learned, "the student is not trained again"
 
 
 def test_a_student_may_learn_as_a_whole_model(tmp_path: Path) -> None:

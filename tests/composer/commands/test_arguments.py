@@ -176,7 +176,7 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
 }
 """Of each command: what it needs besides, and its options that are numbers, with the least of each."""
 ANY = {"--layers", "--share", "--limit"}
-"""Numbers without a least one, one that is told with the data, and one that is a number of documents or a share of them."""
+"""Options whose bounds are checked elsewhere: numbers without a minimum, a number in the data reference, and a count or share."""
 
 
 def test_all_numeric_options_are_tested() -> None:

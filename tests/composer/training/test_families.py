@@ -54,7 +54,7 @@ def test_adapters_are_loaded_and_merged(family: str, teacher: Path, texts: Path,
     student = student_of(family, teacher, tmp_path)
     run(student, tmp_path / "out", texts, "recipe.finetune.steps=2", "recipe.finetune.lora.rank=4", which="finetune")
     adapted = logits(composer.load(tmp_path / "out"), IDS)
-    assert (adapted - logits(composer.load(student), IDS)).abs().max() > 1e-4, "they say something"
+    assert (adapted - logits(composer.load(student), IDS)).abs().max() > 1e-4, "the adapters change the logits"
     assert verify(tmp_path / "out").ok
     merge_adapters(tmp_path / "out", tmp_path / "merged")
     torch.testing.assert_close(logits(composer.load(tmp_path / "merged"), IDS), adapted, rtol=0, atol=1e-4)

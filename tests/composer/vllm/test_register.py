@@ -1,4 +1,4 @@
-"""Composed models are registered with the versions of vLLM that were tested. With another one, or none, a sentence says so."""
+"""Composed models are registered with the versions of vLLM that were tested. With another version, or none, a message is logged."""
 
 from __future__ import annotations
 
