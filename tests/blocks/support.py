@@ -158,8 +158,8 @@ def assert_derivatives(function: Callable[..., Tensor | tuple[Tensor, ...]], ten
 
 
 def cut(arguments: tuple[Any, ...], columns: slice, state: Tensor) -> tuple[Any, ...]:
-    """Return the arguments of a recurrence for some consecutive tokens that continue from ``state``. Its last two are the documents
-    and the state.
+    """Return the arguments of a recurrence for some consecutive tokens that continue from ``state``. The last two arguments are the
+    documents and the state.
     """
     *inputs, segment, _ = arguments
     if segment is not None:
