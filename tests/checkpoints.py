@@ -32,6 +32,8 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+IDS = torch.arange(40)[None]
+
 
 def llama_model(*, seed: int = 0, dtype: str = "float32", **config: Any) -> LlamaForCausalLM:
     """A tiny Llama with random weights, biases and norms, so that a missing tensor changes the output."""
@@ -42,6 +44,12 @@ def llama_model(*, seed: int = 0, dtype: str = "float32", **config: Any) -> Llam
             if parameter.ndim == 1:
                 parameter.copy_(torch.randn_like(parameter) * 0.1 + ("norm" in name))
     return model.to(getattr(torch, dtype)).eval()
+
+
+def logits(model: Any, ids: torch.Tensor = IDS, **options: Any) -> torch.Tensor:
+    """Return the logits of a model of any kind, without gradients. ids: 40 different tokens by default."""
+    with torch.no_grad():
+        return model(ids, **options).logits
 
 
 _WRITTEN = tempfile.TemporaryDirectory(prefix="checkpoints-")

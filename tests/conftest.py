@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -38,13 +39,8 @@ OF_KERNELS = (
 """What tests import that run kernels in Triton's interpreter, or build them: they are marked ``kernels``."""
 ON_TRITON = rf"{OF_KERNELS}|blocks\.kernels"
 """And those that take Triton to be installed."""
-LONGEST = {
-    "test_a_day.py", "test_ablate.py", "test_adapted.py", "test_as_models.py", "test_cluster.py", "test_compile.py",
-    "test_contributing.py", "test_current_folder.py", "test_families.py", "test_folder.py", "test_gpu_speed.py",
-    "test_kernel_builds.py", "test_licences.py", "test_native.py", "test_own_part.py", "test_own_parts.py",
-    "test_prefill_graph.py", "test_processes.py", "test_push.py", "test_python_page.py", "test_readme.py", "test_second.py",
-}  # fmt: skip
-"""The files with single tests of ten seconds and more."""
+LONG = 0.005
+"""A long test takes more than this share of the time of all tests, which does not depend on the load of the machine."""
 CACHE = tempfile.TemporaryDirectory(prefix="composer-cache-")
 os.environ["COMPOSER_CACHE"] = CACHE.name  # of unpacked weights, not the user's own
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start `make test &` with Ctrl-C ignored, and tests send it
@@ -124,6 +120,18 @@ def first_warnings() -> None:
         notices._WARNED.clear()
 
 
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every connection fail."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a connection was opened")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
 @cache
 def imports(path: Path, modules: str) -> bool:
     """Return whether a test file imports one of these modules at its top level."""
@@ -153,15 +161,25 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before some are left out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests of kernels. With a GPU, run only those marked gpu, compiled. The longest tests come first, so that no worker
-    ends with one alone.
+    """Mark tests of kernels. With a GPU, run only those marked gpu, compiled. Files with long tests come first, so that no
+    worker ends with one alone.
     """
     for item in items:
         if imports(item.path, OF_KERNELS):
             item.add_marker(pytest.mark.kernels)
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     why = "no CUDA device here" if not torch.cuda.is_available() else "Triton's kernels are the interpreter's: TRITON_INTERPRET=0"
     if not torch.cuda.is_available() or os.environ["TRITON_INTERPRET"] == "1":
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason=why))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """After a run of ten minutes or more, list the files that lack the mark ``long``."""
+    reports = [report for group in terminalreporter.stats.values() for report in group if isinstance(report, pytest.TestReport)]
+    total = sum(report.duration for report in reports)
+    long = [report for report in reports if report.duration > LONG * total]
+    names = sorted({report.nodeid.partition("::")[0] for report in long if "long" not in report.keywords})
+    if total > 600 and names:
+        terminalreporter.write_line(f"Files with long tests that lack the mark long: {', '.join(names)}")

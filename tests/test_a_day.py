@@ -14,6 +14,8 @@ import pytest
 import composer
 from pages.notebook import NOTEBOOK, clean, run
 
+pytestmark = pytest.mark.long
+
 FEWER = {
     "steps: 40, batch: 8, warmup: 4": "steps: 8, batch: 4, warmup: 2",
     "steps: 5, batch: 8": "steps: 2, batch: 2",

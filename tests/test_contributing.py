@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[1]
 LAWS = ("tests/laws/test_definition.py", "tests/laws/test_split.py", "tests/laws/test_batch.py")
 COPIED = ("blocks", "composer", "converters", "specs", "tests", "docs", "pages", "README.md", "pyproject.toml")

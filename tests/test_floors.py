@@ -46,7 +46,7 @@ def rooms_imported(path: Path) -> Iterator[str]:
                 yield steps[1] if steps[1:] and steps[1] in rooms else "__init__"
 
 
-def test_floors_of_composer() -> None:
+def test_packages_import_only_packages_below_them() -> None:
     """Imports for types or inside functions count as well."""
     folder = Path(composer.__file__).parent
     files = {path: path.relative_to(folder).parts[0].removesuffix(".py") for path in sorted(folder.rglob("*.py"))}

@@ -14,6 +14,8 @@ from tests.composer.programs import printed
 from tests.interpreter import LIBRARY
 from tests.kernels import squared
 
+pytestmark = pytest.mark.long
+
 
 def test_a_kernel_with_a_loop_and_several_configurations_runs() -> None:
     x, y = torch.randn(16, 16), torch.empty(16, 16)

@@ -16,6 +16,8 @@ import composer
 from blocks.part import Closed
 from composer.tables import Readable
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 

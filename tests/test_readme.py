@@ -14,6 +14,8 @@ import composer
 from composer.cli.main import COMMANDS
 from tests.composer.programs import composed
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ELSEWHERE = {"pip install .", "make demo", "make smollm2", "make test"}

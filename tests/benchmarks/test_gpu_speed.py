@@ -24,6 +24,8 @@ from blocks.operation import TRITON
 from composer.graph.measured import MeasuredForm
 from pages.measured import BEGIN, END, build_measured_forms, measurements
 
+pytestmark = pytest.mark.long
+
 CPU = ("--device", "cpu", "--seconds", "600")
 
 

@@ -155,3 +155,36 @@ def assert_derivatives(function: Callable[..., Tensor | tuple[Tensor, ...]], ten
     outputs = function(*leaves)
     assert all(output.requires_grad for output in (outputs if isinstance(outputs, tuple) else (outputs,)))
     assert torch.autograd.gradcheck(function, leaves, **options)
+
+
+def cut(arguments: tuple[Any, ...], columns: slice, state: Tensor) -> tuple[Any, ...]:
+    """Return the arguments of a recurrence for some consecutive tokens that continue from ``state``. The last two arguments are the
+    documents and the state.
+    """
+    *inputs, segment, _ = arguments
+    if segment is not None:
+        segment = segment[:, columns] - (segment[:, columns.start - 1, None] if columns.start else 0)
+    return *(None if tensor is None else tensor[:, columns] for tensor in inputs), segment, state
+
+
+def assert_split(form: Callable[..., Any], wanted: tuple[Tensor, Tensor], arguments: tuple[Any, ...], cuts: list[int]) -> None:
+    """Check that calls of ``cuts`` tokens have the outputs and the last state of one call."""
+    outputs, state, at = [], arguments[-1], 0
+    for length in cuts:
+        output, state = form(*cut(arguments, slice(at, at + length), state))
+        outputs.append(output)
+        at += length
+    close(torch.cat(outputs, dim=1), wanted[0])
+    close(state, wanted[1])
+
+
+def assert_agree(form: Callable[..., Any], definition: Callable[..., Any], problem: Any, tolerance: float = 1e-10) -> None:
+    """Check that outputs, last states and the gradients of all tensors equal the definition's."""
+    answers = []
+    for compute in (form, definition):
+        tensors = [tensor.clone().requires_grad_() for tensor in problem.tensors]
+        output, state = compute(*problem.arguments(tensors))
+        loss = output.square().mean() + state.square().mean()
+        answers.append((output, state, *torch.autograd.grad(loss, tensors)))
+    for got, wanted in zip(*answers, strict=True):
+        close(got, wanted, tolerance)

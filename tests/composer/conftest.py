@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator, Iterator
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,15 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     from tests.composer.legible import kept_open
 
     return kept_open(monkeypatch)
+
+
+@pytest.fixture
+def quick_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports are compared in a fork of a process without this package that has imported torch and transformers once."""
+    from composer.exporting import plain
+    from tests.composer.programs import load_behind_libraries
+
+    monkeypatch.setattr(plain, "subprocess", SimpleNamespace(run=load_behind_libraries, DEVNULL=None))
 
 
 @pytest.fixture

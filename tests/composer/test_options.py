@@ -111,7 +111,7 @@ def test_an_error_has_the_name_that_the_user_wrote(keywords: dict[str, Any], fla
     assert str(on_command_line.value) == f"--{message}"
 
 
-def test_other_types_and_words() -> None:
+def test_other_types_and_words_are_refused() -> None:
     for keywords, message in (
         ({"salt": 1}, "salt: expected True or False, got 1"),
         ({"minutes": True}, "minutes: expected a whole number of at least 1, got True"),

@@ -19,7 +19,7 @@ def shown(done: int, total: int) -> BarUpdate:
     return BarUpdate("<things>", done, total, f"{done} of {total}")
 
 
-def test_a_bar_for_each_file(terminal: rich.console.Console) -> None:
+def test_every_file_has_a_bar(terminal: rich.console.Console) -> None:
     with progress_callback(True, verify.bar_of, "name", "bar", "bytes", "speed") as moved:
         assert moved is not None
         moved("[red]one", 500, 1000)

@@ -124,7 +124,7 @@ def test_messages_that_json_cannot_represent_are_refused(tokenizer: PreTrainedTo
         render(tokenizer, [], chat_template="x")
 
 
-def test_a_tokenizer_without_a_template(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_tokenizer_without_a_template_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
     assert tokenizer.chat_template is None
     with pytest.raises(TemplateError, match="has no chat template"):
         render(tokenizer, TALK)

@@ -35,7 +35,7 @@ def test_windows_are_those_of_transformers(family: str) -> None:
         assert local_layers(family, fields, LAYERS) == actual
 
 
-def test_families_without_kinds_of_layers() -> None:
+def test_families_without_layer_types_have_one_window() -> None:
     assert local_layers("mistral", {"sliding_window": 64}, 2) == (64, 64)
     assert local_layers("mistral", {"sliding_window": None}, 2) is None
     assert local_layers("somebody", {"sliding_window": 64}, 2) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from composer.ablation.runner import one_process
@@ -20,6 +21,8 @@ from evidence.running import find_missing_runs, read_variants, run_missing
 from evidence.second import EXPERIMENTS, HARDER, SECOND, SECOND_HYBRIDS, SOURCE
 from evidence.verdict import Place
 from tests.evidence.sizes import SMALL
+
+pytestmark = pytest.mark.long
 
 QUICK = (
     "recipe={sequence: 128, rows: whole}",

@@ -12,6 +12,8 @@ import pytest
 from composer.laws.suite import parts_under_test
 from tests.outside import EXAMPLE, GATE
 
+pytestmark = pytest.mark.long
+
 README = EXAMPLE / "README.md"
 BROKEN = GATE.replace("-self.rate)", "-self.rate) * (inputs.shape[1] > 1)")
 """A gate that forgets nothing in a call of one token."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import socket
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +23,8 @@ from composer.templates import render
 from tests.fuzz.mutations import CUTS, EDITS, VALUES, as_json, cut, edited
 from tests.fuzz.outcomes import LONGEST, fuzz, outcome
 
+pytestmark = pytest.mark.usefixtures("no_network")
+
 RECORDS: list[Any] = [
     {"text": "once upon a time"},
     {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]},
@@ -39,16 +40,6 @@ TEMPLATES = (
     "{% macro f(x) %}{{ x }}{% if x < 9 %}{{ f(x + 1) }}{% endif %}{% endmacro %}{{ f(0) }}{{ messages | tojson(indent=4) }}",
     "{{ '%5d' % 5 }}{{ 'a' | center(9) }}{{ (['x'] * 9) | join(',') }}{{ 2 ** 8 }}{{ '{:>9}'.format(1) }}",
 )
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise AssertionError("a connection was opened")
-
-    for name in ("connect", "connect_ex", "sendto"):
-        monkeypatch.setattr(socket.socket, name, refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
 @cache
@@ -85,7 +76,7 @@ def test_damaged_parquet_files_are_read_or_refused(example: Any, folder: Path) -
 
 
 @fuzz(st.tuples(EDITS, CUTS, st.sampled_from([".json", ".jsonl", ".txt"]), st.booleans()), examples=60)
-def test_json_and_text(example: Any, folder: Path) -> None:
+def test_damaged_json_and_text_are_read_or_refused(example: Any, folder: Path) -> None:
     edits, cuts, suffix, tree = example
     path = folder / f"a{suffix}"
     lines = b"\n".join(json.dumps(record).encode() for record in RECORDS)

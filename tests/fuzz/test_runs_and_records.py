@@ -110,7 +110,7 @@ def test_damaged_stopped_runs_are_resumed_or_refused(example: Any, folder: Path)
 
 
 @fuzz(st.tuples(st.sampled_from(MODEL_FILES), HOW, ORIGINS), examples=20)
-def test_models_and_their_records(example: Any, folder: Path) -> None:
+def test_models_with_damaged_records_are_used_or_refused(example: Any, folder: Path) -> None:
     """The record names any file as the origin of weights, and a file of the model is damaged."""
     name, how, origin = example
     model = folder / "model"

@@ -120,7 +120,7 @@ def test_damaged_evaluations_are_continued_or_refused(example: Any, folder: Path
 
 
 @fuzz(EXAMPLES, examples=12)
-def test_runs_of_training(example: Any, folder: Path) -> None:
+def test_damaged_training_runs_are_continued_or_refused(example: Any, folder: Path) -> None:
     shutil.rmtree(folder / "out", ignore_errors=True)
     shutil.copytree(sound() / "out.run", folder / "sound", dirs_exist_ok=True)
     run_folder, _ = with_damage(folder, "out.run", example)

@@ -186,7 +186,7 @@ def test_attention_over_a_window_matches_its_definition(packed: bool, kind: torc
 @pytest.mark.parametrize("kind", CLOSE)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("fading", [False, True])
-def test_attention_over_all_pairs(fading: bool, packed: bool, kind: torch.dtype) -> None:
+def test_attention_over_all_pairs_matches_its_definition(fading: bool, packed: bool, kind: torch.dtype) -> None:
     """Pairs of an earlier call come first, and some places have none."""
     held, entries = 64, LENGTH + 64
     present, place = torch.ones(ROWS, entries, dtype=torch.bool), torch.arange(entries)

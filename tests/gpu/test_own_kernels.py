@@ -124,13 +124,13 @@ def assert_both_agree(head: dict[str, Any], shape: Shape, kind: torch.dtype) -> 
         "terraced, decay by the feature",
     ],
 )
-def test_window_and_state(head: dict[str, Any], shape: Shape, kind: torch.dtype) -> None:
+def test_the_window_above_a_state_matches_its_definition(head: dict[str, Any], shape: Shape, kind: torch.dtype) -> None:
     assert_both_agree(head, shape, kind)
 
 
 @pytest.mark.parametrize("kind", CLOSE, ids=str)
 @pytest.mark.parametrize("shape", [NARROW, WIDE], ids=["64 wide", "128 wide"])
-def test_taps_and_map(shape: Shape, kind: torch.dtype) -> None:
+def test_convolution_and_map_match_their_definition(shape: Shape, kind: torch.dtype) -> None:
     head = {"position": "none", "conv": {"kernel": 4}, "feature_map": "hedgehog", "memory": ["state"]}
     assert {lowered_part.backend for lowered_part in list_forms(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {
         "triton"
@@ -140,7 +140,7 @@ def test_taps_and_map(shape: Shape, kind: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", CLOSE, ids=str)
 @pytest.mark.parametrize("shape", [NARROW, WIDE], ids=["64 wide", "128 wide"])
-def test_a_window_with_its_mass(shape: Shape, kind: torch.dtype) -> None:
+def test_a_window_with_its_mass_matches_its_definition(shape: Shape, kind: torch.dtype) -> None:
     streaming = {"position": "rope", "memory": [{"kind": "first", "size": 4}, {"kind": "window", "size": 64, "evict": "drop"}]}
     beside = [{"kind": "meta", "size": 4}, {**TERRACED, "position": "rope"}, {"kind": "state", "normalise": False, "gate": "head"}]
     for head in (streaming, {"position": "none", "feature_map": "hedgehog", "memory": beside, "flow": "parallel", "read": "sum"}):
@@ -154,7 +154,7 @@ def test_a_window_with_its_mass(shape: Shape, kind: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kind", CLOSE, ids=str)
-def test_latents_that_see_whole_documents(kind: torch.dtype) -> None:
+def test_latents_over_whole_documents_match_their_definition(kind: torch.dtype) -> None:
     head, shape = {"position": "none", "memory": [{"kind": "latents", "size": 128}]}, replace(NARROW, both_ways=True)
     assert {lowered_part.backend for lowered_part in list_forms(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {
         "triton"

@@ -24,6 +24,8 @@ from tests.compiling import CAPABILITIES, Build, built
 from tests.launches import recorded
 from tests.laws import cases
 
+pytestmark = pytest.mark.long
+
 SIZE = Dimensions(hidden_size=64, layers=4, heads=4, key_heads=2, head_dim=16, rope_theta=1e4)
 LENGTH, SECOND = 200, 150
 SPECS = [name for name in shipped_specs() if "/" not in name]

@@ -106,7 +106,7 @@ def test_lola_is_built_from_lolcats_without_training(compose: Compose, source: P
 
 
 def test_maps_without_adapters_are_accepted_by_equal_heads(compose: Compose, source: Path, tmp_path: Path) -> None:
-    """Any spec whose heads mean the same accepts them. Without adapters all source files are linked, and a note says so."""
+    """Any spec with the same heads accepts them. Without adapters, all source files are linked, and a note is printed."""
     files = options([saved(tmp_path / "maps.pt", maps())])
     result = compose("build", "lola", "--from", source, *files, "--set=head.feature_map.dim=4", "-o", "lola")
     assert result.exit_code == 0, result.output

@@ -96,7 +96,7 @@ def check(folder: Path, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_every_shipped_spec(name: str, tmp_path: Path) -> None:
+def test_shipped_specs_pass_the_check_under_vllm(name: str, tmp_path: Path) -> None:
     check(built(name, TEACHER, tmp_path / name))
 
 
@@ -115,11 +115,11 @@ def test_students_of_several_hosts_pass_the_check_under_vllm(
 
 
 @pytest.mark.parametrize("options", [{}, {"num_gpu_blocks_override": 8}], ids=["pages of both kinds", "requests are put back"])
-def test_a_kept_softmax_layer(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_kept_softmax_layer_passes_the_check(options: dict[str, Any], tmp_path: Path) -> None:
     check(built(HALF, TEACHER, tmp_path / "half"), **options)
 
 
-def test_kept_key_heads(tmp_path: Path) -> None:
+def test_kept_key_heads_pass_the_check(tmp_path: Path) -> None:
     check(built(BY_HEAD, TEACHER, tmp_path / "by-head"))
 
 
@@ -130,7 +130,7 @@ def test_texts_with_a_common_prefix_match(name: str, tmp_path: Path) -> None:
     check(built(name, TEACHER, tmp_path / name), texts=texts, enable_prefix_caching=True)
 
 
-def test_adapters_and_exports(tmp_path: Path) -> None:
+def test_adapters_and_exports_pass_the_check(tmp_path: Path) -> None:
     folder = built("lolcats", TEACHER, tmp_path / "built")
     text = tmp_path / "text.txt"
     text.write_text("The cat sat on the mat. " * 400)

@@ -11,6 +11,8 @@ from blocks.fused import joint, lola, window_and_state, window_and_state_backwar
 from tests.blocks.fused.builds import build
 from tests.compiling import CAPABILITIES, built
 
+pytestmark = pytest.mark.long
+
 SPILLED = 96
 """Bytes a thread."""
 SPILLED_OF_SEVERAL = 320

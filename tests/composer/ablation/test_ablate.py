@@ -37,6 +37,8 @@ from tests.composer.ablation.variants import RECIPE, SECOND_STAGES, TINY, TRUNK,
 from tests.composer.training.processes import ending, forked
 from tests.composer.training.runs import make_student
 
+pytestmark = pytest.mark.long
+
 COMPARED = ("perplexity before stage 2", "attention MSE", "attention KL")
 
 
@@ -269,7 +271,7 @@ def test_without_data_nothing_is_trained(ablation_request: Request, tmp_path: Pa
     assert "trained" not in (tmp_path / "out" / TABLE).read_text()
 
 
-def test_lola_on_the_weights_of_lolcats(teacher: Path, texts: Path, tmp_path: Path) -> None:
+def test_untrained_lola_is_scored_on_the_weights_of_lolcats(teacher: Path, texts: Path, tmp_path: Path) -> None:
     """A variant without training is built, compared with the named teacher, and scored."""
     lolcats = {
         "compose": 1,

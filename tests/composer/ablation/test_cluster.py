@@ -16,6 +16,8 @@ from composer.ablation.steps import FAILURE, MARK
 from composer.errors import AblationError
 from tests.composer.ablation.variants import chains_of, stored, write_spec
 
+pytestmark = pytest.mark.long
+
 
 def test_a_cluster_equals_one_process(ablation_request: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relative paths of the caller are found by the workers, and a failure has the same message."""

@@ -108,7 +108,7 @@ def test_the_teacher_is_a_line(tmp_path: Path, figures: dict[str, Any]) -> None:
     assert not [line for line in figures[PLOT].axes[0].lines if str(line.get_label()).startswith("teacher")]
 
 
-def test_quality_over_state(tmp_path: Path, figures: dict[str, Any]) -> None:
+def test_each_variant_is_a_point_of_quality_over_state_size(tmp_path: Path, figures: dict[str, Any]) -> None:
     draw_all(report(), tmp_path)
     axis, recall = figures[STATE].axes
     points = {bars.get_label(): bars.lines[0].get_xydata().tolist() for bars in axis.containers}

@@ -188,7 +188,7 @@ def test_without_a_source_the_steps_are_build_and_train(texts: Path, teacher: Pa
     assert changed(before, keys_of_single_spec(spec, request, tmp_path, "trunk.layers=2")) == {"build", "train"}
 
 
-def test_single_specs_and_variants_of_sweeps_by_name(tmp_path: Path) -> None:
+def test_specs_and_variants_of_sweeps_are_selected_by_name(tmp_path: Path) -> None:
     sweep, single = write_spec(tmp_path / "s.yaml", vary=SECOND_STAGES), write_spec(tmp_path / "t.yaml", name="alone")
     assert [variant.name for variant in read_variants([f"{sweep}:fast", single])] == ["tiny-fast", "alone"]
     assert [variant.values for variant in read_variants([sweep])] == [{"recipe.finetune.lr": 1e-2}, {"recipe.finetune.lr": 2e-2}]

@@ -56,7 +56,7 @@ def report_of(chains: list[Chain], **instead: Figures) -> AblationReport:
     return make_report(chains, results_of(chains, **instead), request, {"torch": "2"})
 
 
-def test_means_and_spreads(chains: list[Chain]) -> None:
+def test_reports_contain_means_and_spreads_over_seeds(chains: list[Chain]) -> None:
     report = report_of(chains)
     slow, fast = report.variants
     assert slow.figures["perplexity"].values == pytest.approx({0: 4, 1: 6})
@@ -147,7 +147,7 @@ def test_the_table_has_means_spreads_and_failures(chains: list[Chain]) -> None:
     assert "nothing of it is trained" not in page
 
 
-def test_teachers_on_other_rows(chains: list[Chain]) -> None:
+def test_each_variant_has_the_teachers_perplexity_on_its_own_rows(chains: list[Chain]) -> None:
     report = report_of(chains)
     other = report.variants[1].model_copy(update={"teacher_perplexity": 3.0})
     page = report.model_copy(update={"variants": (report.variants[0], other)}).view().markdown()
@@ -155,7 +155,7 @@ def test_teachers_on_other_rows(chains: list[Chain]) -> None:
     assert "The teacher's own perplexity on the held-out rows of tiny-fast is 3." in page
 
 
-def test_values_of_a_sweep_in_a_cell(chains: list[Chain]) -> None:
+def test_swept_values_are_short_yaml_in_their_cells(chains: list[Chain]) -> None:
     report = report_of(chains)
     values = {
         "head.feature_map": {"kind": "exp", "skip": True},

@@ -127,7 +127,7 @@ def test_figures_that_are_not_finite_fail(steps: Steps, folder: Path, monkeypatc
     assert read_finished(steps["compare"], folder) is None
 
 
-def test_a_kill_between_a_result_and_its_figures(steps: Steps, folder: Path) -> None:
+def test_a_step_killed_before_its_figures_runs_again(steps: Steps, folder: Path) -> None:
     """After a kill between the result and its figures, the step runs again over its files."""
     first = {kind: run_step(steps[kind], folder) for kind in ("build", "transfer")}
     weights = {kind: (folder / steps[kind].name / "fresh.safetensors").read_bytes() for kind in first}
@@ -140,7 +140,7 @@ def test_a_kill_between_a_result_and_its_figures(steps: Steps, folder: Path) -> 
     assert [name for name in listed(folder) if name.startswith(".")] == []
 
 
-def test_the_model_before(steps: Steps, folder: Path) -> None:
+def test_every_step_uses_the_model_of_the_step_before_it(steps: Steps, folder: Path) -> None:
     assert model_of(steps["compare"].after, folder).name == steps["transfer"].name
     assert model_of(steps["finetune"].after, folder).name == steps["transfer"].name
     assert model_of(steps["evaluate"].after, folder).name == steps["finetune"].name

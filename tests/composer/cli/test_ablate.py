@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,7 @@ def test_options_reach_the_steps(compose: Compose, inputs: Path, monkeypatch: py
     assert stands() == ["out"]
 
 
-def test_a_variant_that_fails(compose: Compose, inputs: Path) -> None:
+def test_a_failed_variant_is_reported_and_exits_with_code_1(compose: Compose, inputs: Path) -> None:
     softmax = {"compose": 1, "name": "softmax", "head": {"position": "rope", "memory": ["full"]}, "recipe": RECIPE}
     write_spec(inputs / "softmax.yaml", softmax)
     arguments = ["ablate", "softmax.yaml", "--from", "teacher", *DATA, "-o", "out"]
@@ -203,24 +202,21 @@ def test_nothing_is_trained_before_all_is_checked(compose: Compose, inputs: Path
     assert 'mqar,pears=2: unknown option "pears"; did you mean "pairs"?' in result.stderr
 
 
-def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = rich.console.Console(force_terminal=True, width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(rich.console, "Console", lambda **_: screen)
+def test_progress_is_a_bar_unless_quiet(terminal: rich.console.Console) -> None:
     variant: Any = Variant("mine", load_spec("lolcats"), {})
     step: Any = AblationStep("transfer", "0" * 16, None, variant, None, 3)  # pyright: ignore[reportArgumentType] - it asks for nothing
     with module.watching(quiet=False) as tell:
         assert tell is not None
         tell(None, {}, 1, 7)
         tell(step, {"seconds": 12.3}, 2, 7)
-    shown = screen.export_text()
+    shown = terminal.export_text()
     assert "2/7" in shown
     assert "transfer  mine  seed 3  12 s" in shown
     with module.watching(quiet=True) as tell:
         assert tell is None
 
 
-def test_the_shipped_teacher(compose: Compose, tmp_path: Path) -> None:
+def test_untrained_specs_are_scored_on_tasks_alone(compose: Compose, tmp_path: Path) -> None:
     """A spec without training is built and scored on tasks alone."""
     arguments = ["--from", TEACHER, "--tasks", "recall", "--lengths", "128,96", "--samples", 2, "-o", "out", "--jobs", 1]
     result = compose("ablate", "softmax", *arguments)

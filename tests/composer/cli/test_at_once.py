@@ -89,7 +89,9 @@ def test_a_second_command_on_the_same_output_is_refused(compose: Compose, here: 
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-def test_two_builds_at_once(compose: Compose, here: Path, monkeypatch: pytest.MonkeyPatch, guarded: bool) -> None:
+def test_of_two_builds_at_once_exactly_one_succeeds(
+    compose: Compose, here: Path, monkeypatch: pytest.MonkeyPatch, guarded: bool
+) -> None:
     """Both builds have seen that the output did not exist."""
     check_space = building.check_space
 
@@ -123,7 +125,9 @@ def test_two_builds_at_once(compose: Compose, here: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_file_system_without_locks(compose: Compose, here: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_commands_run_on_file_systems_without_locks_with_one_note(
+    compose: Compose, here: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
     def lock(*_: Any, **__: Any) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 

@@ -32,7 +32,7 @@ def test_every_command_that_shows_progress_can_be_quiet(command: str) -> None:
     assert [parameter.name for parameter in parameters if "--quiet" in parameter.opts and "-q" in parameter.opts] == ["quiet"]
 
 
-def test_quiet_training_and_scoring(compose: Compose, tiny: Path) -> None:
+def test_quiet_training_and_scoring_print_results_without_progress(compose: Compose, tiny: Path) -> None:
     """With --quiet, results and warnings are printed, progress is not."""
     for arguments in (
         ("distill", tiny, "--data", "texts.jsonl", *SHORT),

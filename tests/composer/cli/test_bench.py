@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +80,12 @@ def test_mistakes_are_refused_and_nothing_is_written(compose: Compose, teacher: 
     assert os.listdir() == ["full"]
 
 
-def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = rich.console.Console(force_terminal=True, width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(rich.console, "Console", lambda **_: screen)
+def test_progress_is_a_bar_unless_quiet(terminal: rich.console.Console) -> None:
     with bench_module.watching(quiet=False) as watch:
         assert watch is not None
         for done in (0, 3):
             watch(BenchProgress("decode 2,048 × 8", done=done, total=6))
-    shown = screen.export_text()
+    shown = terminal.export_text()
     assert "decode 2,048 × 8" in shown
     assert "3/6" in shown
     with bench_module.watching(quiet=True) as watch:

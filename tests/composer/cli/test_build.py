@@ -119,7 +119,7 @@ def test_a_fresh_build_is_random_and_repeatable(compose: Compose, whole: str) ->
     assert not Path("planned").exists()
 
 
-def test_from_nothing_with_a_tokenizer(compose: Compose, whole: str, teacher: Path) -> None:
+def test_fresh_models_generate_with_the_named_tokenizer(compose: Compose, whole: str, teacher: Path) -> None:
     assert compose("build", whole, "--fresh", "--tokenizer", teacher, "-o", "out").exit_code == 0
     result = compose("generate", "out", "--prompt", "once upon a time", "--max-new-tokens", 3, "--json")
     assert json.loads(result.stdout)["new_tokens"] == 3
@@ -147,7 +147,7 @@ def test_a_source_without_a_tokenizer_gets_one(compose: Compose, teacher: Path) 
     assert "has 11 tokens, and the source" in " ".join(result.stderr.split())
 
 
-def test_a_source_or_nothing(compose: Compose, whole: str, teacher: Path) -> None:
+def test_builds_require_either_a_source_or_fresh(compose: Compose, whole: str, teacher: Path) -> None:
     for arguments, message in (
         (
             [whole, "--from", teacher],

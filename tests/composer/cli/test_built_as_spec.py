@@ -41,7 +41,7 @@ def test_commands_accept_a_built_model_as_a_spec(compose: Compose, here: Path) -
     assert (again.spec, again.spec_hash) == (record.spec, record.spec_hash)
 
 
-def test_a_copy_and_a_child(compose: Compose, here: Path) -> None:
+def test_built_models_can_be_copied_and_extended_as_specs(compose: Compose, here: Path) -> None:
     assert compose("new", "mine", "--like", "model").exit_code == 0
     assert "# Begun as a copy of model.\n" in Path("mine.yaml").read_text()
     assert load_spec("mine.yaml") == load_spec("lolcats").model_copy(update={"name": "mine"})
@@ -52,7 +52,7 @@ def test_a_copy_and_a_child(compose: Compose, here: Path) -> None:
     assert load_spec("child.yaml") == load_spec("lolcats", ["name=child", "head.position=none"])
 
 
-def test_a_locked_spec_through_a_file(compose: Compose, here: Path) -> None:
+def test_a_resolved_spec_in_a_file_has_the_same_hash(compose: Compose, here: Path) -> None:
     text = compose("show", "lolcats", "--from", "teacher").stdout
     Path("locked.yaml").write_text(text)
     named_hash = text.splitlines()[0].rpartition(" ")[2]
@@ -105,7 +105,7 @@ def test_a_shipped_spec_keeps_its_name(compose: Compose, student: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"spec": 3}', '{"spec": {"compose": 1, "name": "x", "head": 3}}'])
-def test_a_damaged_record(compose: Compose, text: str) -> None:
+def test_a_damaged_record_is_refused(compose: Compose, text: str) -> None:
     Path("broken").mkdir()
     Path("broken/composition.json").write_text(text)
     result = compose("check", "broken")

@@ -25,7 +25,7 @@ def chatty(student: Path) -> Path:
     return Path("chatty")
 
 
-def test_lines_of_a_pipe(compose: Compose, chatty: Path) -> None:
+def test_every_line_of_a_pipe_is_answered(compose: Compose, chatty: Path) -> None:
     result = compose("chat", chatty, "--max-new-tokens", 4, stdin="once upon\n\na time\n/reset\nonce upon\n/exit\nnever read\n")
     assert (result.exit_code, result.stderr) == (0, "")
     talk = composer.chat(chatty, max_new_tokens=4)
@@ -34,14 +34,14 @@ def test_lines_of_a_pipe(compose: Compose, chatty: Path) -> None:
     assert result.stdout == "".join(f"{line}\n" for line in lines)
 
 
-def test_a_mistake_in_a_pipe(compose: Compose, chatty: Path) -> None:
+def test_undecodable_input_is_refused(compose: Compose, chatty: Path) -> None:
     result = compose("chat", chatty, "--max-new-tokens", 4, stdin=b"caf\xe9\n")
     assert result.exit_code == 2
     assert "stdin is no text in the terminal's encoding" in result.stderr
     assert compose("chat", chatty, stdin="").exit_code == 0
 
 
-def test_a_model_without_a_template(compose: Compose, student: Path) -> None:
+def test_a_model_without_a_chat_template_is_refused(compose: Compose, student: Path) -> None:
     result = compose("chat", student, stdin="once\n")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "has no chat template, so it reads no conversations" in result.stderr
@@ -82,7 +82,9 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     return run
 
 
-def test_at_a_terminal(typed: Any, compose: Compose, chatty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_stops_an_answer_and_ctrl_d_ends_the_chat(
+    typed: Any, compose: Compose, chatty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Ctrl-C stops an answer, not the chat; Ctrl-D ends it."""
     assert typed(chatty, "once upon", " ", "stop", "/reset", "a time", EOFError) == ["once upon", "stop", "a time"]
     assert "/reset begins a new conversation" in capsys.readouterr().err
@@ -104,7 +106,7 @@ def test_ctrl_c_at_the_prompt_ends(typed: Any, compose: Compose, chatty: Path) -
         typed(chatty, KeyboardInterrupt)
 
 
-def test_generate_in_a_chat(compose: Compose, chatty: Path) -> None:
+def test_generate_with_chat_equals_the_first_answer_of_a_chat(compose: Compose, chatty: Path) -> None:
     result = compose("generate", chatty, "--prompt", "once upon", "--chat", "--system", "a cat", "--max-new-tokens", 4)
     assert (result.exit_code, result.stderr) == (0, "")
     talk = composer.chat(chatty, system="a cat", max_new_tokens=4)

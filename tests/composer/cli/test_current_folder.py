@@ -25,6 +25,8 @@ from tests.composer.ablation.variants import write_spec
 from tests.composer.training.runs import RECIPE, SPEC, make_student, write_texts
 from tests.test_house import ROOT, named
 
+pytestmark = pytest.mark.long
+
 FRESH = {"width": 16, "layers": 1, "heads": 2, "vocabulary": 64}
 STEP = ("--set", "recipe.transfer.steps=1", "--set", "recipe.finetune.steps=1")
 SCORED = ("--tasks", "mqar,pairs=2", "--lengths", "12", "--samples", "2")
@@ -47,7 +49,6 @@ WORK: tuple[tuple[str, ...], ...] = (
     ("verify", "OUT/built"),
     ("push", "OUT/built", "owner/name", "--dry-run"),
     ("export", "OUT/built", "-o", "OUT/exported"),
-    ("verify", "OUT/exported"),
     ("distill", "IN/tiny", "--data", "IN/texts.jsonl", "--share", "0.2", *STEP, "-o", "OUT/distilled"),
     ("merge", "OUT/distilled", "-o", "OUT/merged"),
     ("train", "IN/fresh", "--data", "IN/texts.jsonl", "--share", "0.2", "-o", "OUT/trained"),

@@ -53,7 +53,7 @@ def test_two_specs_differ_exactly_where_their_hashes_do() -> None:
     assert same
 
 
-def test_without_a_source_head_by_head(compose: Compose) -> None:
+def test_specs_without_a_source_are_compared_by_head(compose: Compose) -> None:
     assert rows(compose, "lawcat", "gla") == [
         ["lawcat → gla"],
         ["head.conv", "causal → null"],
@@ -66,7 +66,7 @@ def test_without_a_source_head_by_head(compose: Compose) -> None:
     ]
 
 
-def test_on_a_source_layer_by_layer(compose: Compose, teacher: Path) -> None:
+def test_specs_on_a_source_are_compared_by_layer(compose: Compose, teacher: Path) -> None:
     Path("last.yaml").write_text(
         "compose: 1\nname: last\nextends: lawcat\nheads: {exact: {memory: [full]}}\nlayers: [{at: -1, use: exact}]\n"
     )
@@ -97,7 +97,7 @@ def test_open_fields_are_equal_only_on_their_source(compose: Compose, teacher: P
     assert "the same meaning" in compose("diff", "eight.yaml", "open.yaml", "--from", teacher).stdout
 
 
-def test_groups_inside_a_layer(compose: Compose, teacher: Path) -> None:
+def test_groups_inside_a_layer_are_compared(compose: Compose, teacher: Path) -> None:
     text = "compose: 1\nname: {0}\nextends: lolcats\nheads: {{{1}: {{memory: [full]}}}}\nlayers: [{{at: 0, use: {2}}}]\n"
     Path("one.yaml").write_text(text.format("one", "a", "[{head: a, heads: 2}, {head: head, heads: 2}]"))
     Path("other.yaml").write_text(text.format("other", "b", "[{head: b, heads: 2}, {head: head, heads: 2}]"))
@@ -157,7 +157,7 @@ def test_the_second_may_be_changed(compose: Compose, teacher: Path) -> None:
     assert "--set head.positoin=none" in result.stderr
 
 
-def test_trunks_and_shares(compose: Compose, teacher: Path) -> None:
+def test_trunks_and_shares_of_heads_are_compared(compose: Compose, teacher: Path) -> None:
     trunk = "trunk: {width: 32, layers: 2, heads: 4, vocabulary: 64"
     for name, more in (("one", "}"), ("same", ", head_dim: 8, norm: rms}"), ("other", ", mlp: plain, norm: layer}")):
         Path(f"{name}.yaml").write_text(f"compose: 1\nname: {name}\nextends: lawcat\n{trunk}{more}\n")

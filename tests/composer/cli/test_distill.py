@@ -72,7 +72,7 @@ def test_distill_runs_both_stages_and_prints_their_losses(compose: Compose, mode
     assert (refused.exit_code, list(json.loads(refused.stdout))) == (2, ["mistakes"])
 
 
-def test_steps_and_rows_of_all_stages(compose: Compose, models: dict[str, Path], texts: Path) -> None:
+def test_steps_and_batch_set_all_stages(compose: Compose, models: dict[str, Path], texts: Path) -> None:
     result = compose("distill", models["tiny"], "--data", texts, "--share", 0.2, "--steps", 1, "--batch", 2)
     assert result.exit_code == 0, result.output
     record = read_record(Path("tiny-distilled"))
@@ -127,7 +127,7 @@ def test_options_reach_the_run(
     assert requested == [True]
 
 
-def test_nothing_held_out(compose: Compose, models: dict[str, Path], texts: Path) -> None:
+def test_without_held_out_rows_nothing_is_evaluated(compose: Compose, models: dict[str, Path], texts: Path) -> None:
     """With --share 0 nothing is held out. Training from nothing prints the same way, without bars."""
     options = ("--set", "recipe.train.lr=1e-3", "--set", "recipe.train.steps=2", "--set", "recipe.train.batch=4")
     result = compose("train", models["tiny"], "--data", texts, "--share", 0, *options)

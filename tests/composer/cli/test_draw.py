@@ -94,10 +94,10 @@ def test_existing_files_are_kept(compose: Compose) -> None:
         assert Path("a.svg").read_text() != "mine"
 
 
-def test_two_specs_beside_each_other(compose: Compose) -> None:
+def test_diff_draws_two_specs_side_by_side(compose: Compose) -> None:
     result = compose("diff", "lolcats", "lola", "--draw", "both.svg")
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.endswith("\nPicture: both.svg\n"), "what was written is said"
+    assert result.stdout.endswith("\nPicture: both.svg\n"), "the written file is named"
     assert "lolcats → lola" in result.stdout
     text = Path("both.svg").read_text(encoding="utf-8")
     assert {"lolcats", "lola"} <= set(words(text))

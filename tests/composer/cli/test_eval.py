@@ -6,9 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +14,9 @@ import rich.console
 
 from composer.commands import eval as eval_module
 from composer.evaluation.folder import RESULTS, SAMPLES
-from composer.evaluation.options import EvaluationOptions, EvaluationProgress
-from composer.evaluation.runner import evaluate
+from composer.evaluation.options import EvaluationProgress
 from tests.composer.cli.conftest import Compose
 from tests.composer.evaluation.conftest import TEACHER
-from tests.composer.evaluation.test_runner import timeless
-from tests.composer.programs import begun
-from tests.composer.training.processes import ending
 
 QUICK = ("--tasks", "passkey,recall,pairs=4", "--lengths", "128,96", "--samples", "3")
 
@@ -135,34 +128,12 @@ def test_mistakes_are_refused_and_nothing_is_written(compose: Compose, name: str
     assert os.listdir() == ["wordless"]
 
 
-def test_killed_evaluations_resume_to_the_same_results(compose: Compose, tmp_path: Path) -> None:
-    """A command that is killed after its first line on disk and run again has the results of an uninterrupted one."""
-    tasks = ["--tasks", "passkey,stories", "--lengths", "128,256", "--samples", "24", "--batch-tokens", "256"]
-    arguments = ["eval", str(TEACHER), *tasks, "-o", "killed"]
-    with open(os.devnull, "w") as nothing:
-        process = begun(tmp_path, *arguments, stdout=nothing.fileno(), stderr=nothing.fileno())
-    lines = tmp_path / "killed" / SAMPLES
-    until = time.monotonic() + 120
-    while not (lines.is_file() and lines.stat().st_size) and time.monotonic() < until:
-        time.sleep(0.005)
-    os.kill(process, signal.SIGKILL)
-    assert ending(process) == -signal.SIGKILL
-    assert 0 < lines.read_bytes().count(b"\n") < 96
-    assert not (tmp_path / "killed" / RESULTS).exists()
-    assert compose(*arguments).exit_code == 0
-    whole = evaluate([TEACHER], ["passkey,stories"], [128, 256], EvaluationOptions(samples=24, batch_tokens=256))
-    assert timeless(json.loads((tmp_path / "killed" / RESULTS).read_text())) == timeless(whole.model_dump(mode="json"))
-
-
-def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = rich.console.Console(force_terminal=True, width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(rich.console, "Console", lambda **_: screen)
+def test_progress_is_a_bar_unless_quiet(terminal: rich.console.Console) -> None:
     with eval_module.watching(quiet=False) as watch:
         assert watch is not None
         for done in (0, 3):
             watch(EvaluationProgress("mine", "recall", 2048, done=done, total=6, seconds=1.0))
-    shown = screen.export_text()
+    shown = terminal.export_text()
     assert "mine  recall  2,048" in shown
     assert "3/6" in shown
     with eval_module.watching(quiet=True) as watch:

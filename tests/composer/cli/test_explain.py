@@ -48,7 +48,7 @@ def test_overrides_change_the_explained_state(compose: Compose, teacher: Path) -
     assert state("--set", "head.memory.0.size=32") < state()
 
 
-def test_where_nothing_is_kept(compose: Compose, teacher: Path) -> None:
+def test_bidirectional_heads_have_no_state(compose: Compose, teacher: Path) -> None:
     result = compose("explain", "latte-bidirectional", "--from", teacher)
     assert result.exit_code == 0
     words = " ".join(result.stdout.split())
@@ -60,13 +60,13 @@ def test_where_nothing_is_kept(compose: Compose, teacher: Path) -> None:
     assert "it holds no pair, and no memory is below it" in refused.stderr
 
 
-def test_projections_that_nothing_looks_at(compose: Compose, teacher: Path) -> None:
+def test_unused_projections_are_listed(compose: Compose, teacher: Path) -> None:
     line = "q_proj, k_proj kept as they are, and not used by these heads"
     for spec, count in (("latte", 1), ("latte-macchiato", 0), ("lolcats", 0)):
         assert " ".join(compose("explain", spec, "--from", teacher).stdout.split()).count(line) == count
 
 
-def test_on_its_own_trunk(compose: Compose, teacher: Path) -> None:
+def test_a_spec_with_a_trunk_is_explained_without_a_source(compose: Compose, teacher: Path) -> None:
     trunk = "trunk: {width: 32, layers: 2, heads: 4, key_heads: 2, vocabulary: 64}"
     Path("whole.yaml").write_text(f"compose: 1\nname: whole\nextends: lawcat\n{trunk}\n")
     result = compose("explain", "whole.yaml")

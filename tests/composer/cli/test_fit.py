@@ -38,7 +38,7 @@ def gates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_table_and_the_spec_of_the_best(tmp_path: Path, gates: Path) -> None:
+def test_fit_writes_the_table_and_the_best_spec(tmp_path: Path, gates: Path) -> None:
     out = tmp_path / "out"
     done = ran(*arguments(out, *SPECS, "--gates", str(gates)), command="fit")
     assert done.exit_code == 0, done.output
@@ -146,7 +146,7 @@ FITTING = ["--budget", "1MiB", "--spec", "streaming"]
 
 
 @pytest.mark.parametrize("command", ["fit", "select"])
-def test_sources_and_texts_that_cannot_be_used(tmp_path: Path, command: str) -> None:
+def test_unusable_sources_and_texts_are_refused(tmp_path: Path, command: str) -> None:
     """Both commands refuse them in one sentence, and learn nothing before."""
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')

@@ -141,7 +141,9 @@ def test_bidirectional_models_are_refused(compose: Compose, teacher: Path) -> No
     ],
     ids=["python", "cuda", "cpu", "overflow"],
 )
-def test_running_out_of_memory(compose: Compose, student: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_out_of_memory_errors_name_the_bytes_of_the_state(
+    compose: Compose, student: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise error
 
@@ -162,7 +164,7 @@ def test_other_errors_are_raised(compose: Compose, student: Path, monkeypatch: p
 
 
 def test_what_is_built_from_nothing(compose: Compose) -> None:
-    """A model without a tokenizer and a classifier cannot continue a text, and the error says so."""
+    """Models without a tokenizer and classifiers are refused, since they cannot continue a text."""
     Path("whole.yaml").write_text(
         "compose: 1\nname: whole\nextends: lawcat\ntrunk: {width: 32, layers: 2, heads: 4, vocabulary: 64}\n"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.composer.cli.conftest import Compose
 
 
-def test_a_line_a_head(compose: Compose, student: Path, tmp_path: Path) -> None:
+def test_every_head_has_one_line(compose: Compose, student: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("once upon a time there was a cat and it slept " * 4)
     result = compose("inspect", student, "--text", "text.txt", "--length", 30, "--queries", 4, "-o", "inside")
     assert result.exit_code == 0, result.output

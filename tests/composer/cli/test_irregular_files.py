@@ -168,7 +168,7 @@ def test_a_tokenizer_has_a_bounded_size(compose: Compose, originals: Path) -> No
     assert "larger than" in refused(compose("build", "lolcats", "--from", "source", "-o", "out"), "tokenizer.json")
 
 
-def test_a_folder_that_may_not_be_searched(compose: Compose, originals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsearchable_folders_are_refused(compose: Compose, originals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file in an unsearchable folder fails in an unexpected place, and still gives a message."""
     shutil.copytree(originals / "student", "student")
 

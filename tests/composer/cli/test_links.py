@@ -39,7 +39,7 @@ def here(compose: Compose, teacher: Path, student: Path) -> None:
         ("merge round", CIRCLE),
     ],
 )
-def test_a_link_to_itself(compose: Compose, arguments: str, message: str) -> None:
+def test_circular_links_are_refused(compose: Compose, arguments: str, message: str) -> None:
     Path("text.txt").write_text("once upon a time " * 200)
     result = compose(*arguments.split())
     assert (result.exit_code, result.stdout) == (2, "")
@@ -48,7 +48,7 @@ def test_a_link_to_itself(compose: Compose, arguments: str, message: str) -> Non
 
 
 @pytest.mark.parametrize(("name", "command"), [("config.json", "explain lolcats --from copy"), ("composition.json", "verify copy")])
-def test_inside_a_model(compose: Compose, student: Path, name: str, command: str) -> None:
+def test_circular_links_inside_a_model_are_refused(compose: Compose, student: Path, name: str, command: str) -> None:
     shutil.copytree(student, "copy")
     Path("copy", name).unlink()
     os.symlink(name, Path("copy", name))

@@ -48,7 +48,7 @@ MISTAKES = [
 ]
 
 
-def test_a_source_without_its_option(compose: Compose) -> None:
+def test_a_source_without_its_option_gets_a_hint(compose: Compose) -> None:
     """A misplaced source gives a hint if the command has --from, also in JSON."""
     result = compose("build", "lawcat", "teacher", "--json")
     message = "Got unexpected extra argument(s) (teacher). Name a source with --from."
@@ -78,7 +78,7 @@ def test_an_unknown_option_gives_a_hint(compose: Compose, arguments: list[str], 
     assert f"No such option: {unknown} (Possible options: {meant})" in result.stderr
 
 
-def test_an_unknown_option_without_a_hint(compose: Compose) -> None:
+def test_unknown_options_of_generate_get_no_hint_of_the_recipe(compose: Compose) -> None:
     assert "No such option: --steps" in compose("generate", "student", "--steps", "4").stderr
     assert "recipe" not in compose("generate", "student", "--steps", "4").stderr
 
@@ -214,7 +214,7 @@ def test_every_line_of_a_message_is_shown(compose: Compose, monkeypatch: pytest.
     assert compose("check", "lawcat").stderr == "one [b] thing\nanother\n"
 
 
-def test_as_a_program(tmp_path: Path) -> None:
+def test_the_program_prints_its_version_and_refuses_mistakes(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         script = "from composer.cli.main import main; main()"
         environment = {**os.environ, "PYTHONPATH": str(Path(composer.__file__).parent.parent)}

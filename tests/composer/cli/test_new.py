@@ -46,7 +46,7 @@ def test_commented_lines_of_the_template_are_valid(compose: Compose, teacher: Pa
 
 
 @pytest.mark.parametrize("name", shipped_specs())
-def test_like_a_shipped_spec(compose: Compose, name: str) -> None:
+def test_copies_equal_their_shipped_spec(compose: Compose, name: str) -> None:
     assert compose("new", "folder-free", "--like", name).exit_code == 0
     ours, theirs = load_spec(Path("folder-free.yaml")), load_spec(name)
     assert ours.name == "folder-free"
@@ -64,7 +64,7 @@ def test_a_copy_may_keep_its_name(compose: Compose) -> None:
     assert described in Path("mine/lawcat.yaml").read_text().splitlines()
 
 
-def test_like_a_file_that_extends_its_neighbour(compose: Compose) -> None:
+def test_copies_extend_the_parent_of_their_original(compose: Compose) -> None:
     Path("there").mkdir()
     Path("there/base.yaml").write_text(shipped_specs()["lawcat"].read_text())
     Path("there/child.yaml").write_text("compose: 1\nname: child\nextends: 'base.yaml'  # the same\nhead: {conv: null}\n")

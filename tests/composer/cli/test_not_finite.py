@@ -56,14 +56,14 @@ COMMANDS = {
 
 @pytest.mark.parametrize("value", [float("nan"), -float("inf")])
 @pytest.mark.parametrize("command", ["generate", "eval", "sample"])
-def test_commands_on_a_source(compose: Compose, originals: Path, command: str, value: float) -> None:
+def test_commands_refuse_sources_that_are_not_finite(compose: Compose, originals: Path, command: str, value: float) -> None:
     shutil.copytree(originals, ".", dirs_exist_ok=True)
     spoil(Path("source", SINGLE), MATRIX, value, 7)
     refused(compose(*COMMANDS[command].replace("MODEL", "source").split()), SINGLE, f"{MATRIX} (7)", "NaN or infinity")
 
 
 @pytest.mark.parametrize("command", ["generate", "inspect", "eval"])
-def test_commands_on_a_student(compose: Compose, originals: Path, command: str) -> None:
+def test_commands_refuse_students_that_are_not_finite(compose: Compose, originals: Path, command: str) -> None:
     shutil.copytree(originals, ".", dirs_exist_ok=True)
     name = min(load_file(Path("student", FRESH_FILE)))
     spoil(Path("student", FRESH_FILE), name, float("inf"), 3)
@@ -91,7 +91,7 @@ def test_training_refuses_parameters_that_are_not_finite(compose: Compose, origi
 
 
 @pytest.mark.parametrize("options", ["", "--copy", "--dtype bfloat16", "--hash"])
-def test_a_build_that_reads_the_weights(compose: Compose, originals: Path, options: str) -> None:
+def test_builds_that_read_the_weights_refuse_values_that_are_not_finite(compose: Compose, originals: Path, options: str) -> None:
     shutil.copytree(originals / "source", "source")
     spoil(Path("source", SINGLE), NORM, float("nan"), 5)
     refused(compose("build", "lolcats", "--from", "source", "-o", "out", "--quiet", *options.split()), SINGLE, f"{NORM} (5)")
@@ -118,7 +118,7 @@ def test_load_and_build_refuse_weights_that_are_not_finite(originals: Path, tmp_
         composer.load(folder) if model == "student" else composer.build("lolcats", folder)
 
 
-def test_a_model_in_memory(originals: Path) -> None:
+def test_build_refuses_models_in_memory_that_are_not_finite(originals: Path) -> None:
     model = LlamaForCausalLM.from_pretrained(originals / "source")
     with torch.no_grad():
         model.model.norm.weight[:2] = float("nan")
@@ -140,7 +140,7 @@ def test_values_too_large_for_the_dtype_they_are_loaded_in(originals: Path, tmp_
         composer.load(folder, dtype="float16")
 
 
-def test_a_model_that_is_read_layer_by_layer(originals: Path, tmp_path: Path) -> None:
+def test_layers_read_one_by_one_are_refused_if_not_finite(originals: Path, tmp_path: Path) -> None:
     folder = tmp_path / "source"
     shutil.copytree(originals / "source", folder)
     spoil(folder / SINGLE, MATRIX, float("nan"))

@@ -29,6 +29,8 @@ from composer.weights.record import read_record
 from tests.composer.cli.conftest import Compose
 from tests.outside import EXAMPLE, GATE, fake_distribution, restored
 
+pytestmark = pytest.mark.long
+
 SPEC = """\
 compose: 1
 name: mine
@@ -72,6 +74,7 @@ def test_every_command_has_the_option_parts() -> None:
     assert lacking == WITHOUT_PARTS
 
 
+@pytest.mark.usefixtures("quick_comparison")
 def test_parts_of_another_package_work_in_all_commands(compose: Compose, teacher: Path, tmp_path: Path) -> None:
     """The commands are check, explain, draw, build, show, save, load, generate, inspect, lock, export and verify."""
     (tmp_path / "mine.yaml").write_text(SPEC, encoding="utf-8")
@@ -105,7 +108,7 @@ def test_parts_of_another_package_work_in_all_commands(compose: Compose, teacher
     assert "matches its record" in run(compose, "verify", "built")
 
 
-def test_a_missing_part_of_a_spec(compose: Compose, mine: Path) -> None:
+def test_an_unregistered_part_is_located_and_its_package_named(compose: Compose, mine: Path) -> None:
     """The message has the file, the line, the column and the likely missing package."""
     result = compose("check", "slow.yaml")
     assert result.exit_code == 2
@@ -152,7 +155,7 @@ def built(compose: Compose, mine: Path, teacher: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", ["verify", "show", "generate", "export", "inspect", "draw", "check"])
-def test_a_folder_whose_file_is_missing(compose: Compose, built: Path, command: str) -> None:
+def test_a_folder_names_the_missing_file_of_its_part(compose: Compose, built: Path, command: str) -> None:
     more = {"generate": ("--prompt", "once"), "export": ("-o", "exported")}.get(command, ())
     result = compose(command, "built", *more)
     assert result.exit_code == 2
@@ -161,7 +164,7 @@ def test_a_folder_whose_file_is_missing(compose: Compose, built: Path, command: 
     assert "which is not registered: name that file with --parts" in text
 
 
-def test_a_folder_whose_package_is_missing(compose: Compose, built: Path) -> None:
+def test_a_folder_names_the_missing_package_of_its_part(compose: Compose, built: Path) -> None:
     record = json.loads((built / "composition.json").read_text(encoding="utf-8"))
     record["parts"]["mine.slow"] = {"module": "mine", "package": "my-gates", "version": "1.2"}
     (built / "composition.json").write_text(json.dumps(record), encoding="utf-8")

@@ -42,7 +42,7 @@ def test_each_part_is_described_with_its_equation_source_and_fields(compose: Com
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def test_a_kind_of_several_roles_and_a_role(compose: Compose) -> None:
+def test_shared_kinds_and_roles_list_all_their_parts(compose: Compose) -> None:
     shared = compose("parts", "none").stdout
     assert "none (position)" in shared
     assert "none (gate)" in shared
@@ -79,7 +79,7 @@ def test_only_fitting_gates_are_listed(compose: Compose) -> None:
         assert set(gate.split(" | ")) == set(CATALOGUE["gate"])
 
 
-def test_an_unknown_part(compose: Compose) -> None:
+def test_an_unknown_part_gets_a_suggestion(compose: Compose) -> None:
     result = compose("parts", "hedgehgo")
     assert result.exit_code == 2
     assert 'there is no part or role "hedgehgo"; did you mean "hedgehog"?' in result.stderr

@@ -102,7 +102,7 @@ def test_read_and_generate_in_python_report_the_state(folder: Path) -> None:
     assert again.state_tokens == 221
 
 
-def test_a_state_after_generated_text(compose: Compose, folder: Path) -> None:
+def test_a_state_includes_the_generated_text(compose: Compose, folder: Path) -> None:
     """The state includes the last generated token, so two calls equal one text."""
     assert compose("read", folder, "--text", "book.txt", "-o", "book.state").exit_code == 0
     first = answered(
@@ -129,7 +129,7 @@ def test_a_state_of_a_prompt_ends_before_eos(compose: Compose, folder: Path) -> 
     assert second["state_tokens"] == 5 + first_end - 1
 
 
-def test_a_state_that_grows(compose: Compose, teacher: Path) -> None:
+def test_growing_states_are_reported_and_continue(compose: Compose, teacher: Path) -> None:
     Path("book.txt").write_text(TEXT)
     assert compose("build", "softmax", "--from", teacher, "-o", "full").exit_code == 0
     result = compose("read", "full", "--text", "book.txt", "-o", "full.state")
@@ -170,7 +170,7 @@ def refused(compose: Compose, *arguments: object) -> str:
     return " ".join(result.stderr.split())
 
 
-def test_states_of_other_models(compose: Compose, folder: Path, teacher: Path) -> None:
+def test_states_of_other_models_are_refused(compose: Compose, folder: Path, teacher: Path) -> None:
     """Other heads, weights or tokenizers are rejected. An added chat template is not another model."""
     assert compose("read", folder, "--text", "book.txt", "-o", "book.state").exit_code == 0
     contents = Path("book.state").read_bytes()
@@ -220,7 +220,7 @@ def test_invalid_arguments_are_refused(compose: Compose, folder: Path, teacher: 
     assert "the prompt has no tokens" in refused(compose, "generate", folder, "--state", "here.state", "--prompt", "")
 
 
-def test_a_text_without_tokens(compose: Compose, student: Path) -> None:
+def test_a_text_without_tokens_is_refused(compose: Compose, student: Path) -> None:
     Path("empty.txt").write_text("")
     assert "empty.txt has no tokens" in refused(compose, "read", student, "--text", "empty.txt", "-o", "a")
 

@@ -27,7 +27,7 @@ def test_sampled_texts_are_read_as_data(compose: Compose) -> None:
     assert rows.report.references[0].documents == 5
 
 
-def test_a_students_texts(compose: Compose, tmp_path: Path) -> None:
+def test_sample_writes_texts_of_a_student(compose: Compose, tmp_path: Path) -> None:
     assert compose("build", "lolcats", "--from", TEACHER, "-o", "student").exit_code == 0
     result = compose("sample", "student", "-o", "texts.jsonl", "--texts", 1, "--length", 8, "--batch", 1)
     assert result.exit_code == 0, result.output

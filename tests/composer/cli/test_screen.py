@@ -36,7 +36,7 @@ def started(*arguments: object, **variables: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_characters_that_the_encoding_lacks(encoding: str) -> None:
+def test_characters_missing_from_the_encoding_raise_no_error(encoding: str) -> None:
     ended, stdout, stderr = composed(ROOT, "explain", "lolcats", "--from", TEACHER, encoding=encoding)
     assert ended == 0, stderr
     assert b"lolcats" in stdout
@@ -65,7 +65,7 @@ def silent() -> Iterator[str]:
             stream.close()
 
 
-def test_a_server_that_never_answers(silent: str, tmp_path: Path) -> None:
+def test_a_silent_server_ends_the_command_after_the_timeout(silent: str, tmp_path: Path) -> None:
     """A message appears at once, the wait is limited, and the message tells how to set the limit."""
     asking = started(
         *("build", "lolcats", "--from", "owner/name", "--dry-run"),

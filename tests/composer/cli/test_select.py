@@ -25,7 +25,7 @@ def ran(*words: str, command: str = "select"):
 
 
 @pytest.mark.drawn
-def test_a_spec_that_builds(tmp_path: Path) -> None:
+def test_selected_specs_can_be_explained_and_their_student_reused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "--share", "0.2", *QUICK, "-o", str(out)]
     done = ran(*arguments, "--keep", "1")
@@ -37,16 +37,16 @@ def test_a_spec_that_builds(tmp_path: Path) -> None:
     assert max(selection["scores"], key=lambda score: score["restored"])["layer"] == kept
     assert selection["kept_divergence"] == pytest.approx(selection["divergence"] - selection["scores"][kept]["restored"], abs=1e-6)
     assert composer.explain(out / "spec.yaml", TEACHER).state_bytes == selection["state_bytes"]
-    assert ran(*arguments, "--keep", "1").exit_code == 2, "what is there is not replaced"
+    assert ran(*arguments, "--keep", "1").exit_code == 2, "existing results are not replaced"
     learned = (out / "student" / "composition.json").stat().st_mtime_ns
     student = ["--student", str(out / "student")]
     again = ran(*arguments, "--budget", str(selection["state_bytes"]), "--by", "swapped", *student, "--force", "--json")
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["state_bytes"] == selection["state_bytes"]
-    assert (out / "student" / "composition.json").stat().st_mtime_ns == learned, "it has learned already"
+    assert (out / "student" / "composition.json").stat().st_mtime_ns == learned, "the student is not trained again"
 
 
-def test_a_student_that_learns_as_a_whole(tmp_path: Path) -> None:
+def test_a_student_may_learn_as_a_whole_model(tmp_path: Path) -> None:
     arguments = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "-o", str(tmp_path / "out")]
     done = ran(*arguments, *QUICK, "--share", "0.2", "--keep", "1", "--set", "recipe.transfer.at=model", "--json")
     assert done.exit_code == 0, done.output
@@ -163,7 +163,7 @@ def stopped_by_a_signal(monkeypatch: pytest.MonkeyPatch, *words: str, command: s
 
 
 @pytest.mark.parametrize("how_many", [("--keep", "1"), ("--budget", "10000000")])
-def test_a_spec_of_two_heads(tmp_path: Path, how_many: tuple[str, str]) -> None:
+def test_a_spec_of_two_heads_keeps_one_layer(tmp_path: Path, how_many: tuple[str, str]) -> None:
     """On two layers the kept layer takes a head's only layer. A budget for both keeps one and reports it."""
     out = tmp_path / "out"
     done = ran("alternating-delta", *selection_arguments(out)[1:], *how_many)
@@ -229,7 +229,7 @@ def test_a_stopped_selection_goes_on_on_another_file_system(tmp_path: Path, monk
     assert "Continuing after step 1 of 2" in done.stderr
 
 
-def test_a_student_of_another_source(tmp_path: Path) -> None:
+def test_a_student_of_another_source_is_refused(tmp_path: Path) -> None:
     """A moved source is the same source. Another config or other weights make it another one."""
     import torch
     from safetensors.torch import load_file, save_file

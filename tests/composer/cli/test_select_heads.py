@@ -25,7 +25,7 @@ def arguments(out: Path, spec: str = "lolcats") -> list[str]:
 
 
 @pytest.mark.drawn
-def test_a_spec_that_builds_and_the_same_gates_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_selections_resume_to_the_same_gates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, again = tmp_path / "out", tmp_path / "again"
     done = ran(*arguments(out), "--keep", "25%")
     assert done.exit_code == 0, done.output
@@ -51,7 +51,7 @@ def test_a_spec_that_builds_and_the_same_gates_after_a_stop(tmp_path: Path, monk
     assert json.loads(done.stdout)["scores"] == selection["scores"]
 
 
-def test_by_other_scores_of_heads_that_need_no_training(tmp_path: Path) -> None:
+def test_heads_without_training_are_selected_by_other_scores(tmp_path: Path) -> None:
     """One key head restored in a student of two is the step of the curve, and so is one that alone is replaced."""
     budget = composer.explain("streaming", TEACHER, overrides=["layers=[{at: 1, use: source}]"]).state_bytes
     points = {}

@@ -57,7 +57,7 @@ def test_overrides_change_the_printed_spec(compose: Compose) -> None:
     assert "recipe" not in shown or shown["recipe"] is None
 
 
-def test_on_a_source(compose: Compose, teacher: Path) -> None:
+def test_show_resolves_a_spec_on_a_source(compose: Compose, teacher: Path) -> None:
     result = compose("show", "lolcats", "--from", teacher)
     assert result.exit_code == 0
     resolved = resolve_spec("lolcats", dimensions(describe_model(teacher).trunk))
@@ -97,7 +97,7 @@ def test_a_sweep_is_shown_as_it_is_written_or_expanded(compose: Compose, teacher
     assert "is a sweep of 2 specs" in result.stderr
 
 
-def test_expanded_on_a_source(compose: Compose, teacher: Path) -> None:
+def test_expanded_variants_have_their_hashes_on_a_source(compose: Compose, teacher: Path) -> None:
     size = dimensions(describe_model(teacher).trunk)
     hashes = {name: resolve_spec(f"ablations/lawcat-rope:{name}", size).hash for name in ("rope", "none")}
     on_source = json.loads(compose("show", "ablations/lawcat-rope", "--expand", "--from", teacher, "--json").stdout)
@@ -136,7 +136,7 @@ def test_invalid_uses_of_expand_are_refused(compose: Compose, teacher: Path) -> 
         assert message in result.stderr
 
 
-def test_on_its_own_trunk(compose: Compose, teacher: Path) -> None:
+def test_show_resolves_a_spec_on_its_own_trunk(compose: Compose, teacher: Path) -> None:
     Path("whole.yaml").write_text(
         "compose: 1\nname: whole\nextends: lawcat\ntrunk: {width: 32, layers: 2, heads: 4, vocabulary: 64, mlp: plain}\n"
     )
@@ -178,7 +178,7 @@ def test_help_refers_to_the_list_of_names(compose: Compose, command: str) -> Non
     assert "lawcat" not in words
 
 
-def test_the_code_of_a_spec(compose: Compose, teacher: Path) -> None:
+def test_show_code_prints_the_functions_of_the_heads(compose: Compose, teacher: Path) -> None:
     result = compose("show", "lolcats", "--from", teacher, "--code")
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]

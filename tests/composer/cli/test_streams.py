@@ -123,7 +123,7 @@ def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     assert (tmp_path / "a.svg").read_text().endswith("</svg>\n")
 
 
-def test_a_folder_that_was_removed(tmp_path: Path) -> None:
+def test_commands_in_a_removed_folder_run_or_report_it(tmp_path: Path) -> None:
     """In a removed folder, commands that need no folder run, and others report it."""
 
     def remove() -> None:

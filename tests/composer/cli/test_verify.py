@@ -21,7 +21,7 @@ def damaged(student: Path) -> Path:
     return copy
 
 
-def test_a_good_model(compose: Compose, student: Path) -> None:
+def test_an_unchanged_model_passes(compose: Compose, student: Path) -> None:
     result = compose("verify", student)
     assert result.exit_code == 0
     assert "matches its record" in result.stdout
@@ -36,7 +36,7 @@ def test_json_is_the_report(compose: Compose, student: Path) -> None:
     assert json.loads(result.stdout) == {**verify(student).model_dump(mode="json"), "ok": True}
 
 
-def test_a_changed_bit(compose: Compose, student: Path) -> None:
+def test_a_changed_bit_fails(compose: Compose, student: Path) -> None:
     folder = damaged(student)
     result = compose("verify", folder)
     assert result.exit_code == 1

@@ -86,7 +86,7 @@ def test_a_single_override_is_accepted(name: str, built: Path, monkeypatch: pyte
     assert alone == messages_of(CALLS[name], [BAD])
 
 
-def test_layers_and_checkpoints(tmp_path: Path) -> None:
+def test_layers_are_numbers_texts_or_lists(tmp_path: Path) -> None:
     for requested_layers, layers in ((0, [0]), ("0,-1", [0, 1]), ([-1], [1])):
         actual = composer.inspect(TEACHER, layers=requested_layers, length=16, text="Once upon a time there was a cat.", queries=2)
         assert sorted({head.layer for head in actual.heads}) == layers
@@ -134,7 +134,7 @@ def test_loaded_sweeps_are_accepted(tmp_path: Path) -> None:
     assert len(read_variants([sweep])) == 2
 
 
-def test_a_new_spec_by_its_path(tmp_path: Path) -> None:
+def test_new_accepts_and_returns_paths(tmp_path: Path) -> None:
     first = composer.new(tmp_path / "mine", like="lawcat")
     assert first == tmp_path / "mine.yaml"
     second = composer.new(tmp_path / "other.yaml", like=first)

@@ -56,7 +56,7 @@ def test_invalid_numbers_of_tokens_are_refused(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", 0, -3])
-def test_too_few_tokens(value: str | int) -> None:
+def test_fewer_than_one_token_is_refused(value: str | int) -> None:
     with pytest.raises(ValueError, match=r"^expected a whole number of at least 1, got -?\d$"):
         read_tokens(value)
 
@@ -82,7 +82,7 @@ OF_FOLDERS: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("name", OF_FOLDERS)
-def test_a_model_in_memory_where_a_folder_is_expected(name: str) -> None:
+def test_functions_of_folders_refuse_models_in_memory(name: str) -> None:
     """The error tells to write the model to a folder. `build`, `draw` and `inspect` do accept models."""
     with pytest.raises(ComposerError, match=r"^expected a folder, or the name of a model, got a InMemory\..*save_pretrained"):
         OF_FOLDERS[name](InMemory())
@@ -178,7 +178,7 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
 }
 """Of each command: what it needs besides, and its options that are numbers, with the least of each."""
 ANY = {"--layers", "--share", "--limit"}
-"""Numbers without a least one, one that is told with the data, and one that is a number of documents or a share of them."""
+"""Options whose bounds are checked elsewhere: numbers without a minimum, a number in the data reference, and a count or share."""
 
 
 def test_all_numeric_options_are_tested() -> None:

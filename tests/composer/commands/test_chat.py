@@ -119,7 +119,7 @@ def test_states_are_restored_to_the_last_question(models: dict[str, Path]) -> No
     assert known == cache.get_seq_length() == first.tokens - 1
 
 
-def test_an_answer_that_is_stopped(models: dict[str, Path]) -> None:
+def test_a_stopped_answer_is_kept_as_far_as_written(models: dict[str, Path]) -> None:
     """The written part of a stopped answer stays, and the next turn is answered as usual."""
     talk = begin(models["student"])
     pieces: list[str] = []
@@ -138,7 +138,7 @@ def test_an_answer_that_is_stopped(models: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["teacher", "student"])
-def test_a_new_conversation(models: dict[str, Path], name: str) -> None:
+def test_reset_starts_a_new_conversation(models: dict[str, Path], name: str) -> None:
     talk = begin(models[name], system="they said")
     first = talk.say(LINES[0])
     talk.say(LINES[1])
@@ -175,7 +175,9 @@ def test_an_answer_ends_with_its_turn(models: dict[str, Path], monkeypatch: pyte
     assert first.text.startswith(answer.text)
 
 
-def test_a_conversation_that_is_too_long(models: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_conversation_longer_than_the_positions_is_refused(
+    models: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     trunk = "{width: 32, layers: 1, heads: 4, vocabulary: 512, embedding: learned, length: 16}"
     (tmp_path / "short.yaml").write_text(f"compose: 1\nname: short\nextends: lawcat\ntrunk: {trunk}\n")
     composer.build_folder(tmp_path / "short.yaml", fresh=True, out=tmp_path / "short", tokenizer=models["teacher"])
@@ -213,7 +215,7 @@ def test_invalid_arguments_are_refused(models: dict[str, Path]) -> None:
     assert not talk.messages
 
 
-def test_a_note_where_a_chat_template_is_not_used(models: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_generate_notes_an_unused_chat_template(models: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "composer")
     composer.generate(models["teacher"], "once", max_new_tokens=1)
     assert "has a chat template, and the prompt is continued without it. For an answer use --chat" in caplog.text

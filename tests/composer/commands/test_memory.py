@@ -91,7 +91,7 @@ def test_options_that_are_already_set_are_not_suggested(fresh: Path, tmp_path: P
     assert "stream" not in str(caught.value)
 
 
-def test_commands_that_keep_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_without_results_name_their_smaller_options(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from composer.data import sampling
 
     monkeypatch.setattr(sampling, "keep_tokens_alone", raising(ERRORS["cuda"]))
@@ -105,7 +105,7 @@ def test_commands_that_keep_nothing(folder: Path, tmp_path: Path, monkeypatch: p
         composer.inspect(folder, length=96)
 
 
-def test_a_selection_that_cannot_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_selection_without_memory_to_score_keeps_its_student(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = ["recipe={sequence: 64, transfer: {lr: 0.03, steps: 2, batch: 2, epochs: null, tokens: null}}"]
     options: Any = {"keep": 1, "share": 0.2, "rows": 2, "overrides": recipe}
     with monkeypatch.context() as patch:

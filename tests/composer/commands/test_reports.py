@@ -116,7 +116,7 @@ def test_evaluations_and_benches_are_shown_as_text_and_html(teacher: Path, stude
     assert times.cell(student.name, "prefill", 8).seconds
 
 
-def test_a_bench_of_which_cells_failed() -> None:
+def test_a_bench_shows_its_failed_cells() -> None:
     assert "out of memory" in looked_at(made_up.report())
 
 

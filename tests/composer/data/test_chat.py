@@ -175,7 +175,7 @@ def test_an_end_token_after_the_conversation_is_learned() -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_prompt_of_messages_and_its_completion(name: str) -> None:
+def test_only_the_completion_of_a_prompt_of_messages_is_learned(name: str) -> None:
     """As in TRL, prompt and completion are one text of which the completion is learned."""
     tokenizer = tokenizer_with(name)
     made = document({"prompt": TALK[:3], "completion": TALK[3:]}, tokenizer)

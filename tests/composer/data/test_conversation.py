@@ -37,7 +37,7 @@ def test_names_of_the_assistant_role_are_recognised(speaker: str) -> None:
     assert made.ids.tolist() == written(tokenizer, TALK[:2])
 
 
-def test_the_system_column_of_sharegpt() -> None:
+def test_the_system_column_of_sharegpt_is_the_system_message() -> None:
     tokenizer = tokenizer_with("chatml")
     made = document({"conversations": SHARED[1:], "system": "once upon a time"}, tokenizer)
     assert made.ids.tolist() == written(tokenizer, [SYSTEM, *TALK])

@@ -140,7 +140,7 @@ def test_templates_do_not_use_the_current_time(chatty: PreTrainedTokenizerBase) 
     assert made.pieces[0].text.startswith("26 Jul 2024[")
 
 
-def test_a_tokenizer_without_beginning_or_end() -> None:
+def test_tokenizers_without_an_end_add_no_token() -> None:
     class Bare:
         bos_token_id = 5
         eos_token_id = None

@@ -79,7 +79,7 @@ def test_documents_of_a_conversation_are_in_the_same_split(share: float, write: 
     assert len(set(sides[0])) + len(set(sides[1])) == len({*sides[0], *sides[1]}) == 40
 
 
-def test_a_single_conversation_of_several_documents(write: Write) -> None:
+def test_a_single_conversation_is_split_between_training_and_evaluation(write: Write) -> None:
     tokenizer = tokenizer_with("qwen")
     path = write("a.jsonl", [{"messages": [{"role": role, "content": "once"} for _ in range(3) for role in ("user", "assistant")]}])
     counts = [

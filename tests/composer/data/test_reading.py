@@ -43,7 +43,7 @@ def message_of(text: str) -> str:
     return str(caught.value)
 
 
-def test_json_lines_json_and_parquet(write: Write, tmp_path: Path) -> None:
+def test_json_lines_json_and_parquet_have_the_same_rows(write: Write, tmp_path: Path) -> None:
     lines = write("a.jsonl", THREE)
     array = write("b.json", json.dumps(THREE))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(THREE), tmp_path / "c.parquet")
@@ -59,7 +59,7 @@ def test_records_have_file_and_line(write: Write) -> None:
     assert [record.place for record in read_records(reference)] == [f"{path}, record 2", f"{path}, record 3"]
 
 
-def test_skip_and_limit(write: Write) -> None:
+def test_skip_and_limit_select_rows(write: Write) -> None:
     path = write("a.jsonl", THREE)
     assert read(f"{path},skip=1,limit=1") == THREE[1:2]
     assert read(f"{path},limit=9") == THREE
@@ -81,7 +81,7 @@ def test_plain_text_is_split_by_document_paragraph_or_line(write: Write, by: str
         assert read(path) == read(f"{path},by=document")
 
 
-def test_folders_and_patterns(write: Write, tmp_path: Path) -> None:
+def test_folders_and_patterns_are_read_in_order(write: Write, tmp_path: Path) -> None:
     write("many/b.jsonl", THREE[1:])
     write("many/deep/a.jsonl", THREE[:1])
     write("many/notes.md", "no data")

@@ -19,7 +19,7 @@ from composer.tasks.recall import Recall
 HAY, BABI = Path("hay.txt"), Path("babi")
 
 
-def test_tasks_with_options() -> None:
+def test_tasks_are_read_with_their_options() -> None:
     options = EvaluationOptions(samples=7, seed=3)
     tasks = read_tasks(["passkey,form=original, depth=0.5,recall", "recall,pairs=4"], options)
     assert [task.label for task in tasks] == ["passkey,form=original,depth=0.5", "recall", "recall,pairs=4"]

@@ -125,7 +125,7 @@ def test_each_model_is_evaluated_once(
     assert json.loads((tmp_path / RESULTS).read_text())["setting"]["harness"]["limit"] == 4
 
 
-def test_tasks_and_lm_eval_into_one_folder(
+def test_tasks_and_lm_eval_write_into_one_folder(
     questions: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order does not matter, and each call may omit what the other call evaluated."""

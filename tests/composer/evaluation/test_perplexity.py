@@ -30,12 +30,12 @@ def starts(task: Perplexity, tokenizer: Any, length: int) -> list[int]:
     return starts_of
 
 
-def test_all_windows_of_a_text(tokenizer: Any, book: Path) -> None:
+def test_windows_cover_the_whole_text(tokenizer: Any, book: Path) -> None:
     tokens = len(tokenizer(book.read_text(), add_special_tokens=False).input_ids)
     assert starts(Perplexity(text=book), tokenizer, 101) == list(range(0, tokens - 99, 100))
 
 
-def test_some_windows_of_a_text(tokenizer: Any, book: Path) -> None:
+def test_sampled_windows_are_spread_over_the_text(tokenizer: Any, book: Path) -> None:
     tokens = len(tokenizer(book.read_text(), add_special_tokens=False).input_ids)
     starts_of = starts(Perplexity(text=book, samples=5), tokenizer, 101)
     assert len(starts_of) == 5

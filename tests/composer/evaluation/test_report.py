@@ -38,7 +38,7 @@ def test_the_error_of_right_or_wrong_answers_is_binomial(right: list[bool]) -> N
     assert (cell.samples, cell.seconds, cell.perplexity) == (len(right), 0.5 * len(right), None)
 
 
-def test_the_error_of_shares() -> None:
+def test_the_standard_error_of_shares_equals_its_formula() -> None:
     cell = make_cell(KEY, "tokens", judged(0.2, 0.4, 0.9))
     deviations = (0.5 - 0.2) ** 2 + (0.5 - 0.4) ** 2 + (0.5 - 0.9) ** 2
     assert (cell.mean, cell.standard_error) == (pytest.approx(0.5), pytest.approx(math.sqrt(deviations / 3) / math.sqrt(3)))

@@ -20,6 +20,8 @@ from converters.hosts import LATENT
 from tests.composer.exporting.models import randomised
 from tests.composer.hosts.families import HYBRIDS, LATER, PASSED, small
 
+pytestmark = pytest.mark.long
+
 WRITTEN = [
     family
     for family in PASSED
@@ -34,6 +36,7 @@ def student(family: str) -> Any:
     return randomised(composer.build("lolcats", small(family), overrides=["recipe=null", "head.memory.0.size=8"]))
 
 
+@pytest.mark.usefixtures("quick_comparison")
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_exports_equal_their_models(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process loads the exports of a chunk, in place of one process for each."""

@@ -22,6 +22,8 @@ from composer.exporting.modeling import Exported
 from composer.weights.verify import Check
 from tests.composer.exporting.models import LENGTH, generated, padded, randomised, texts
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 TEACHER = ROOT / "examples" / "teacher"
 LOADS = """
@@ -89,6 +91,7 @@ def test_exports_load_and_save_without_this_package(model: Path, exported: Path,
     assert torch.equal(text, generated(own, tokens[2:].expand(2, -1), mask[2:].expand(2, -1))[:1])
 
 
+@pytest.mark.usefixtures("quick_comparison")
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -136,13 +139,13 @@ def test_weights_are_linked_unless_copy_is_set(model: Path, exported: Path, tmp_
         assert not (tmp_path / "copied" / path.name).samefile(path)
 
 
-@pytest.mark.usefixtures("without_comparison")
+@pytest.mark.usefixtures("quick_comparison")
 def test_verify_checks_files_code_and_logits(exported: Path, model: Path, tmp_path: Path) -> None:
     report = composer.verify(exported)
     assert report.ok
     assert {check.what for check in report.checks} == {"contents", "code", "logits"}
     out = tmp_path / "changed"
-    composer.export(model, out, copy=True)
+    shutil.copytree(exported, out)
     file = next(out.glob("modeling_*.py"))
     file.write_text(file.read_text(encoding="utf-8") + "\nopen('ran', 'w')\n", encoding="utf-8")
     assert [check.subject for check in composer.verify(out).failed] == [file.name]
@@ -153,6 +156,7 @@ def test_verify_checks_files_code_and_logits(exported: Path, model: Path, tmp_pa
     assert (failed.what, failed.subject) == ("code", file.name), "a file that differs from what is written does not run"
 
 
+@pytest.mark.usefixtures("quick_comparison")
 def test_verify_reports_broken_weights_and_configs(exported: Path, tmp_path: Path) -> None:
     """Its record agrees with its files."""
 
@@ -212,6 +216,7 @@ def test_a_failed_export_keeps_the_existing_export(model: Path, tmp_path: Path, 
     assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")] == ["out"]
 
 
+@pytest.mark.usefixtures("quick_comparison")
 def test_exports_of_models_with_adapters_are_verified(tmp_path: Path) -> None:
     texts_file = tmp_path / "texts.txt"
     texts_file.write_text("the little dog sat in the sun and it was happy. " * 60, encoding="utf-8")

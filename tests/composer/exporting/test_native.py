@@ -21,6 +21,8 @@ from composer.exporting.targets import TARGETS
 from composer.spec.loading import load_spec
 from tests.composer.exporting.models import LENGTH, check_equal, generated, in_pieces, padded, randomised, texts
 
+pytestmark = pytest.mark.long
+
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
 SMALL = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
@@ -154,13 +156,14 @@ def test_blocks_unlike_llamas_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def exported(tmp_path: Path) -> Path:
+def exported(tmp_path: Path, quick_comparison: None) -> Path:
     """The folder of a softmax model as the source's class."""
     composer.build_folder("softmax", TEACHER, tmp_path / "softmax")
     assert composer.export(tmp_path / "softmax", tmp_path / "exported", native=True).architecture == "LlamaForCausalLM"
     return tmp_path / "exported"
 
 
+@pytest.mark.usefixtures("without_comparison")
 @pytest.mark.parametrize("target", ["qwen3_5", "granitemoehybrid", "mistral"])
 def test_trained_students_of_new_specs_are_exported_as_their_target(target: str, tmp_path: Path) -> None:
     """Its spec fits the class from the start, so that nothing is removed from trained weights."""

@@ -174,7 +174,7 @@ def test_every_shipped_graph_flows_from_the_projections_to_the_output(name: str)
         document = head.model_dump()
         for node in graph.parts:
             if node.path is None:
-                assert node.kind in {"entry", "alone"} or not node.main, "what no spec says"
+                assert node.kind in {"entry", "alone"} or not node.main, "a part outside of the spec"
                 continue
             document_node = document
             for step in node.path:

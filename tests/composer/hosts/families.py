@@ -128,6 +128,11 @@ PECULIAR: dict[str, dict[str, Any]] = {
 }
 
 
+def tokens(rows: int = 2, length: int = 23) -> torch.Tensor:
+    """Draw random ids without special tokens."""
+    return torch.randint(3, 90, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
 def is_before(version: str) -> bool:
     """Return whether this transformers is older than a version."""
     return Version(transformers.__version__) < Version(version)

@@ -18,8 +18,10 @@ from composer.graph.program import HeadInputs
 from composer.model.head import Head, anatomy
 from composer.model.head_inputs import visiting_heads
 from composer.model.stepwise import pieces
-from tests.composer.hosts.families import skip_before, small
+from tests.composer.hosts.families import skip_before, small, tokens
 from tests.composer.programs import printed_behind_composer
+
+pytestmark = pytest.mark.long
 
 COMPILED = """
     import torch
@@ -44,10 +46,6 @@ COMPILED = """
 """
 
 
-def tokens(rows: int = 2, length: int = 14) -> torch.Tensor:
-    return torch.randint(3, 90, (rows, length), generator=torch.Generator().manual_seed(1))
-
-
 @pytest.mark.parametrize(("family", "spec", "layers"), [("gemma2", "softmax", 2), ("phi3", "lolcats", 1)])
 def test_prefill_and_decode_are_one_graph(family: str, spec: str, layers: int) -> None:
     """The model, gemma2, has two kinds of layers."""
@@ -58,18 +56,18 @@ def test_prefill_and_decode_are_one_graph(family: str, spec: str, layers: int) -
 def test_copies_have_a_separate_rotation() -> None:
     """All layers of the copy share one rotation, and the original's may be deleted."""
     model: Any = composer.build("lolcats", small("qwen3"), overrides=["recipe=null"])
-    wanted = model(tokens()).logits
+    wanted = model(tokens(2, 14)).logits
     other = copy.deepcopy(model)
     assert len({id(layer.self_attn.composed.head._compiled) for layer in other.model.layers}) == 1
     model.to("meta")
-    assert torch.equal(other(tokens()).logits, wanted)
+    assert torch.equal(other(tokens(2, 14)).logits, wanted)
 
 
 @torch.no_grad()
 def test_router_logits_are_in_the_order_of_the_call() -> None:
     source = small("mixtral")
     student: Any = composer.build("softmax", source)
-    ids, mask = tokens(), torch.ones(2, 14, dtype=torch.int64)
+    ids, mask = tokens(2, 14), torch.ones(2, 14, dtype=torch.int64)
     mask[1, :6] = 0
     options: dict[str, Any] = {"attention_mask": mask, "output_router_logits": True, "use_cache": False}
     call, wanted = student(ids, **options), source(ids, position_ids=(mask.cumsum(1) - 1).clamp(min=0), **options)
@@ -165,8 +163,8 @@ def test_a_window_of_the_source_counts_tokens_and_not_positions(backend: str) ->
 
 
 @torch.no_grad()
-def test_a_config_that_asks_for_tuples() -> None:
+def test_students_return_tuples_if_their_config_asks_for_them() -> None:
     student: Any = composer.build("softmax", small("qwen3"))
-    wanted = student(tokens()).logits
+    wanted = student(tokens(2, 14)).logits
     student.config.return_dict = student.model.config.return_dict = False
-    assert torch.equal(student(tokens())[0], wanted)
+    assert torch.equal(student(tokens(2, 14))[0], wanted)

@@ -13,7 +13,9 @@ from transformers import AutoModelForCausalLM
 
 import composer
 from composer.errors import BuildError
-from tests.composer.hosts.families import HYBRIDS, LATER, PASSED, is_before, small
+from tests.composer.hosts.families import HYBRIDS, LATER, PASSED, is_before, small, tokens
+
+pytestmark = pytest.mark.long
 
 LENGTH = 23
 CLOSE = 1e-5
@@ -37,10 +39,6 @@ PAIRS = {
 }
 """Two specs for every family and three families or more for every spec. gpt_oss has attention sinks, which every memory has to use;
 the delta rule, which has no mass, cannot."""
-
-
-def tokens(rows: int = 2) -> torch.Tensor:
-    return torch.randint(3, 90, (rows, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
 def near(actual: torch.Tensor, wanted: torch.Tensor) -> None:

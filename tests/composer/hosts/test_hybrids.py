@@ -12,14 +12,10 @@ import composer
 from composer.errors import BuildError, ComposerError, GraphError, SpecError
 from composer.model.mixers import hybrids_run
 from composer.model.state_file import declare_states
-from tests.composer.hosts.families import HYBRIDS, small
+from tests.composer.hosts.families import HYBRIDS, small, tokens
 
 LENGTH = 17
 pytestmark = pytest.mark.skipif(not hybrids_run(), reason="this version of transformers has no layers with states that continue")
-
-
-def tokens(rows: int = 2) -> torch.Tensor:
-    return torch.randint(3, 90, (rows, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
 def near(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -39,9 +35,9 @@ def in_pieces(model: Any, ids: torch.Tensor, bounds: tuple[int, ...], mask: torc
 
 @pytest.mark.parametrize("family", HYBRIDS)
 @torch.no_grad()
-def test_pieces_padding_and_beams(family: str) -> None:
+def test_hybrids_equal_their_source_in_pieces_and_with_padding_and_beams(family: str) -> None:
     """The first piece is shorter than a convolution, and ends in the padding of a row."""
-    source, ids = small(family), tokens()
+    source, ids = small(family), tokens(2, LENGTH)
     student = composer.build("softmax", source)
     expected = source(input_ids=ids, use_cache=False).logits
     near(in_pieces(student, ids, (0, 2, 3, 9, LENGTH)), expected)
@@ -57,7 +53,7 @@ def test_pieces_padding_and_beams(family: str) -> None:
 @torch.no_grad()
 def test_documents_of_a_packed_row_do_not_see_each_other() -> None:
     """This holds with a cache, which holds the last document's state, and without."""
-    source, ids = small("qwen3_next"), tokens(1)
+    source, ids = small("qwen3_next"), tokens(1, LENGTH)
     student = composer.build("softmax", source)
     places = torch.cat((torch.arange(5), torch.arange(3), torch.arange(LENGTH - 8)))[None]
     expected = [source(input_ids=part, use_cache=False).logits for part in ids.split((5, 3, LENGTH - 8), dim=1)]
@@ -76,7 +72,7 @@ def test_gradients_reach_the_layers_below() -> None:
         if checkpointing:
             student.gradient_checkpointing_enable()
         student.zero_grad()
-        student(tokens(), position_ids=places, labels=tokens(), use_cache=False).loss.backward()
+        student(tokens(2, LENGTH), position_ids=places, labels=tokens(2, LENGTH), use_cache=False).loss.backward()
         gradients.append({name: parameter.grad for name, parameter in student.named_parameters()})
     assert all(gradient is not None and bool(gradient.isfinite().all()) for gradient in gradients[0].values())
     for name, gradient in gradients[1].items():
@@ -86,7 +82,7 @@ def test_gradients_reach_the_layers_below() -> None:
 @torch.no_grad()
 def test_a_cache_of_a_call_that_was_cut_short_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     student: Any = composer.build("softmax", small("qwen3_next"))
-    cache = student(tokens()[:, :8], use_cache=True).past_key_values
+    cache = student(tokens(2, LENGTH)[:, :8], use_cache=True).past_key_values
 
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -94,9 +90,9 @@ def test_a_cache_of_a_call_that_was_cut_short_is_refused(monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(student.model.layers[2], "forward", stop)
         with pytest.raises(KeyboardInterrupt):
-            student(tokens()[:, 8:], past_key_values=cache, use_cache=True)
+            student(tokens(2, LENGTH)[:, 8:], past_key_values=cache, use_cache=True)
     with pytest.raises(ValueError, match="was interrupted"):
-        student(tokens()[:, 8:], past_key_values=cache, use_cache=True)
+        student(tokens(2, LENGTH)[:, 8:], past_key_values=cache, use_cache=True)
 
 
 def test_rules_name_layers_with_attention() -> None:

@@ -20,6 +20,8 @@ from composer.weights.verify import verify
 from converters.hosts import WHOLE
 from tests.composer.hosts.multimodal import IMAGE, multimodal, text_and_image
 
+pytestmark = pytest.mark.long
+
 KEPT: dict[str, Any] = {
     "compose": 1,
     "name": "kept",
@@ -122,7 +124,7 @@ def test_tokens_rotate_by_their_place_in_an_image() -> None:
 
 
 @torch.no_grad()
-def test_in_memory_and_in_another_process(tmp_path: Path) -> None:
+def test_image_students_equal_their_source_in_memory_and_in_another_process(tmp_path: Path) -> None:
     source: Any = multimodal("llava")
     source.save_pretrained(tmp_path / "source")
     inputs = text_and_image("llava", source)

@@ -18,14 +18,10 @@ from converters.errors import ConfigError
 from converters.hybrid_layers import layers_without_attention
 from tests.checkpoints import edit_config
 from tests.composer.exporting.models import randomised
-from tests.composer.hosts.families import small
+from tests.composer.hosts.families import small, tokens
 from tests.composer.vllm.test_served_heads import check_served
 
 TOKENS = 100
-
-
-def tokens(length: int = 23) -> torch.Tensor:
-    return torch.randint(3, 90, (2, length), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +64,7 @@ def test_explain_shows_the_sizes(sources: dict[int, Path]) -> None:
 
 @pytest.mark.parametrize(("family", "more"), [("deepseek_v3", {"rope_interleave": False}), ("deepseek_v3", {"q_lora_rank": None})])
 @torch.no_grad()
-def test_variants_of_latent_attention(family: str, more: dict[str, Any]) -> None:
+def test_variants_of_latent_attention_equal_their_source(family: str, more: dict[str, Any]) -> None:
     source, ids = small(family, **more), tokens()
     student = composer.build("softmax", source)
     torch.testing.assert_close(student(ids).logits, source(ids, use_cache=False).logits, rtol=0, atol=1e-5)
@@ -137,7 +133,7 @@ def test_a_locked_spec_is_for_values_of_one_size(sources: dict[int, Path], tmp_p
         ("deepseek_v3", {"qk_nope_head_dim": "many"}, "qk_nope_head_dim"),
     ],
 )
-def test_a_config_with_wrong_sizes(family: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_configs_with_wrong_sizes_are_refused(family: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     small(family).save_pretrained(tmp_path / "source")
     edit_config(tmp_path / "source", **changes)
     with pytest.raises(SourceError, match=message):

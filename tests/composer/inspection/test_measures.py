@@ -42,7 +42,7 @@ def test_effective_rank_counts_directions() -> None:
     np.testing.assert_allclose(spectrum(plain.log(), logarithm=True).shares, spectrum(plain).shares, atol=1e-6)
 
 
-def test_half_lives_stretches_and_bins() -> None:
+def test_half_lives_stretches_and_bins_equal_values_by_hand() -> None:
     np.testing.assert_allclose(half_lives(torch.tensor([-math.log(2), -math.log(2) / 8])), [1.0, 8.0], rtol=1e-6)
     assert half_lives(torch.tensor([0.0, -0.0])).tolist() == [np.inf, np.inf]
     assert stretches(torch.tensor([True, True, False, True])) == ((0, 1), (3, 3))
@@ -51,6 +51,6 @@ def test_half_lives_stretches_and_bins() -> None:
     assert sum_bins(torch.arange(5.0), 2, mean=True).tolist() == [0.5, 2.5, 4.0]
 
 
-def test_norms_of_large_numbers() -> None:
+def test_norms_of_large_numbers_do_not_overflow() -> None:
     vectors = torch.tensor([[3e200, 4e200], [0.0, 0.0], [-3.0, 4.0]], dtype=torch.float64)
     np.testing.assert_allclose(norm(vectors), [5e200, 0.0, 5.0], rtol=1e-12)

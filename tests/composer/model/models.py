@@ -14,6 +14,7 @@ import composer
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.spec.shipped import shipped_specs
+from tests.composer.hosts.families import small
 
 CAUSAL = [name for name in shipped_specs() if not name.startswith("ablations/") and load_spec(name).direction == "causal"]
 """The shipped specs but for ablations, those of published students among them."""
@@ -77,6 +78,13 @@ def _built_once(spec: str, overrides: tuple[str, ...]) -> tuple[ComposedForCausa
     """Return a cached student of the usual source, to copy, and the random state after its build."""
     with torch.inference_mode(mode=False), torch.enable_grad():  # whoever asks first may do so elsewhere
         return moved(composer.build(spec, llama(), overrides=overrides)), torch.get_rng_state()
+
+
+@functools.cache
+def pair(family: str) -> tuple[Any, ComposedForCausalLM]:
+    """Return a small source of a family, and its softmax student, in float32."""
+    source: Any = llama().float() if family == "llama" else small(family)
+    return source, composer.build("softmax", source)
 
 
 def moved(model: Any) -> ComposedForCausalLM:

@@ -98,7 +98,7 @@ def test_a_classifier_is_a_source_for_other_heads(tmp_path: Path) -> None:
 
 
 def test_a_language_model_loads_as_a_classifier_with_a_new_score_matrix(tmp_path: Path) -> None:
-    """Its score matrix is new, the saved folder says so, and can be a source."""
+    """Its score matrix is new, as the record of the saved folder states. The folder can be a source."""
     composer.build("softmax", llama()).save_pretrained(tmp_path / "model")
     made = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", num_labels=3)
     assert made(tokens(1, 5)).logits.shape == (1, 3)

@@ -12,6 +12,8 @@ from tests.composer.model.shared_layers import covering, dealt, layers_of, print
 from tests.composer.model.trunks import TRUNKS
 from tests.composer.programs import printed_behind_composer
 
+pytestmark = pytest.mark.long
+
 PROGRAM = """
     import torch
     import composer

@@ -19,9 +19,9 @@ from composer.model import cuda_graph
 from composer.model.cuda_graph import Recorder
 from composer.model.modeling import ComposedForCausalLM
 from composer.notices import FallsBack
-from tests.composer.model.models import CAUSAL, student, tokens
+from tests.composer.model.models import CAUSAL, tokens
 from tests.composer.model.recording import on_a_cpu
-from tests.composer.model.test_in_place import SIZES
+from tests.composer.model.test_in_place import small
 from tests.composer.model.trunks import model as fresh
 
 GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 9}
@@ -46,10 +46,6 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
     on_a_cpu(monkeypatch)
     monkeypatch.setattr(ComposedForCausalLM, "recording", recording_of)
     return made
-
-
-def small(spec: str) -> ComposedForCausalLM:
-    return student(spec, "trunk=null", *[f"head.memory.{index}.size=5" for index in SIZES.get(spec, [])])
 
 
 def generate_without_graph(model: ComposedForCausalLM, ids: torch.Tensor, **settings: Any) -> torch.Tensor:

@@ -17,16 +17,12 @@ from blocks.flow import Tokens
 from composer.model.attention import ComposedAttention, ModelCall
 from composer.model.classes import Composed, ComposedForSequenceClassification
 from composer.model.hosts import attentions
+from tests.checkpoints import logits
 from tests.composer.model.models import llama, student, tokens
 
 LENGTH = 40
 SMALL = ("head.memory.0.size=4", "head.memory.1.size=5")
 ENCODER = ("trunk={width: 32, layers: 2, heads: 4, key_heads: 2, vocabulary: 97, labels: 3}", "head.memory.0.size=12")
-
-
-def logits(model: torch.nn.Module, ids: Tensor, **more: Any) -> Tensor:
-    with torch.no_grad():
-        return model(ids, **more).logits
 
 
 def in_pieces(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import composer
 from composer.model.head import anatomy
 from composer.model.heads import groups_of
 from composer.model.hosts import attentions
+from tests.checkpoints import logits
 from tests.composer.exporting.models import of_file, randomised
 from tests.composer.hosts.families import small
 from tests.composer.model.models import llama, moved, tokens
@@ -76,11 +77,6 @@ def reorder(owners: list[list[str]], sizes: dict[str, int]) -> tuple[LlamaForCau
             attention.o_proj.weight.copy_(attention.o_proj.weight.unflatten(1, (-1, 8))[:, queries].flatten(1))
         layers.append([{"head": name, "heads": layer.count(name) * per_key} for name in names])
     return source, spec_of(layers)
-
-
-def logits(model: Any, ids: Tensor, **more: Any) -> Tensor:
-    with torch.no_grad():
-        return model(ids, **more).logits
 
 
 def assert_near(actual: Tensor, wanted: Tensor, within: float = 1e-9) -> None:

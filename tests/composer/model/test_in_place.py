@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from composer.model.cache import ComposedCache
+from composer.model.modeling import ComposedForCausalLM
 from tests.composer.model.models import CAUSAL, student, tokens
 
 SPECS = {
@@ -30,6 +31,11 @@ LENGTH = 9
 def model(request: pytest.FixtureRequest):
     spec, *overrides = request.param
     return student(spec, *[f"head.memory.{index}.size=5" for index in SIZES.get(spec, [])], *overrides)
+
+
+def small(spec: str) -> ComposedForCausalLM:
+    """Return a student of the usual source with short memories."""
+    return student(spec, "trunk=null", *[f"head.memory.{index}.size=5" for index in SIZES.get(spec, [])])
 
 
 def read_states(cache: ComposedCache) -> dict[str, torch.Tensor]:

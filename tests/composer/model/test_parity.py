@@ -12,12 +12,8 @@ import composer
 from blocks.flow import Tokens
 from composer.errors import SpecError
 from composer.model.attention import ModelCall
+from tests.checkpoints import logits
 from tests.composer.model.models import VARIANTS, llama, student, tokens
-
-
-def logits(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return model(ids).logits
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

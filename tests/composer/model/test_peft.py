@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
@@ -20,9 +19,7 @@ from peft import (
     get_peft_model,
 )
 
-import composer
-from tests.composer.hosts.families import small
-from tests.composer.model.models import llama, student, tokens
+from tests.composer.model.models import pair, student, tokens
 
 CAUSAL: dict[str, Any] = {"task_type": "CAUSAL_LM"}
 ADAPTERS: dict[str, Callable[[], Any]] = {
@@ -34,13 +31,6 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
     "prompt tuning": lambda: PromptTuningConfig(num_virtual_tokens=3, **CAUSAL),
     "p-tuning": lambda: PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=16, **CAUSAL),
 }
-
-
-@cache
-def pair(host: str) -> tuple[Any, Any]:
-    """A source and its softmax student in float32."""
-    source: Any = llama().float() if host == "llama" else small(host)
-    return source, composer.build("softmax", source)
 
 
 def adapted(model: Any, adapter: str) -> PeftModel:

@@ -9,6 +9,8 @@ import pytest
 from tests.composer.model.models import CAUSAL
 from tests.composer.model.shared_layers import covering, dealt, layers_of, printed_of
 
+pytestmark = pytest.mark.long
+
 SMALL = {"lola": ["head.memory.0.size=4", "head.memory.1.size=3"], "lolcats-terraced": ["head.memory.0.size=4"]}
 EXPORTED = ["lolcats-terraced", "lola", "gated-delta", "latte-macchiato"]
 """Specs with every kind of memory that changes with each token: a window, a cache, a state, a corrected state, latents."""

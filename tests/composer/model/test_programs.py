@@ -14,16 +14,11 @@ from blocks.operation import Setting
 from composer.errors import BuildError, ComposerError
 from composer.graph.lowering import lower
 from composer.graph.source import write_source
-from composer.model.modeling import ComposedForCausalLM
+from tests.checkpoints import logits
 from tests.composer.graph.backends import NAME, own_backend
 from tests.composer.model.models import llama, student, tokens
 
 SPECS = {"lolcats": ("head.memory.0.size=5",), "lola": ("head.memory.0.size=3", "head.memory.1.size=4"), "lawcat": ()}
-
-
-def logits(model: ComposedForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return model(ids).logits
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -5,7 +5,6 @@ document.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -16,13 +15,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 import composer
 from composer.errors import SpecError
 from composer.model.own_host import RMSNorm
+from tests.checkpoints import logits
 from tests.composer.model.models import tokens
 from tests.composer.model.trunks import HEADS, TRUNKS, document, model
-
-
-def logits(made: torch.nn.Module, ids: torch.Tensor, **more: Any) -> torch.Tensor:
-    with torch.no_grad():
-        return made(ids, **more).logits
 
 
 @pytest.mark.parametrize("tied", [True, False])

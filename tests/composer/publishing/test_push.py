@@ -19,6 +19,8 @@ from composer.weights.record import read_record
 from tests.composer.cli.conftest import Compose
 from tests.hub_server import LocalHub
 
+pytestmark = pytest.mark.long
+
 REPO = "owner/mine"
 ONE_STEP = ("--set", "recipe.transfer.epochs=null", "--set", "recipe.transfer.steps=1", "--set", "recipe.sequence=8")
 
@@ -111,6 +113,7 @@ def test_folders_that_contradict_their_record_are_refused(hub: LocalHub, student
     assert hub.calls == []
 
 
+@pytest.mark.usefixtures("quick_comparison")
 def test_an_export_is_on_a_branch_beside_its_model(hub: LocalHub, student: Path, exported: Path) -> None:
     """The weights of both are uploaded once."""
     composer.push(student, REPO, public=True)
@@ -248,7 +251,7 @@ def test_only_owner_and_name_are_a_repository(student: Path, named: str) -> None
         composer.push(student, named)
 
 
-def test_without_a_network(student: Path, tmp_path: Path) -> None:
+def test_errors_in_offline_mode_name_its_setting(student: Path, tmp_path: Path) -> None:
     """In offline mode, a push and a pull give a clear error."""
     with pytest.raises(PushError, match="HF_HUB_OFFLINE is set"):
         composer.push(student, REPO)

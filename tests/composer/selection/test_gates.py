@@ -26,6 +26,7 @@ from composer.tasks.passkey import Passkey
 from composer.tasks.writer import Writer
 from composer.training.journal import Journal
 from composer.training.loop import StageSetting, run_stage
+from tests.checkpoints import logits
 from tests.composer.hosts.families import small
 from tests.composer.model.models import llama, tokens
 
@@ -44,11 +45,6 @@ def gate_heads(source: Any, spec: dict[str, Any] = STREAMING) -> tuple[Any, Gate
     heads = candidate_heads(other.config.read_spec())
     mixed = {index: attention.composed for index, attention in attentions_by_layer(other).items()}
     return model, gate_layers(model, mixed, heads)
-
-
-def logits(model: Any, ids: Tensor) -> Tensor:
-    with torch.no_grad():
-        return model(ids, use_cache=False).logits
 
 
 def open_only(gates: Gates, kept: set[KeyHead]) -> Tensor:

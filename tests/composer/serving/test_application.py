@@ -216,11 +216,13 @@ MISTAKES: list[tuple[str, dict[str, Any], str | None, str]] = [
 
 
 @pytest.mark.parametrize(("path", "fields", "param", "message"), MISTAKES)
-def test_mistakes_of_clients(server: Server, path: str, fields: dict[str, Any], param: str | None, message: str) -> None:
+def test_mistakes_of_clients_are_refused(
+    server: Server, path: str, fields: dict[str, Any], param: str | None, message: str
+) -> None:
     assert message in check_error(fetch(server, path, document(server, path, **fields)), 400)
 
 
-def test_a_conversation_that_the_template_refuses(server: Server) -> None:
+def test_malformed_conversations_are_refused(server: Server) -> None:
     check_error(fetch(server, CHAT, b"{"), 400, param=None)
     answer = fetch(server, CHAT, document(server, CHAT, messages=[{"role": "user", "content": ""}], logit_bias={"2": 100}))
     assert answer[0] == 200

@@ -107,14 +107,14 @@ def check_joined(model: Any, first: Sequence[int], second: Sequence[int], *, joi
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_models_of_transformers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_transformers_write_the_text_of_each_prompt_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small(family)
     serve_cpu(sys.modules[type(model).__module__])
     check_model(model, monkeypatch, FAMILIES[family])
 
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl"])
-def test_models_that_read_images_too(family: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_image_models_write_the_text_of_each_prompt_alone(family: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     multimodal(family).save_pretrained(tmp_path)
     check_model(composer.build("lolcats", tmp_path), monkeypatch)
 

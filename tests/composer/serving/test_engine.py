@@ -213,7 +213,7 @@ def test_a_fault_ends_its_group_alone(
     assert not faulty.delivered.qsize()
 
 
-def test_stops_and_ends(engine: Engine, model: Any) -> None:
+def test_a_stop_text_ends_the_answer(engine: Engine, model: Any) -> None:
     client = Client([5, 9, 30], most=30)
     engine.submit(client.job)
     (tokens,) = client.tokens()

@@ -188,7 +188,7 @@ def test_prompts_become_lists_of_texts_or_tokens(prompt: Any, prompts: list[Any]
     assert read(CompletionRequest, {"prompt": prompt}).prompt == prompts
 
 
-def test_numbers_of_tokens() -> None:
+def test_numbers_of_tokens_and_logprobs_are_read() -> None:
     assert read(ChatRequest, {"max_tokens": 3}).most_tokens == 3
     assert read(ChatRequest, {"max_tokens": 3, "max_completion_tokens": 4}).most_tokens == 4
     assert read(CompletionRequest, {}).most_tokens is None

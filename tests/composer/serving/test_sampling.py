@@ -51,7 +51,7 @@ def test_frequencies_are_probabilities() -> None:
     ],
     ids=str,
 )
-def test_tokens_that_may_be_drawn(fields: dict[str, Any], tokens: set[int]) -> None:
+def test_settings_limit_the_drawn_tokens(fields: dict[str, Any], tokens: set[int]) -> None:
     assert set(drawn(**fields)) == tokens
 
 

@@ -66,7 +66,7 @@ def test_a_mapping_replaces_a_word_that_is_no_part() -> None:
     assert merge == {"recipe": {"data": {"b": 1}}}
 
 
-def test_a_chain_of_files_and_a_shipped_name(write: Callable) -> None:
+def test_chains_of_files_and_shipped_names_can_be_extended(write: Callable) -> None:
     write("lib/base.yaml", BASE)
     write("lib/middle.yaml", "compose: 1\nname: middle\nextends: base.yaml\nhead: {conv: null, read: mixture}\n")
     child = write("child.yaml", "compose: 1\nname: child\nextends: lib/middle.yaml\nhead: {feature_map: {dim: 4}}\n")
@@ -87,7 +87,7 @@ def test_files_take_precedence_over_shipped_specs(write: Callable) -> None:
     assert load_spec(write("child.yaml", "compose: 1\nname: child\nextends: lawcat\n")).paper != "a paper"
 
 
-def test_a_mapping_extends_too(write: Callable) -> None:
+def test_mappings_can_extend_files(write: Callable) -> None:
     write("base.yaml", BASE)
     spec = load_spec({"compose": 1, "name": "child", "extends": "base.yaml", "head": {"conv": None}})
     assert spec.head is not None

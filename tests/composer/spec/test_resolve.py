@@ -122,7 +122,7 @@ def test_without_a_head_for_all_every_layer_needs_a_rule() -> None:
     assert "layer 4 has no head" in message
 
 
-def test_groups_of_heads_inside_one_layer() -> None:
+def test_groups_of_heads_divide_a_layer_in_order() -> None:
     assert layout((1, groups(a=2, b=6)), (2, groups(b=6, a=2)), (-1, groups(head=8)))[1:3] == ["a2 b6", "b6 a2"]
     rule = {"at": 0, "use": groups(a=6, head=2)}
     document = {"compose": 1, "name": "x", "head": EXACT, "heads": {"a": DROP}, "layers": [rule]}

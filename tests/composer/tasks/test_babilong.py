@@ -181,7 +181,7 @@ def test_words_unknown_to_the_tokenizer_are_refused(words: Writer, babi: Path) -
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="bAbI does not lie beside the repository")
 @pytest.mark.parametrize("name", ["babilong-qa1", "babilong-qa2", "babilong-qa3"])
-def test_the_real_files(name: str, letters: Writer) -> None:
+def test_tasks_are_drawn_from_the_real_files(name: str, letters: Writer) -> None:
     made = TASKS[name].model_validate({"babi": REAL, "samples": 8})
     for sample in made.draw(letters, 2500, "evaluation"):
         assert 2470 <= len(sample.ids) <= 2500

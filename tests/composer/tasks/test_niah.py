@@ -240,7 +240,7 @@ def test_keys_of_needles_occur_once(monkeypatch: pytest.MonkeyPatch, letters: Wr
 
 
 @pytest.mark.parametrize("name", ["niah-multikey-2", "niah-multikey-3"])
-def test_depth_among_needles(name: str, letters: Writer) -> None:
+def test_depth_is_the_place_among_the_needles(name: str, letters: Writer) -> None:
     for depth in (0.0, 0.5, 1.0):
         for sample in samples(name, letters, 3000, depth=depth, samples=2):
             assert sample.depth == pytest.approx(depth, abs=0.06)

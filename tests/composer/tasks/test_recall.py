@@ -48,7 +48,7 @@ def test_all_64_pairs_are_queried(words: Writer) -> None:
         list(Recall(pairs=64).draw(words, 130, "train"))
 
 
-def test_recall_in_any_tokens(any_text: Writer) -> None:
+def test_recall_can_be_written_in_any_tokens(any_text: Writer) -> None:
     for sample in Recall(pairs=4, samples=5).draw(any_text, 300, "evaluation"):
         answers = [token for token, wanted in zip(sample.ids, sample.answer, strict=True) if wanted]
         assert any_text.decode(answers).split() == sample.text.split()[9::2]
@@ -94,7 +94,7 @@ def test_mqar_equals_the_original(vocabulary: int, length: int, pairs: int, powe
     assert len(np.unique(noisy[inputs == 0])) > min(vocabulary, (inputs == 0).sum()) // 3
 
 
-def test_halves_and_labels() -> None:
+def test_labels_are_the_values_of_repeated_keys() -> None:
     inputs, labels = multiquery_ar(100, 50, 64, 0, pairs=8)
     keys, values = inputs[:, 0:16:2], inputs[:, 1:16:2]
     assert keys.min() >= 1
@@ -119,7 +119,7 @@ def test_gaps_follow_the_power_law() -> None:
 
 
 @pytest.mark.parametrize("random_non_queries", [True, False])
-def test_mqar_as_a_text(random_non_queries: bool, words: Writer) -> None:
+def test_mqar_texts_ask_for_the_values_of_repeated_keys(random_non_queries: bool, words: Writer) -> None:
     made = Mqar(pairs=4, samples=30, vocabulary=200, random_non_queries=random_non_queries)
     for sample in made.draw(words, 64, "train"):
         assert len(sample.ids) == 63  # BOS, and an even number of symbols

@@ -69,7 +69,7 @@ def test_every_task_in_the_catalogue_has_a_description_and_a_source() -> None:
     assert {*TASKS} - {"babilong-qa3", "babilong-qa4"} == WRITTEN | OTHERS
 
 
-def test_the_page_of_tasks() -> None:
+def test_the_page_of_tasks_equals_the_catalogue() -> None:
     page = TASK_TABLE.read_text(encoding="utf-8")
     assert list_tasks(page) == page, "docs/tasks.md is not the catalogue as it is: write it anew with `make docs`"
     table = page.partition(TASK_HEADER)[2]
@@ -109,7 +109,7 @@ def test_too_small_lengths_are_refused_with_the_least_length(name: str, letters:
 
 @pytest.mark.parametrize("name", IN_WORDS)
 @pytest.mark.parametrize("length", [90, 256, 513])
-def test_lengths_in_words(name: str, length: int, words: Writer, babi: Path) -> None:
+def test_samples_in_words_fill_their_length(name: str, length: int, words: Writer, babi: Path) -> None:
     for sample in task(name, babi).draw(words, length, "train"):
         assert length - 5 < len(sample.ids) <= length
         assert name == "mqar" or words.tokenizer.unk_token_id not in sample.ids

@@ -99,7 +99,7 @@ def test_word_frequencies_may_be_set(spaced: Writer) -> None:
         common(spaced, 600, common=2, uncommon=2)
 
 
-def test_too_few_words(spaced: Writer) -> None:
+def test_too_few_words_are_refused(spaced: Writer) -> None:
     known = len({*listed("noun"), *listed("adjective"), *listed("verb")})
     message = rf"common-words: all {known - 10} words besides the 10 common ones, each 3 times, make \d+ tokens, not 131072"
     with pytest.raises(TaskError, match=message):
@@ -145,7 +145,7 @@ def test_the_third_word_is_never_as_frequent_as_the_fourth(length: int, spaced: 
         assert len(counts) == 4 or counts[3] > counts[4]
 
 
-def test_too_short_for_a_third_word(spaced: Writer) -> None:
+def test_texts_too_short_for_a_third_word_are_refused(spaced: Writer) -> None:
     with pytest.raises(
         TaskError, match="frequent-words needs at least 4 different words, not 3: set a length of 200 tokens or more"
     ):

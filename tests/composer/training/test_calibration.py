@@ -11,6 +11,7 @@ import torch
 from composer.spec.recipe import Transfer
 from composer.training.calibration import ROWS, begin_transfer, rows_to_calibrate
 from composer.training.loop import StepProgress
+from composer.training.run import TrainingReport
 from composer.weights.record import read_record
 from tests.composer.training.runs import rows_of, run, small_llama, student_of, teacher_of
 from tests.composer.training.stages import StoppedError
@@ -36,42 +37,53 @@ def names(*parts: str, layers: int = 2) -> tuple[str, ...]:
     return tuple(PLACE.format(layer=layer, part=part) for layer in range(layers) for part in parts)
 
 
-def test_a_calibrated_start_is_nearer_to_the_teacher_and_is_recorded(student: Path, texts: Path, tmp_path: Path) -> None:
-    plain = run(student, tmp_path / "plain", texts, which="transfer")
-    learned = run(student, tmp_path / "out", texts, CALIBRATED, which="transfer")
-    (stage,), (other,) = learned.stages, plain.stages
+@pytest.fixture(scope="module")
+def plain(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingReport:
+    """A run without calibration."""
+    return run(student, tmp_path_factory.mktemp("plain") / "out", texts, which="transfer")
+
+
+@pytest.fixture(scope="module")
+def calibrated(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingReport:
+    """The same run with calibration."""
+    return run(student, tmp_path_factory.mktemp("calibrated") / "out", texts, CALIBRATED, which="transfer")
+
+
+def test_a_calibrated_start_is_nearer_to_the_teacher_and_is_recorded(plain: TrainingReport, calibrated: TrainingReport) -> None:
+    (stage,), (other,) = calibrated.stages, plain.stages
     assert other.start is None
     assert stage.start is not None
     assert sorted(stage.start.calibrated) == sorted(names("window", "feature_map"))
     assert stage.start.kept == ()
     assert sum(stage.before.values()) < sum(other.before.values())
-    record = read_record(tmp_path / "out")
+    record = read_record(calibrated.out)
     assert record is not None
     assert record.training[0].start == stage.start
     assert record.training[0].recipe["init"] == "calibrated"
-    assert any("head.window, head.feature_map" in message and "Not calibrated" not in message for message in learned.view().notes)
+    notes = calibrated.view().notes
+    assert any("head.window, head.feature_map" in message and "Not calibrated" not in message for message in notes)
 
 
-def test_recipes_without_calibration_are_written_as_before(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_recipes_without_calibration_are_written_as_before(plain: TrainingReport) -> None:
     """Existing folders and runs compare their recipe with the written one."""
     assert "init" not in Transfer(lr=1, steps=1).model_dump(mode="json")
-    run(student, tmp_path / "out", texts, which="transfer")
-    record = read_record(tmp_path / "out")
+    record = read_record(plain.out)
     assert record is not None
     assert "start" not in record.model_dump(mode="json")["training"][0]
 
 
-def test_streamed_calibration_equals_calibration_in_memory(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_streamed_calibration_equals_calibration_in_memory(
+    student: Path, texts: Path, tmp_path: Path, calibrated: TrainingReport
+) -> None:
     """The run is stopped in its second layer and continued."""
-    whole = run(student, tmp_path / "whole", texts, CALIBRATED, which="transfer")
     stopped_here(student, tmp_path / "out", texts)
     learned = run(student, tmp_path / "out", texts, CALIBRATED, resume=True, **STREAM)
-    (streamed,), (together,) = learned.stages, whole.stages
+    (streamed,), (together,) = learned.stages, calibrated.stages
     assert streamed.start is not None
     assert together.start is not None
     assert (streamed.start.calibrated, streamed.start.kept) == (together.start.calibrated, together.start.kept)
     assert (streamed.before, streamed.after) == (together.before, together.after)
-    assert same(weights(tmp_path / "whole"), tmp_path / "out")
+    assert same(weights(calibrated.out), tmp_path / "out")
 
 
 def stopped_here(student: Path, out: Path, texts: Path) -> None:
@@ -83,16 +95,15 @@ def stopped_here(student: Path, out: Path, texts: Path) -> None:
         run(student, out, texts, CALIBRATED, watch=watch, **STREAM)
 
 
-def test_resumed_runs_equal_uninterrupted_runs(student: Path, texts: Path, tmp_path: Path) -> None:
+def test_resumed_runs_equal_uninterrupted_runs(student: Path, texts: Path, tmp_path: Path, calibrated: TrainingReport) -> None:
     def watch(step: StepProgress) -> None:
         if step.step == 3:
             raise StoppedError
 
-    run(student, tmp_path / "whole", texts, CALIBRATED, which="transfer")
     with pytest.raises(StoppedError):
         run(student, tmp_path / "out", texts, CALIBRATED, which="transfer", watch=watch, checkpoint_seconds=0.0)
     run(student, tmp_path / "out", texts, CALIBRATED, which="transfer", resume=True)
-    assert same(weights(tmp_path / "whole"), tmp_path / "out")
+    assert same(weights(calibrated.out), tmp_path / "out")
 
 
 def test_parts_that_cannot_be_calibrated_keep_their_start() -> None:

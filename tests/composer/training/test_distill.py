@@ -25,8 +25,9 @@ from composer.training.loop import StepProgress
 from composer.training.run import TrainingReport
 from composer.weights.record import read_record
 from composer.weights.verify import verify
-from tests.checkpoints import fingerprint
+from tests.checkpoints import fingerprint, logits
 from tests.composer.training.runs import RECIPE, VOCABULARY, make_student, make_teacher, run
+from tests.composer.training.stages import StoppedError, log
 from tests.composer.weights.students import weights
 
 pytestmark = pytest.mark.drawn
@@ -35,18 +36,9 @@ IDS = torch.arange(40).view(2, 20) % 14
 WHOLE = ("recipe.finetune.lora=null", "recipe.finetune.trunk=true", "recipe.finetune.steps=2", "recipe.finetune.fresh_lr=null")
 
 
-class StoppedError(Exception):
-    """An error that ends the run as a kill would."""
-
-
 def held_out(model: Path, texts: Path) -> PackedRows:
     tokenizer = AutoTokenizer.from_pretrained(model)
     return load_rows([str(texts)], tokenizer, RECIPE["sequence"], split="evaluation", vocabulary=VOCABULARY, share=0.2)
-
-
-@torch.no_grad()
-def logits(model: Any) -> torch.Tensor:
-    return model(IDS, use_cache=False).logits
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +48,7 @@ def distilled(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFacto
     original, out = module._find_changed, tmp_path_factory.mktemp("runs") / "out"
 
     def spy(learned: Any, trained: Any, **options: Any) -> Any:
-        seen.append(logits(trained.eval()))
+        seen.append(logits(trained.eval(), IDS))
         return original(learned, trained, **options)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -70,13 +62,13 @@ def test_the_loaded_model_equals_the_trained_model(
 ) -> None:
     out, report, trained = distilled
     loaded = ComposedForCausalLM.from_pretrained(out).eval()
-    assert torch.equal(logits(loaded), trained)
-    assert torch.equal(logits(composer.load(out)), trained)
+    assert torch.equal(logits(loaded, IDS), trained)
+    assert torch.equal(logits(composer.load(out), IDS), trained)
     plain = ComposedForCausalLM.from_pretrained(out, with_adapter=False).eval()
     assert not any(".lora_" in name for name, _ in plain.named_parameters())
-    assert (logits(plain) - trained).abs().max() > 1e-4
+    assert (logits(plain, IDS) - trained).abs().max() > 1e-4
     adapted = PeftModel.from_pretrained(plain, str(out / "adapter"))
-    assert torch.equal(logits(adapted), trained)
+    assert torch.equal(logits(adapted, IDS), trained)
     last_loss = report.stages[-1].after["model"]
     assert loss_of(loaded, held_out(out, texts), 4) == pytest.approx(last_loss, rel=1e-5)
     assert report.teacher_loss is not None
@@ -90,7 +82,7 @@ def test_adapters_are_loaded_with_the_model_and_can_be_omitted(
     plain = ComposedForCausalLM.from_pretrained(out, with_adapter=False)
     plain.save_pretrained(tmp_path / "plain")
     assert json.loads((tmp_path / "plain" / "config.json").read_text()).get("adapter") is None
-    assert torch.equal(logits(ComposedForCausalLM.from_pretrained(tmp_path / "plain").eval()), logits(plain.eval()))
+    assert torch.equal(logits(ComposedForCausalLM.from_pretrained(tmp_path / "plain").eval(), IDS), logits(plain.eval(), IDS))
     shutil.copytree(out, tmp_path / "shelf" / "model")
     loads: list[dict[str, Any]] = []
     original = adapters.cached_file
@@ -102,7 +94,7 @@ def test_adapters_are_loaded_with_the_model_and_can_be_omitted(
     monkeypatch.setattr(adapters, "cached_file", spy)
     where: dict[str, Any] = {"revision": "main", "cache_dir": str(tmp_path), "local_files_only": True}
     loaded = ComposedForCausalLM.from_pretrained(tmp_path / "shelf", subfolder="model", token=None, **where).eval()
-    assert torch.equal(logits(loaded), trained)
+    assert torch.equal(logits(loaded, IDS), trained)
     assert loads == [where | {"subfolder": "model/adapter"}] * 2, "its config, and its weights"
 
 
@@ -140,7 +132,7 @@ def test_the_record_contains_both_stages_and_matches_the_report(
     checks = verify(out).checks
     assert {check.outcome for check in checks} == {"passed"}
     assert sorted(path.name for path in (out / "training").iterdir()) == ["curve.png", "log.jsonl"]
-    lines = [json.loads(line) for line in (out / "training" / "log.jsonl").read_text().splitlines()]
+    lines = log(out / "training")
     assert [(line["stage"], line["step"]) for line in lines if "loss" in line] == [
         (stage.stage, step) for stage in report.stages for step in range(1, stage.steps + 1)
     ]
@@ -173,7 +165,7 @@ def test_merged_weights_are_the_same_in_the_run_and_later(
     for name in ("merged", "later"):
         assert not (tmp_path / name / "adapter").exists()
         assert verify(tmp_path / name).ok
-        torch.testing.assert_close(logits(composer.load(tmp_path / name)), trained, rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits(composer.load(tmp_path / name), IDS), trained, rtol=0, atol=1e-5)
     composer.build_folder("softmax", tmp_path / "merged", tmp_path / "built")
     with pytest.raises(TrainingError, match="has no adapters"):
         merge_adapters(tmp_path / "merged", tmp_path / "more")

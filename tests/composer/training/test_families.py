@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import composer
 from composer.training.finetune import merge_adapters
 from composer.weights.verify import verify
+from tests.checkpoints import logits
 from tests.composer.hosts.families import HYBRIDS, is_before, small
 from tests.composer.training.runs import VOCABULARY, make_student, run
 from tests.composer.training.streams import STREAM, same
@@ -47,21 +48,16 @@ def student_of(family: str, teacher: Path, folder: Path) -> Path:
     return make_student(folder / "student", folder / "source")
 
 
-@torch.no_grad()
-def logits(folder: Path) -> torch.Tensor:
-    return composer.load(folder)(IDS, use_cache=False).logits
-
-
 @pytest.mark.filterwarnings("error:fan_in_fan_out")
 @pytest.mark.parametrize("family", ["qwen3", *NAMED, "olmo_hybrid", "nemotron_h", "deepseek_v3"])
 def test_adapters_are_loaded_and_merged(family: str, teacher: Path, texts: Path, tmp_path: Path) -> None:
     student = student_of(family, teacher, tmp_path)
     run(student, tmp_path / "out", texts, "recipe.finetune.steps=2", "recipe.finetune.lora.rank=4", which="finetune")
-    adapted = logits(tmp_path / "out")
-    assert (adapted - logits(student)).abs().max() > 1e-4, "they say something"
+    adapted = logits(composer.load(tmp_path / "out"), IDS)
+    assert (adapted - logits(composer.load(student), IDS)).abs().max() > 1e-4, "the adapters change the logits"
     assert verify(tmp_path / "out").ok
     merge_adapters(tmp_path / "out", tmp_path / "merged")
-    torch.testing.assert_close(logits(tmp_path / "merged"), adapted, rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits(composer.load(tmp_path / "merged"), IDS), adapted, rtol=0, atol=1e-4)
 
 
 def test_adapters_are_loaded_for_models_saved_without_their_head(teacher: Path, texts: Path, tmp_path: Path) -> None:
@@ -73,7 +69,9 @@ def test_adapters_are_loaded_for_models_saved_without_their_head(teacher: Path, 
     student = make_student(tmp_path / "bare", tmp_path / "source")
     run(student, tmp_path / "out", texts, "recipe.finetune.steps=2", "recipe.finetune.lora.rank=4", which="finetune")
     merge_adapters(tmp_path / "out", tmp_path / "merged")
-    torch.testing.assert_close(logits(tmp_path / "merged"), logits(tmp_path / "out"), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        logits(composer.load(tmp_path / "merged"), IDS), logits(composer.load(tmp_path / "out"), IDS), rtol=0, atol=1e-4
+    )
 
 
 def test_dropout_depends_only_on_the_seed_of_the_run(teacher: Path, texts: Path, tmp_path: Path) -> None:
@@ -86,7 +84,7 @@ def test_dropout_depends_only_on_the_seed_of_the_run(teacher: Path, texts: Path,
         drawn = torch.rand(2)
         torch.manual_seed(before)
         assert torch.equal(drawn, torch.rand(2))
-        learned[name] = logits(tmp_path / name)
+        learned[name] = logits(composer.load(tmp_path / name), IDS)
     assert torch.equal(learned["one"], learned["same"])
     assert not torch.equal(learned["one"], learned["other"])
 

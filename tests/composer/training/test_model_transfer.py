@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from composer.errors import SpecError, TrainingError
 from composer.spec.loading import load_spec
 from composer.spec.recipe import Transfer
 from composer.training import checkpoint
-from composer.training.journal import LOG
 from composer.training.student import check_transfer
 from composer.training.transfer import ModelTransferCourse, last_hidden
 from tests.composer.hosts.families import small
@@ -34,6 +32,7 @@ from tests.composer.training.runs import (
     teacher_of,
 )
 from tests.composer.training.runs import whole as everything
+from tests.composer.training.stages import log
 from tests.composer.training.test_transfer_course import HYBRID
 from tests.composer.weights.students import weights
 
@@ -199,10 +198,6 @@ def alone(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) 
     return out
 
 
-def lines(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "training" / LOG).read_text().splitlines()]
-
-
 def test_a_run_lowers_the_error_of_fresh_parameters(alone: Path, student: Path, texts: Path, tmp_path: Path) -> None:
     """The held-out error decreases, its log and report have one unit, and only fresh parameters change."""
     longer = (AT_THE_END, "recipe.transfer.steps=40", "recipe.transfer.lr=5e-2")
@@ -211,7 +206,7 @@ def test_a_run_lowers_the_error_of_fresh_parameters(alone: Path, student: Path, 
     assert outcome.after.keys() == outcome.before.keys() == {"model"}
     assert outcome.after["model"] < 0.5 * outcome.before["model"]
     assert report.view().tables[0].rows[0][:2] == ("transfer", "model")
-    own = [line for line in lines(alone) if line["stage"] == "transfer"]
+    own = [line for line in log(alone / "training") if line["stage"] == "transfer"]
     assert [line["step"] for line in own if "loss" in line] == [1, 2, 3, 4, 5, 6]
     assert all(set(line["loss"] if "loss" in line else line["held_out"]) == {"model"} for line in own)
     before, after = weights(student), weights(tmp_path / "out")
@@ -239,7 +234,7 @@ def test_several_processes_equal_one(texts: Path, tmp_path: Path) -> None:
     run(student, tmp_path / "one", texts, *overrides)
     assert several(2, lambda rank: run(student, tmp_path / "two", texts, *overrides, gradient_checkpointing=True)) == [0, 0]
     bounds: dict[str, dict[str, Any]] = {"loss": {"abs": 1e-5}, "held_out": {"abs": 1e-5}, "norm": {"rel": 1e-4}}
-    for line, other in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
+    for line, other in zip(log(tmp_path / "one" / "training"), log(tmp_path / "two" / "training"), strict=True):
         for name, figure in line.items():
             assert other[name] == (pytest.approx(figure, **bounds[name]) if name in bounds else figure)
     first, two = weights(tmp_path / "one"), weights(tmp_path / "two")

@@ -26,7 +26,6 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Stage
 from composer.training import checkpoint, distill, loop, processes
 from composer.training.distill import train
-from composer.training.journal import LOG
 from composer.training.processes import (
     add_over_processes,
     broadcast_from_first,
@@ -42,7 +41,10 @@ from composer.training.student import read_student
 from composer.training.unit import Unit
 from tests.composer.training.processes import FAILED, killed_at, several
 from tests.composer.training.runs import make_student, make_teacher, rows_of, run
+from tests.composer.training.stages import log
 from tests.composer.weights.students import weights
+
+pytestmark = pytest.mark.long
 
 STEPS = 6
 WRITTEN = "recipe.finetune.on_policy={share: 0.5, tokens: 3}"
@@ -65,14 +67,10 @@ FEW: dict[str, Any] = {"held_out_rows": 3}
 SHORT = (*(f"recipe.{stage}.steps={BRIEF}" for stage in ("transfer", "finetune")), "recipe.transfer.cross_entropy=0.1", WRITTEN)
 
 
-def lines(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "training" / LOG).read_text().splitlines()]
-
-
 def close(first: Path, other: Path) -> None:
     """Return whether two runs took the same steps: losses and evaluations within 1e-5, norms within 1e-4 of themselves."""
     bounds: dict[str, dict[str, float]] = {"loss": {"abs": 1e-5}, "held_out": {"abs": 1e-5}, "norm": {"rel": 1e-4}}
-    for line, other_line in zip(lines(first), lines(other), strict=True):
+    for line, other_line in zip(log(first / "training"), log(other / "training"), strict=True):
         assert line.keys() == other_line.keys()
         for name, figure in line.items():
             assert other_line[name] == (pytest.approx(figure, **bounds[name]) if name in bounds else figure)
@@ -135,7 +133,7 @@ def pair(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -
 def test_two_processes_equal_one(alone: Path, pair: tuple[Path, list[dict[str, Any]]]) -> None:
     """All steps of both stages and the written weights match."""
     out, _ = pair
-    assert [line["step"] for line in lines(out) if "loss" in line] == [*range(1, STEPS + 1)] * 2
+    assert [line["step"] for line in log(out / "training") if "loss" in line] == [*range(1, STEPS + 1)] * 2
     close(alone, out)
     same_numbers(weights(alone), weights(out))
     adapters = "adapter/adapter_model.safetensors"

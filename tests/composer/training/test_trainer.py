@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ import torch
 from datasets import Dataset
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
-import composer
-from tests.composer.hosts.families import small
-from tests.composer.model.models import llama, tokens
+from tests.composer.model.models import pair, tokens
 
 LENGTH = 12
 ROWS = [tokens(1, length, seed=length)[0].clamp(max=90).tolist() for length in (5, 9, 7, 12, 6, 8, 11, 4)]
@@ -28,12 +25,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "packed": {"packed": True},
     "packed, smoothed": {"packed": True, "label_smoothing_factor": 0.1},
 }
-
-
-@cache
-def pair(host: str) -> tuple[Any, Any]:
-    source: Any = llama().float() if host == "llama" else small(host)
-    return source, composer.build("softmax", source)
 
 
 def padded(row: list[int], value: int) -> list[int]:

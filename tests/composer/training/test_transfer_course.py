@@ -163,7 +163,7 @@ def test_cross_entropy_for_heads_without_weights_is_refused(spec: str, overrides
     check_transfer(resolved, stage())
 
 
-def test_heads_with_weights_and_heads_with_nothing_to_train() -> None:
+def test_transfer_requires_fresh_parameters() -> None:
     size = dimensions(trunk_of(small_llama()))
     for spec in (SPEC, HYBRID | {"layers": [{"at": [0], "use": "exact"}, {"at": [1], "use": "tiny"}]}, "lolcats", "lawcat"):
         check_transfer(resolve_spec(spec, size, ["recipe=null"]), stage(cross_entropy=1.0))

@@ -106,7 +106,7 @@ def test_a_small_gradient_is_not_clipped() -> None:
     assert torch.equal(held, gradient(weight, 0))
 
 
-def test_shares_of_the_rate() -> None:
+def test_warm_up_and_schedules_scale_the_rate() -> None:
     warm = stage(warmup=4)
     assert [share_of_rate(warm, step, LENGTH) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     cosine = stage(schedule="cosine", final=0.2, warmup=2)

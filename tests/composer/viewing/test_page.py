@@ -165,7 +165,7 @@ def test_a_missing_gradio_gives_the_install_command(compose: Compose, monkeypatc
         made_with()
 
 
-def test_mistakes_of_the_command(compose: Compose) -> None:  # noqa: F811
+def test_the_command_refuses_invalid_arguments(compose: Compose) -> None:  # noqa: F811
     Path("latin.yaml").write_bytes(b"compose: 1\nname: \xff\n")
     for arguments, expected in (
         (["nothing"], 'no file "nothing" here'),

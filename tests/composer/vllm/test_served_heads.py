@@ -46,7 +46,7 @@ def check_served(model: Any, tolerance: float = 2e-5) -> None:
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_every_shipped_spec(name: str) -> None:
+def test_served_specs_have_the_logits_of_the_model(name: str) -> None:
     check_served(randomised(composer.build(name, TEACHER, overrides=["trunk=null"])))
 
 

@@ -58,12 +58,6 @@ def loaded(folder: Path) -> PreTrainedModel:
     return model.eval()
 
 
-def logits(model: PreTrainedModel) -> torch.Tensor:
-    """Return the logits of 40 different tokens."""
-    with torch.no_grad():
-        return model(torch.arange(40)[None] % 64).logits
-
-
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     """Return all tensors of a built folder."""
     files = set(json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"].values())

@@ -17,8 +17,10 @@ import composer
 from composer.errors import ComposerError, SourceError
 from composer.weights.record import read_record
 from composer.weights.sources import open_model
-from tests.checkpoints import llama
+from tests.checkpoints import llama, logits
 from tests.composer.cli.conftest import Compose, compose, student, teacher
+
+pytestmark = pytest.mark.long
 
 __all__ = ["compose", "student", "teacher"]
 
@@ -44,11 +46,6 @@ def save_adapter(base: Path, folder: Path, **config: Any) -> Path:
 
 
 @torch.no_grad()
-def logits(model: Any) -> torch.Tensor:
-    return model.eval()(IDS).logits
-
-
-@torch.no_grad()
 def with_peft(base: Path, adapter: Path) -> torch.Tensor:
     return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()(IDS).logits
 
@@ -60,10 +57,10 @@ def test_adapters_beside_weights_are_applied_as_in_transformers(teacher: Path, t
     save_adapter(folder, folder, task_type=task)
     assert bool(json.loads((folder / "adapter_config.json").read_text())["auto_mapping"]) == (task is None)
     composer.build_folder("softmax", folder, tmp_path / "student")
-    expected = logits(AutoModelForCausalLM.from_pretrained(folder))
-    torch.testing.assert_close(logits(composer.load(tmp_path / "student")), expected, rtol=0, atol=2e-5)
-    torch.testing.assert_close(logits(composer.build("softmax", folder)), expected, rtol=0, atol=2e-5)
-    assert (expected - logits(AutoModelForCausalLM.from_pretrained(teacher))).abs().max() > 0.1
+    expected = logits(AutoModelForCausalLM.from_pretrained(folder), IDS)
+    torch.testing.assert_close(logits(composer.load(tmp_path / "student"), IDS), expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(logits(composer.build("softmax", folder), IDS), expected, rtol=0, atol=2e-5)
+    assert (expected - logits(AutoModelForCausalLM.from_pretrained(teacher), IDS)).abs().max() > 0.1
     assert composer.build("softmax", folder, dtype="bfloat16").config.dtype == torch.bfloat16
     record = read_record(tmp_path / "student")
     assert record is not None
@@ -87,7 +84,7 @@ def test_every_command_opens_the_adapters_of_a_student(
 ) -> None:
     adapter = save_adapter(student, tmp_path / "adapter", **config)
     expected = with_peft(student, adapter)
-    torch.testing.assert_close(logits(composer.load(adapter)), expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(logits(composer.load(adapter), IDS), expected, rtol=0, atol=2e-5)
     if config:
         return
     Path("text.txt").write_text("once upon a time there was a cat and it slept\n" * 20)
@@ -102,7 +99,7 @@ def test_every_command_opens_the_adapters_of_a_student(
     ):
         result = compose(*arguments)
         assert result.exit_code == 0, (arguments, result.output)
-    torch.testing.assert_close(logits(composer.load("merged")), expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(logits(composer.load("merged"), IDS), expected, rtol=0, atol=2e-5)
     record = read_record(Path("merged"))
     assert record is not None
     assert record.saved[-1].changed == 6

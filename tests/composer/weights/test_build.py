@@ -17,8 +17,8 @@ from composer.weights.plan import FRESH_FILE
 from composer.weights.record import RECORD, read_record
 from composer.weights.sources import open_model
 from converters.source import open_source
-from tests.checkpoints import LLAMA3_ROPE, edit_config, edit_tensors, fingerprint, llama
-from tests.composer.weights.students import LAWCAT, LOLCATS, SOFTMAX, build, loaded, logits, resolved_for, weights
+from tests.checkpoints import LLAMA3_ROPE, edit_config, edit_tensors, fingerprint, llama, logits
+from tests.composer.weights.students import LAWCAT, LOLCATS, SOFTMAX, build, loaded, resolved_for, weights
 
 VARIANTS = {
     "gqa": {},

@@ -23,7 +23,7 @@ from composer.weights.record import RECORD, read_record
 from composer.weights.verify import verify
 from converters.model_types import STUB
 from converters.source import open_source
-from tests.checkpoints import edit_config, edit_tensors, llama
+from tests.checkpoints import edit_config, edit_tensors, llama, logits
 from tests.composer.model.trunks import HEADS, TRUNKS, document
 from tests.composer.weights.students import SOFTMAX, loaded
 
@@ -34,11 +34,6 @@ FILES = [RECORD, "README.md", PICTURE, "config.json", "generation_config.json", 
 def build(out: Path, head: str = "lolcats", trunk: dict[str, Any] | None = None, **options: Any) -> Path:
     composer.build_folder(document(head, **trunk or {}), out=out, fresh=True, **options)
     return out
-
-
-def logits(model: torch.nn.Module) -> torch.Tensor:
-    with torch.no_grad():
-        return model(torch.arange(40)[None] % 64).logits
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)
@@ -110,7 +105,7 @@ def test_fresh_models_have_the_requested_dtype(tmp_path: Path, dtype: str):
     assert verify(out).ok
 
 
-def test_the_config_and_the_spec_bring_the_same_dimensions(tmp_path: Path):
+def test_the_config_and_the_spec_have_the_same_dimensions(tmp_path: Path):
     out = build(tmp_path / "out", trunk={"theta": 500, "head_dim": 12})
     assert dimensions(open_source(out).trunk) == resolve(load_spec(document("lolcats", theta=500, head_dim=12))).dimensions
 

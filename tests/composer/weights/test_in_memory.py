@@ -17,7 +17,7 @@ from composer.spec.resolve import Resolved, resolve
 from composer.weights.config import dimensions
 from composer.weights.in_memory import build_from_model, trunk_of
 from composer.weights.plan import FRESH_FILE
-from tests.checkpoints import LLAMA3_ROPE, llama_model
+from tests.checkpoints import LLAMA3_ROPE, llama_model, logits
 from tests.composer.weights.students import LAWCAT, LOLCATS, SOFTMAX, build
 
 
@@ -27,11 +27,6 @@ def resolved_for(model, spec: dict) -> Resolved:
 
 def student_of(model, spec: dict = SOFTMAX, **options: object) -> ComposedForCausalLM:
     return build_from_model(resolved_for(model, spec), model, **options)
-
-
-def logits(model) -> torch.Tensor:
-    with torch.no_grad():
-        return model(torch.arange(40)[None] % 64).logits
 
 
 @pytest.mark.parametrize("share", [False, True])
@@ -130,7 +125,7 @@ def test_generation_settings_are_copied():
     assert student.generation_config is not model.generation_config
 
 
-def test_the_sizes_of_another_family():
+def test_sizes_of_another_family_are_read():
     trunk = trunk_of(GPT2LMHeadModel(GPT2Config(n_layer=3, n_embd=8, n_head=2, vocab_size=16)))
     sizes = (trunk.layers, trunk.hidden_size, trunk.heads, trunk.key_heads, trunk.head_dim, trunk.vocabulary_size)
     assert sizes == (3, 8, 2, 2, 4, 16)

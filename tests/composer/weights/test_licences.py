@@ -16,6 +16,8 @@ from tests.composer.exporting.models import uncompared
 from tests.gguf_files import gguf_model, write_gguf
 from tests.packed import fp8
 
+pytestmark = pytest.mark.long
+
 __all__ = ["student", "teacher"]
 
 TERMS = {"LICENSE": "Terms of the source.\n", "NOTICE": "Whose weights these are.\n", "use_policy.md": "What they are for.\n"}

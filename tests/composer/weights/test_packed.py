@@ -19,6 +19,7 @@ from composer.errors import BuildError, ComposerError, SourceError
 from composer.files import sha256
 from composer.weights.record import read_record
 from composer.weights.sources import CACHE, FOLDER, describe_model, open_model
+from tests.checkpoints import logits
 from tests.composer.cli.conftest import Compose
 from tests.composer.hosts.families import is_before
 from tests.gguf_files import SIZES, TEMPLATE, VOCABULARY, gguf_model, write_gguf
@@ -37,11 +38,6 @@ def by_transformers(file: Path, dtype: str) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=getattr(torch, dtype), **unpacking).eval()
 
 
-@torch.no_grad()
-def logits(model: Any) -> torch.Tensor:
-    return model(IDS).logits
-
-
 @pytest.mark.parametrize(
     ("family", "kind"), [("llama", "Q8_0"), ("llama", "Q4_0"), ("qwen2", "Q4_1"), ("qwen3", "Q8_0"), ("qwen2", "F32")]
 )
@@ -52,19 +48,19 @@ def test_a_softmax_student_equals_the_unpacked_model(tmp_path: Path, family: str
     theirs, ours = by_transformers(file, "float32"), composer.load(tmp_path / "student")
     stored = ours.state_dict()
     assert all(torch.equal(tensor, stored[name]) for name, tensor in theirs.state_dict().items())
-    student_logits = logits(ours)
-    assert torch.equal(student_logits, logits(composer.build("softmax", theirs)))
+    student_logits = logits(ours, IDS)
+    assert torch.equal(student_logits, logits(composer.build("softmax", theirs), IDS))
     if family == "llama":  # the project's own decoder rounds otherwise than transformers' Llama
-        torch.testing.assert_close(student_logits, logits(theirs), rtol=0, atol=1e-6)
+        torch.testing.assert_close(student_logits, logits(theirs, IDS), rtol=0, atol=1e-6)
     else:
-        assert torch.equal(student_logits, logits(theirs))
+        assert torch.equal(student_logits, logits(theirs, IDS))
     if kind == "F32":
-        assert torch.equal(student_logits, logits(model))
+        assert torch.equal(student_logits, logits(model, IDS))
     else:
-        assert not torch.equal(student_logits, logits(model)), "quantisation has to show"
+        assert not torch.equal(student_logits, logits(model, IDS)), "quantisation has to show"
 
 
-def test_a_chat_template_that_is_a_number(tmp_path: Path) -> None:
+def test_a_chat_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "llama.gguf", gguf_model("llama"), metadata={"tokenizer.chat_template": 5}, template=None)
     with pytest.raises(ComposerError, match="chat_template is 5; expected text"):
         composer.build_folder("softmax", file, tmp_path / "student")
@@ -100,7 +96,7 @@ def test_weights_are_unpacked_to_a_dtype(tmp_path: Path, file: Path, dtype_optio
 
 def test_models_in_memory_equal_models_in_a_folder(file: Path) -> None:
     built = composer.build("softmax", file, dtype="float32")
-    assert torch.equal(logits(built), logits(composer.build("softmax", by_transformers(file, "float32"))))
+    assert torch.equal(logits(built, IDS), logits(composer.build("softmax", by_transformers(file, "float32")), IDS))
 
 
 def test_the_record_names_the_file_and_its_quantisation(tmp_path: Path, file: Path) -> None:
@@ -121,13 +117,13 @@ def test_the_record_names_the_file_and_its_quantisation(tmp_path: Path, file: Pa
 def test_students_do_not_need_the_file_or_the_cache_later(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     composer.build_folder("lolcats", file, tmp_path / "student")
-    student_logits = logits(composer.load(tmp_path / "student"))
+    student_logits = logits(composer.load(tmp_path / "student"), IDS)
     file.write_bytes(b"GGUF changed")
     assert composer.verify(tmp_path / "student").ok
     file.unlink()
     shutil.rmtree(tmp_path / "cache")
     assert composer.verify(tmp_path / "student").ok
-    assert torch.equal(logits(composer.load(tmp_path / "student")), student_logits)
+    assert torch.equal(logits(composer.load(tmp_path / "student"), IDS), student_logits)
 
 
 def test_the_output_is_named_for_the_file(tmp_path: Path, file: Path, compose: Compose) -> None:

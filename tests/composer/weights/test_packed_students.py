@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ import composer
 from composer.weights.record import read_record
 from composer.weights.sources import local_folder
 from composer.weights.verify import verify
-from tests.checkpoints import llama
+from tests.checkpoints import llama, logits
 from tests.composer.cli.conftest import Compose, compose, student, teacher
 from tests.packed import fp8
 
@@ -27,11 +26,6 @@ IDS = torch.arange(11)[None]
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPOSER_CACHE", str(tmp_path / "cache"))
-
-
-@torch.no_grad()
-def logits(model: Any) -> torch.Tensor:
-    return model.eval()(IDS).logits
 
 
 def test_every_command_opens_a_quantised_student(compose: Compose, student: Path, tmp_path: Path) -> None:
@@ -69,7 +63,7 @@ def test_students_saved_by_bitsandbytes_keep_their_record(tmp_path: Path, bits: 
     assert record is not None
     assert (record.spec_hash, record.source, record.saved[-1].changed) == (before.spec_hash, before.source, None)
     unpacked = composer.load(tmp_path / "saved")
-    torch.testing.assert_close(logits(unpacked), logits(model), rtol=0, atol=0.02)
+    torch.testing.assert_close(logits(unpacked, IDS), logits(model, IDS), rtol=0, atol=0.02)
     opened = local_folder(tmp_path / "saved")
     assert verify(opened).ok
     record = read_record(opened)

@@ -18,9 +18,9 @@ from composer.weights.load import load_model
 from composer.weights.record import RECORD, HeldOut, Record, TrainedStage, read_record
 from composer.weights.rewrite import Adapter, Trained, write_trained
 from composer.weights.verify import verify
-from tests.checkpoints import fingerprint, llama
+from tests.checkpoints import fingerprint, llama, logits
 from tests.composer.hosts.families import small
-from tests.composer.weights.students import LOLCATS, build, loaded, logits, weights
+from tests.composer.weights.students import LOLCATS, build, loaded, weights
 
 FRESH = "model.layers.1.self_attn.composed.head.window.weight"
 UP = "model.layers.0.mlp.up_proj.weight"
@@ -186,7 +186,7 @@ def test_hosts_with_other_names_in_their_files_are_rewritten(
     assert (loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight) == tied
 
 
-def test_adapters_and_papers(student: Path, tmp_path: Path) -> None:
+def test_adapters_and_documents_are_written_and_replaced(student: Path, tmp_path: Path) -> None:
     tensors = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(2, 32)}
     (tmp_path / "notes").write_text("a log")
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}

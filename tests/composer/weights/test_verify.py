@@ -17,16 +17,11 @@ from composer.weights.record import RECORD, read_record
 from composer.weights.verify import VerifyReport, verify
 from converters.shard import read_shard
 from converters.source import INDEX
-from tests.checkpoints import edit_config, edit_header, edit_tensors, llama
+from tests.checkpoints import edit_config, edit_header, edit_tensors
 from tests.composer.hosts.families import small
 from tests.composer.weights.students import LAWCAT, SOFTMAX, build, loaded
 
 LINKED = "source-1-of-1.safetensors"
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return llama(tmp_path / "source")
 
 
 @pytest.fixture

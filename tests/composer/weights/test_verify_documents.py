@@ -19,14 +19,9 @@ from composer.weights.plan import FRESH_FILE
 from composer.weights.record import RECORD
 from composer.weights.rewrite import Adapter, Trained, write_trained
 from composer.weights.verify import verify
-from tests.checkpoints import edit_config, edit_tensors, llama
+from tests.checkpoints import edit_config, edit_tensors
 from tests.composer.weights.students import LAWCAT, SOFTMAX, build
 from tests.composer.weights.test_verify import LINKED, built, flip
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return llama(tmp_path / "source")
 
 
 def change_record(out: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -23,6 +23,8 @@ from evidence.smollm2.choices import choose_heads
 from evidence.smollm2.plan import HEADS, PLAN, Inputs, Keep, Plan, compute_identity, read_plan
 from evidence.smollm2.result import RUNS, Result, keep_result, read_result
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 INPUTS = Inputs(teacher="teacher", data=("texts.txt",))
 

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from blocks.recurrences.additive import FORMS, naive, step
 from tests.blocks.recurrences.additive.problems import HEADS, RANKS, draw
-from tests.blocks.support import by_backend, close
+from tests.blocks.support import assert_split, by_backend, close
 
 
 @pytest.mark.parametrize("of_its_own", [False, True])
@@ -39,16 +38,4 @@ def test_several_pairs_evicted_at_one_token_enter_after_one_decay(rank: str, hea
 @pytest.mark.parametrize("form", by_backend(FORMS).values(), ids=by_backend(FORMS))
 def test_any_split_equals_one_call(form: Callable[..., Any], rank: str, cuts: list[int]) -> None:
     problem = draw(rank, (4, 4, 2), 11, documents=True)
-    wanted, last = naive(*problem.arguments())
-    outputs, state, at, number = [], problem.state, 0, torch.zeros(2, 1, dtype=torch.int64)
-    for length in cuts:
-        piece = slice(at, at + length)
-        decay = None if problem.log_decay is None else problem.log_decay[:, piece]
-        assert problem.segment is not None
-        segment = problem.segment[:, piece] - number
-        output, state = form(problem.query[:, piece], problem.key[:, piece], problem.value[:, piece], decay, segment, state)
-        outputs.append(output)
-        at += length
-        number = problem.segment[:, at - 1 : at]
-    close(torch.cat(outputs, dim=1), wanted)
-    close(state, last)
+    assert_split(form, naive(*problem.arguments()), problem.arguments(), cuts)

@@ -39,14 +39,6 @@ class Problem:
         query, key, value, rate, *decay, state = tensors or self.tensors
         return query, key, value, rate, decay[0] if decay else None, self.segment, state
 
-    def cut(self, columns: slice, state: Tensor) -> tuple[Any, ...]:
-        """Return the arguments of a call with some consecutive tokens that continues from ``state``."""
-        segment = self.segment
-        if segment is not None:
-            segment = segment[:, columns] - (segment[:, columns.start - 1, None] if columns.start else 0)
-        decay = None if self.log_decay is None else self.log_decay[:, columns]
-        return *(tensor[:, columns] for tensor in (self.query, self.key, self.value, self.rate)), decay, segment, state
-
 
 def draw(
     rank: str,

@@ -14,21 +14,9 @@ from torch import Tensor
 
 from blocks.recurrences.delta import chunked, naive
 from tests.blocks.recurrences.delta.problems import HEADS, RANKS, Problem, draw
-from tests.blocks.support import assert_derivatives, close
+from tests.blocks.support import assert_agree, assert_derivatives, close
 
 MODULE = importlib.import_module("blocks.recurrences.delta.chunked")
-
-
-def agree(problem: Problem, tolerance: float = 1e-10) -> None:
-    """Check that outputs, last states and all gradients equal the definition's."""
-    answers = []
-    for form in (chunked, naive):
-        tensors = [tensor.clone().requires_grad_() for tensor in problem.tensors]
-        output, state = form(*problem.arguments(tensors))
-        loss = output.square().mean() + state.square().mean()
-        answers.append((output, state, *torch.autograd.grad(loss, tensors)))
-    for got, wanted in zip(*answers, strict=True):
-        close(got, wanted, tolerance)
 
 
 @pytest.mark.usefixtures("small", "ways")
@@ -39,7 +27,7 @@ def test_every_length_across_chunks_and_spans_matches_the_naive_recurrence(
     rank: str, heads: tuple[int, int, int], documents: bool
 ) -> None:
     for length in (1, 3, 4, 5, 8, 9, 20):
-        agree(draw(rank, heads, length, documents=documents))
+        assert_agree(chunked, naive, draw(rank, heads, length, documents=documents))
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 130, 197])
@@ -49,7 +37,7 @@ def test_default_chunks_and_spans_match_the_naive_recurrence(
     rank: str, documents: bool, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MODULE, "SPAN", 2 * MODULE.CHUNK)
-    agree(draw(rank, (4, 2, 1), length, documents=documents))
+    assert_agree(chunked, naive, draw(rank, (4, 2, 1), length, documents=documents))
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -60,8 +48,8 @@ def test_small_decays_are_exact_between_steep_decays(rank: str, steepness: float
     problem = draw(rank, (4, 2, 1), 130, documents=documents, steepness=steepness)
     assert problem.log_decay is not None
     problem.log_decay[:, 1::3] *= 1e-3
-    agree(problem)
-    agree(replace(problem, log_decay=torch.full_like(problem.log_decay, -steepness)))
+    assert_agree(chunked, naive, problem)
+    assert_agree(chunked, naive, replace(problem, log_decay=torch.full_like(problem.log_decay, -steepness)))
 
 
 @pytest.mark.parametrize("rank", ["head", "channel"])
@@ -69,7 +57,7 @@ def test_a_decay_of_0_gives_no_nan(rank: str) -> None:
     problem = draw(rank, (2, 2, 2), 70)
     assert problem.log_decay is not None
     problem.log_decay[:, [0, 5, 6, 40, 66]] = -math.inf
-    agree(problem)
+    assert_agree(chunked, naive, problem)
 
 
 @pytest.mark.usefixtures("small")

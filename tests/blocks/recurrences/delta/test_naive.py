@@ -13,7 +13,7 @@ import torch
 from blocks.recurrences import additive
 from blocks.recurrences.delta import DECAY_RANKS, FORMS, naive
 from tests.blocks.recurrences.delta.problems import FEATURES, HEADS, RANKS, WIDTH, draw
-from tests.blocks.support import by_backend, close, owner, random
+from tests.blocks.support import by_backend, close, cut, owner, random
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -57,7 +57,7 @@ def test_the_prediction_for_a_key_moves_to_the_value_by_the_rate(form: Callable[
     problem = draw("head", (2, 2, 2), 12)
     state = problem.state
     for t in range(12):
-        _, _, value, rate, decay, _, before = arguments = problem.cut(slice(t, t + 1), state)
+        _, _, value, rate, decay, _, before = arguments = cut(problem.arguments(), slice(t, t + 1), state)
         key = problem.key[:, t]
         _, state = form(*arguments)
         held = torch.einsum("bnf,bnfv->bnv", key, before) * decay[:, 0].exp()[..., None]

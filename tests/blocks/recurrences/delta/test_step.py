@@ -10,7 +10,7 @@ import torch
 
 from blocks.recurrences.delta import FORMS, naive, step
 from tests.blocks.recurrences.delta.problems import RANKS, draw
-from tests.blocks.support import by_backend, close
+from tests.blocks.support import assert_split, by_backend, close
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -32,11 +32,4 @@ def test_gradients_equal_those_of_the_naive_recurrence(rank: str, documents: boo
 @pytest.mark.parametrize("form", by_backend(FORMS).values(), ids=by_backend(FORMS))
 def test_any_split_equals_one_call(form: Callable[..., Any], rank: str, documents: bool, cuts: list[int]) -> None:
     problem = draw(rank, (4, 4, 2), 11, documents=documents)
-    wanted, last = naive(*problem.arguments())
-    outputs, state, at = [], problem.state, 0
-    for length in cuts:
-        output, state = form(*problem.cut(slice(at, at + length), state))
-        outputs.append(output)
-        at += length
-    close(torch.cat(outputs, dim=1), wanted)
-    close(state, last)
+    assert_split(form, naive(*problem.arguments()), problem.arguments(), cuts)

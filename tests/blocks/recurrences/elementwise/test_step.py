@@ -10,7 +10,7 @@ import torch
 
 from blocks.recurrences.elementwise import FORMS, naive, scan, step
 from tests.blocks.recurrences.elementwise.problems import draw
-from tests.blocks.support import assert_derivatives, by_backend, close
+from tests.blocks.support import assert_derivatives, assert_split, by_backend, close
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -34,15 +34,5 @@ def test_gradients_match_numerical_gradients() -> None:
 @pytest.mark.parametrize("cuts", [[1] * 21, [4, 17], [1, 19, 1], [16, 5]], ids=str)
 @pytest.mark.parametrize("form", by_backend(FORMS).values(), ids=by_backend(FORMS))
 def test_any_split_equals_one_call(form: Callable[..., Any], cuts: list[int]) -> None:
-    problem = inputs, log_decay, segment, state = draw(21, documents=True)
-    assert segment is not None
-    wanted, last = naive(*problem)
-    outputs, at, number = [], 0, torch.zeros(2, 1, dtype=torch.int64)
-    for length in cuts:
-        piece = slice(at, at + length)
-        output, state = form(inputs[:, piece], log_decay[:, piece], segment[:, piece] - number, state)
-        outputs.append(output)
-        at += length
-        number = segment[:, at - 1 : at]
-    close(torch.cat(outputs, dim=1), wanted)
-    close(state, last)
+    problem = draw(21, documents=True)
+    assert_split(form, naive(*problem), problem, cuts)

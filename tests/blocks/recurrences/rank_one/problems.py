@@ -45,13 +45,6 @@ class Problem:
         columns = [None if tensor is None else next(waiting) for tensor in self.columns]
         return *columns, self.segment, next(waiting)
 
-    def cut(self, columns: slice, state: Tensor) -> tuple[Any, ...]:
-        """Return the arguments of a call with some consecutive tokens that continues from ``state``."""
-        segment = self.segment
-        if segment is not None:
-            segment = segment[:, columns] - (segment[:, columns.start - 1, None] if columns.start else 0)
-        return *(None if tensor is None else tensor[:, columns] for tensor in self.columns), segment, state
-
 
 def draw(
     rank: str,

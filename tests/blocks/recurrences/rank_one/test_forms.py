@@ -14,22 +14,10 @@ from torch import Tensor
 
 from blocks.recurrences import delta
 from blocks.recurrences.rank_one import DECAY_RANKS, FORMS, chunked, naive, step
-from tests.blocks.recurrences.rank_one.problems import FEATURES, HEADS, RANKS, WIDTH, Problem, draw
-from tests.blocks.support import assert_derivatives, by_backend, close, owner, random
+from tests.blocks.recurrences.rank_one.problems import FEATURES, HEADS, RANKS, WIDTH, draw
+from tests.blocks.support import assert_agree, assert_derivatives, assert_split, by_backend, close, owner, random
 
 MODULE = importlib.import_module("blocks.recurrences.rank_one.chunked")
-
-
-def agree(problem: Problem, form: Any = chunked, tolerance: float = 1e-10) -> None:
-    """Check that outputs, last states and the gradients of all tensors equal the definition's."""
-    answers = []
-    for compute in (form, naive):
-        tensors = [tensor.clone().requires_grad_() for tensor in problem.tensors]
-        output, state = compute(*problem.arguments(tensors))
-        loss = output.square().mean() + state.square().mean()
-        answers.append((output, state, *torch.autograd.grad(loss, tensors)))
-    for got, wanted in zip(*answers, strict=True):
-        close(got, wanted, tolerance)
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -84,14 +72,14 @@ def test_every_length_across_chunks_and_spans_matches_the_naive_recurrence(
     rank: str, heads: tuple[int, int, int], documents: bool, apart: bool
 ) -> None:
     for length in (1, 2, 4, 5, 8, 9, 20):
-        agree(draw(rank, heads, length, documents=documents, apart=apart))
+        assert_agree(chunked, naive, draw(rank, heads, length, documents=documents, apart=apart))
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 197])
 @pytest.mark.parametrize("documents", [False, True])
 def test_default_chunks_and_spans_match_the_naive_recurrence(documents: bool, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "SPAN", 2 * MODULE.CHUNK)
-    agree(draw("channel", (4, 2, 1), length, documents=documents))
+    assert_agree(chunked, naive, draw("channel", (4, 2, 1), length, documents=documents))
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -100,7 +88,7 @@ def test_default_chunks_and_spans_match_the_naive_recurrence(documents: bool, le
 def test_one_token_matches_the_naive_recurrence(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
     for apart in (False, True):
         problem = draw(rank, heads, 1, documents=documents, apart=apart)
-        agree(problem, step)
+        assert_agree(step, naive, problem)
         with torch.no_grad():
             wanted = naive(*problem.arguments())
             actual = step(*problem.arguments([tensor.clone() for tensor in problem.tensors]), in_place=True)
@@ -114,9 +102,9 @@ def test_small_decays_are_exact_between_steep_decays(steepness: float) -> None:
     problem = draw("channel", (4, 2, 1), 130, documents=True, steepness=steepness)
     assert problem.log_decay is not None
     problem.log_decay[:, 1::3] *= 1e-3
-    agree(problem)
+    assert_agree(chunked, naive, problem)
     problem.log_decay[:, [0, 5, 6, 40, 66]] = -math.inf
-    agree(problem)
+    assert_agree(chunked, naive, problem)
 
 
 @pytest.mark.usefixtures("small")
@@ -134,14 +122,7 @@ def test_gradients_match_numerical_gradients(apart: bool) -> None:
 @pytest.mark.parametrize("form", by_backend(FORMS))
 def test_any_split_equals_one_call(form: str, cuts: list[int]) -> None:
     problem = draw("channel", (4, 4, 2), 11, documents=True)
-    wanted, last = naive(*problem.arguments())
-    outputs, state, at = [], problem.state, 0
-    for length in cuts:
-        output, state = by_backend(FORMS)[form](*problem.cut(slice(at, at + length), state))
-        outputs.append(output)
-        at += length
-    close(torch.cat(outputs, dim=1), wanted)
-    close(state, last)
+    assert_split(by_backend(FORMS)[form], naive(*problem.arguments()), problem.arguments(), cuts)
 
 
 def test_float32_is_accurate_over_2048_tokens() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from blocks.recurrences.ridge import DECAY_RANKS, FORMS, chunked, naive, step
 from tests.blocks.recurrences.delta.problems import HEADS, Problem, draw
-from tests.blocks.support import assert_derivatives, by_backend, close, owner, random
+from tests.blocks.support import assert_derivatives, assert_split, by_backend, close, owner, random
 
 MODULE = importlib.import_module("blocks.recurrences.ridge.chunked")
 RANKS = ["none", "head"]
@@ -118,14 +119,8 @@ def test_gradients_match_numerical_gradients() -> None:
 @pytest.mark.parametrize("form", by_backend(FORMS))
 def test_any_split_equals_one_call(form: str, cuts: list[int]) -> None:
     problem, penalty = drawn("head", (4, 4, 2), 11, documents=True)
-    wanted, last = naive(*problem.arguments(), ridge=penalty)
-    outputs, state, at = [], problem.state, 0
-    for length in cuts:
-        output, state = by_backend(FORMS)[form](*problem.cut(slice(at, at + length), state), ridge=penalty)
-        outputs.append(output)
-        at += length
-    close(torch.cat(outputs, dim=1), wanted)
-    close(state, last)
+    wanted = naive(*problem.arguments(), ridge=penalty)
+    assert_split(partial(by_backend(FORMS)[form], ridge=penalty), wanted, problem.arguments(), cuts)
 
 
 @pytest.mark.parametrize("rank", RANKS)

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from composer.model.cache import cache_among
 from composer.model.modeling import ComposedForCausalLM
-from tests.composer.model.models import CAUSAL, student, tokens
+from tests.composer.model.models import CAUSAL, tokens
 from tests.composer.model.recording import WAITING, on_a_cpu
-from tests.composer.model.test_in_place import SIZES
+from tests.composer.model.test_in_place import small
 from tests.composer.model.trunks import model as fresh
 
 GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 5}
@@ -61,10 +61,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def waiting(counted: Counter[str]) -> set[str]:
     assert counted["steps"] >= 3
     return {name for name, times in counted.items() if times and name != "steps"}
-
-
-def small(spec: str) -> ComposedForCausalLM:
-    return student(spec, "trunk=null", *[f"head.memory.{index}.size=5" for index in SIZES.get(spec, [])])
 
 
 @pytest.mark.parametrize("spec", CAUSAL)
