@@ -1,9 +1,8 @@
 """All that touches vLLM's interfaces, which move with its versions: what is registered, the model, layers of states, metadata.
 
 The model is the host's own code from transformers, with ``ServedHeads`` in the place of its layers' heads. Every host and adapter
-is served that this package loads. vLLM's own linear layers, and with them tensor parallelism and its quantisation, are not used. A
-layer's states are one state of bytes to vLLM, of one size in all layers: it keeps, copies (prefix caching) and
-recomputes them as it does Mamba's.
+is served that this package loads. vLLM's own linear layers, and with them its quantisation, are not used. A layer's states are one
+state of bytes to vLLM, of one size in all layers: it keeps, copies (prefix caching) and recomputes them as it does Mamba's.
 """
 
 # pyright: reportMissingImports=false
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from vllm.config import ModelConfig, VllmConfig
+from vllm.distributed import get_tensor_model_parallel_rank, tensor_model_parallel_all_reduce
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.mamba.abstract import MambaBase
@@ -41,6 +41,7 @@ from composer.vllm import FORMAT
 from composer.vllm.folder import check_servable, configuration_of_folder, keeps_states, load_for_serving
 from composer.vllm.heads import CurrentStep, ServedHeads, serve_heads, slots_of
 from composer.vllm.pages import Field, Pages, layout
+from composer.vllm.parallel import check_divisible, divide
 from composer.vllm.step import EngineStep
 
 KIND = MambaAttentionBackendEnum.CUSTOM
@@ -140,6 +141,8 @@ class ServedModel(nn.Module):
         super().__init__()
         model_config = vllm_config.model_config
         model = load_for_serving(Path(model_config.model), model_config.dtype)
+        if (processes := vllm_config.parallel_config.tensor_parallel_size) > 1:
+            divide(model, get_tensor_model_parallel_rank(), processes, tensor_model_parallel_all_reduce)
         self.composed = model.to(vllm_config.device_config.device)
         self.current = CurrentStep()
         layers = serve_heads(self.composed, partial(_softmax, vllm_config), self.current)
@@ -258,7 +261,6 @@ def _check_engine(vllm_config: VllmConfig) -> None:
     """Raise ValueError for what composed models cannot do."""
     parallel = vllm_config.parallel_config
     refused = {
-        "--tensor-parallel-size": parallel.tensor_parallel_size > 1,
         "--pipeline-parallel-size": parallel.pipeline_parallel_size > 1,
         "--speculative-config": vllm_config.speculative_config is not None,
         "--quantization": vllm_config.quant_config is not None,
@@ -272,12 +274,14 @@ def _check_engine(vllm_config: VllmConfig) -> None:
         if is_wanted:
             reason = reasons.get(option, "a composed model runs the layers of transformers, on one device")
             raise ValueError(f"composed models are not served with {option}: {reason}; leave it out")
+    if parallel.tensor_parallel_size > 1:
+        check_divisible(vllm_config.model_config.hf_config, parallel.tensor_parallel_size)
 
 
 def _softmax(vllm_config: VllmConfig, attention: Any, group: str, head: Anatomy) -> Attention:
     """vLLM's attention for a group of heads, a module of the layer's attention, where vLLM looks for it."""
     shape, facts = head.shape, attention.facts
-    sinks = {} if not facts.sinks else {"sinks": attention.sinks[head.place[1] : head.place[1] + shape.heads]}
+    sinks = {} if not facts.sinks else {"sinks": attention.sinks[list(head.numbers)]}
     softmax = Attention(
         shape.heads,
         shape.head_dim,
