@@ -1,14 +1,17 @@
-"""Tokens per second of processor time, in one engine: `python benchmarks/engines.py transformers|mlx|llama.cpp MODEL`.
+"""Tokens per second of processor time, in one engine: `python benchmarks/engines.py transformers|mlx|llama.cpp|vllm MODEL [DTYPE]`.
 
-MODEL is a folder of a class of transformers, or a GGUF file. All engines read the same tokens on one thread, and compute in float32
-unless a file is quantised. Processor time is measured, so that other work on the machine changes little. One JSON line is printed.
+MODEL is a folder of a class of transformers, a GGUF file, or, for vLLM, a composed model. All engines read the same prompt on one
+thread (`OMP_NUM_THREADS=1`). They compute in float32 unless a file is quantised or DTYPE, of vLLM, is set. vLLM continues with its
+own tokens. Processor time is measured, so that other work on the machine changes little. One JSON line is printed.
 """
 
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import statistics
 import sys
 import time
@@ -75,11 +78,34 @@ def with_llama_cpp(file: str) -> Callable[[], Forward]:
     return start
 
 
-ENGINES = {"transformers": with_transformers, "mlx": with_mlx, "llama.cpp": with_llama_cpp}
+def with_vllm(folder: str, dtype: str = "float32") -> Callable[[], Forward]:
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
+
+    sizes = {"max_model_len": PROMPT + STEPS + 1, "max_num_batched_tokens": PROMPT, "max_num_seqs": 1}
+    settings = {"enforce_eager": True, "enable_prefix_caching": False, "skip_tokenizer_init": True, "disable_log_stats": True}
+    engine = LLM(folder, dtype=dtype, **sizes, **settings).llm_engine
+    greedy = SamplingParams(temperature=0, max_tokens=STEPS + 1, ignore_eos=True, detokenize=False)
+    numbers = itertools.count()
+
+    def start() -> Forward:
+        assert not engine.has_unfinished_requests(), "a step of the text before has been left out"
+
+        def read(tokens: list[int]) -> None:
+            if not engine.has_unfinished_requests():
+                engine.add_request(str(next(numbers)), {"prompt_token_ids": tokens}, greedy)
+            engine.step()
+
+        return read
+
+    return start
 
 
-def main(engine: str, model: str) -> None:
-    start = ENGINES[engine](model)
+ENGINES = {"transformers": with_transformers, "mlx": with_mlx, "llama.cpp": with_llama_cpp, "vllm": with_vllm}
+
+
+def main(engine: str, model: str, *options: str) -> None:
+    start = ENGINES[engine](model, *options)
     prompt = [7 * number % 5_000 + 100 for number in range(PROMPT)]
     seconds: dict[str, list[float]] = {"prompt": [], "decode": []}
     for _ in range(ROUNDS):

@@ -272,7 +272,7 @@ def _check_engine(vllm_config: VllmConfig) -> None:
     }
     for option, is_wanted in refused.items():
         if is_wanted:
-            reason = reasons.get(option, "a composed model runs the layers of transformers, on one device")
+            reason = reasons.get(option, "a composed model runs the layers of transformers")
             raise ValueError(f"composed models are not served with {option}: {reason}; leave it out")
     if parallel.tensor_parallel_size > 1:
         check_divisible(vllm_config.model_config.hf_config, parallel.tensor_parallel_size)

@@ -157,8 +157,9 @@ def _check_shares(name: str, head: Head, share: list[int], size: int) -> None:
     value = draw(shape.key_heads, shape.value_dim) * torch.arange(1, shape.key_heads + 1)[:, None]
     tokens = Tokens(torch.arange(TOKENS)[None])
 
-    def run(own: Head, *inputs: Tensor) -> Tensor:
-        return own(HeadInputs(hidden, *inputs, tokens), own.empty_state(1, hidden.dtype, hidden.device), AUTO)[0]
+    def run(own: Head, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        state = own.empty_state(1, hidden.dtype, hidden.device)
+        return own(HeadInputs(hidden, query, key, value, tokens), state, AUTO)[0]
 
     parts = zip(*(states.chunk(size, dim=2) for states in (query, key, value, run(head, query, key, value))), strict=True)
     for rank, (*inputs, wanted) in enumerate(parts):
@@ -182,5 +183,9 @@ def _keep(linear: nn.Linear, style: str | None, count: int, kept: Sequence[int],
             linear.bias = nn.Parameter(bias.unflatten(0, (count, -1))[list(kept)].flatten(), requires_grad=False)
         return
     if bias is not None and 0 not in kept:
-        linear.bias = None  # the first process adds it
-    linear.register_forward_hook(lambda _, __, output: reduce(output))
+        linear.register_parameter("bias", None)  # the first process adds it
+
+    def sum_up(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        return reduce(output)
+
+    linear.register_forward_hook(sum_up)

@@ -29,9 +29,10 @@ from vllm import ModelRegistry
 import composer
 from composer.spec.loading import load_spec
 from composer.vllm import register
-from composer.vllm.check import check_served
+from composer.vllm.check import TOLERANCE, check_served, serve_texts
 from composer.vllm.engine import ServedModel
 from composer.vllm.pages import Pages
+from tests.composer.exporting.models import randomised
 
 ROOT = Path(__file__).parents[2]
 TEACHER = ROOT / "examples" / "teacher"
@@ -142,6 +143,22 @@ def test_adapters_and_exports_pass_the_check(tmp_path: Path) -> None:
     check(tmp_path / "export")
 
 
+@pytest.mark.parametrize("target", ["source", "mistral"])
+def test_vllm_s_own_classes_have_the_text_of_native_folders(target: str, tmp_path: Path) -> None:
+    spec = "softmax" if target == "source" else composer.new(tmp_path / "spec", target=target, source=TEACHER)
+    overrides = [] if target == "source" else ["head.memory.0.size=16"]
+    randomised(composer.build(spec, TEACHER, overrides=overrides)).save_pretrained(tmp_path / "student")
+    composer.export(tmp_path / "student", tmp_path / "native", native=True, target=target)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "native", dtype=torch.float32)
+    drawn = torch.randint(3, 507, (297,), generator=torch.Generator().manual_seed(0))
+    texts = [text.tolist() for text in drawn.split((1, 16, 100, 180))]
+    for text, written in zip(texts, serve_texts(tmp_path / "native", texts, config_format="auto"), strict=True):
+        with torch.no_grad():
+            expected = model(torch.tensor([text + written.tokens])).logits[0, len(text) - 1 : -1].log_softmax(-1)
+        assert written.tokens == expected.argmax(-1).tolist()
+        torch.testing.assert_close(torch.tensor(written.logprobs), expected.max(-1).values, rtol=0, atol=TOLERANCE)
+
+
 def test_dropped_states_are_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = built("lolcats", TEACHER, tmp_path / "built")
     monkeypatch.setattr(Pages, "write", lambda *_: None)
@@ -149,16 +166,28 @@ def test_dropped_states_are_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         check(folder)
 
 
+def test_two_processes_serve_what_one_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a layer of softmax, vLLM's own attention has half of the key heads, too."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    check(built(HALF, TEACHER, tmp_path / "half"), tensor_parallel_size=2)
+
+
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("name", "options", "words"),
     [
-        ({"tensor_parallel_size": 2}, "not served with --tensor-parallel-size"),
-        ({"enable_lora": True}, "not served with --enable-lora: adapters are part of the folder"),
+        ("mixed-heads", {"tensor_parallel_size": 2}, "'lolcats' of layer 0 has 1 key heads, which 2 processes cannot share"),
+        ("lolcats", {"pipeline_parallel_size": 2}, "not served with --pipeline-parallel-size"),
+        ("lolcats", {"quantization": "fp8", "dtype": "bfloat16"}, "not served with --quantization"),
+        ("lolcats", {"enable_lora": True}, "not served with --enable-lora: adapters are part of the folder"),
     ],
 )
-def test_unsupported_models_are_refused(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_unsupported_models_are_refused(
+    name: str, options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("composer.vllm.engine.load_for_serving", None)
+    folder = built(name, TEACHER, tmp_path / "built")
     with pytest.raises(ValueError, match=words):
-        check(built("lolcats", TEACHER, tmp_path / "built"), **options)
+        list(serve_texts(folder, [[1]], **options))
 
 
 @pytest.fixture(scope="module")
