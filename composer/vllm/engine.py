@@ -263,7 +263,7 @@ def _check_engine(vllm_config: VllmConfig) -> None:
     refused = {
         "--pipeline-parallel-size": parallel.pipeline_parallel_size > 1,
         "--speculative-config": vllm_config.speculative_config is not None,
-        "--quantization": vllm_config.quant_config is not None,
+        "--quantization": vllm_config.model_config.quantization is not None,
         "--enable-lora": vllm_config.lora_config is not None,
     }
     reasons = {
