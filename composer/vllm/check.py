@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from composer.errors import ComposerError
-from composer.model.modeling import ComposedForCausalLM
 from composer.vllm import FORMAT, problem_of_vllm
 from composer.vllm.folder import check_servable, configuration_of_folder, load_for_serving
 from composer.weights.verify import Check
@@ -49,9 +48,9 @@ def check_served(folder: Path, texts: Sequence[list[int]] = (), **options: Any) 
     model = load_for_serving(folder, torch.float32)
     drawn = torch.randint(0, model.config.vocab_size, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
     texts = texts or [text.tolist() for text in drawn.split(LENGTHS)]
-    wanted = [_generate(model, text) for text in texts]
+    wanted = [write_greedily(model, text) for text in texts]
     del model
-    return tuple(_compare(texts, wanted, list(serve_texts(folder, texts, **options))))
+    return tuple(compare_written(texts, wanted, list(serve_texts(folder, texts, **options))))
 
 
 def serve_texts(folder: Path, texts: Sequence[list[int]], **options: Any) -> Iterator[Written]:
@@ -99,7 +98,8 @@ def serve_texts(folder: Path, texts: Sequence[list[int]], **options: Any) -> Ite
 
 
 @torch.no_grad()
-def _generate(model: ComposedForCausalLM, text: list[int]) -> Written:
+def write_greedily(model: Any, text: list[int]) -> Written:
+    """Return what ``generate`` writes after a text."""
     options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     more = {"output_logits": True, "return_dict_in_generate": True}
     ids = torch.tensor([text])
@@ -110,7 +110,8 @@ def _generate(model: ComposedForCausalLM, text: list[int]) -> Written:
     return Written(tokens, likely[range(len(tokens)), tokens].tolist(), (best[:, 0] - best[:, 1]).tolist())
 
 
-def _compare(texts: Sequence[list[int]], wanted: Sequence[Written], by_vllm: Sequence[Written]) -> Iterator[Check]:
+def compare_written(texts: Sequence[list[int]], wanted: Sequence[Written], by_vllm: Sequence[Written]) -> Iterator[Check]:
+    """Yield the checks of texts and of probabilities, ``generate``'s against vLLM's."""
     other, largest = [], 0.0
     for text, ours, theirs in zip(texts, wanted, by_vllm, strict=True):
         pairs = zip(ours.tokens, theirs.tokens, strict=True)

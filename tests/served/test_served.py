@@ -29,7 +29,7 @@ from vllm import ModelRegistry
 import composer
 from composer.spec.loading import load_spec
 from composer.vllm import register
-from composer.vllm.check import TOLERANCE, check_served, serve_texts
+from composer.vllm.check import check_served, compare_written, serve_texts, write_greedily
 from composer.vllm.engine import ServedModel
 from composer.vllm.pages import Pages
 from tests.composer.exporting.models import randomised
@@ -143,7 +143,7 @@ def test_adapters_and_exports_pass_the_check(tmp_path: Path) -> None:
     check(tmp_path / "export")
 
 
-@pytest.mark.parametrize("target", ["source", "mistral"])
+@pytest.mark.parametrize("target", ["source", "mistral", "ministral"])
 def test_vllm_s_own_classes_have_the_text_of_native_folders(target: str, tmp_path: Path) -> None:
     spec = "softmax" if target == "source" else composer.new(tmp_path / "spec", target=target, source=TEACHER)
     overrides = [] if target == "source" else ["head.memory.0.size=16"]
@@ -152,11 +152,9 @@ def test_vllm_s_own_classes_have_the_text_of_native_folders(target: str, tmp_pat
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "native", dtype=torch.float32)
     drawn = torch.randint(3, 507, (297,), generator=torch.Generator().manual_seed(0))
     texts = [text.tolist() for text in drawn.split((1, 16, 100, 180))]
-    for text, written in zip(texts, serve_texts(tmp_path / "native", texts, config_format="auto"), strict=True):
-        with torch.no_grad():
-            expected = model(torch.tensor([text + written.tokens])).logits[0, len(text) - 1 : -1].log_softmax(-1)
-        assert written.tokens == expected.argmax(-1).tolist()
-        torch.testing.assert_close(torch.tensor(written.logprobs), expected.max(-1).values, rtol=0, atol=TOLERANCE)
+    wanted = [write_greedily(model, text) for text in texts]  # vLLM changes classes of transformers that it runs
+    written = list(serve_texts(tmp_path / "native", texts, config_format="auto"))
+    assert not [made.detail for made in compare_written(texts, wanted, written) if made.outcome != "passed"]
 
 
 def test_dropped_states_are_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -205,17 +203,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     log = tmp_path_factory.mktemp("log") / "server.log"
     with log.open("w") as written, subprocess.Popen(command, env=environment, stdout=written, stderr=written) as process:
-        address, end = f"http://127.0.0.1:{port}", time.monotonic() + 300
-        while True:
-            try:
-                urllib.request.urlopen(f"{address}/health", timeout=5)
-                break
-            except OSError:
-                assert process.poll() is None, log.read_text()[-3000:]
-                assert time.monotonic() < end, log.read_text()[-3000:]
-                time.sleep(0.5)
-        yield address, folder
-        process.terminate()
+        address, end = f"http://127.0.0.1:{port}", time.monotonic() + 900
+        try:
+            while True:
+                try:
+                    urllib.request.urlopen(f"{address}/health", timeout=5)
+                    break
+                except OSError:
+                    assert process.poll() is None, log.read_text()[-3000:]
+                    assert time.monotonic() < end, log.read_text()[-3000:]
+                    time.sleep(0.5)
+            yield address, folder
+        finally:
+            process.terminate()
 
 
 def post(address: str, path: str, **body: Any) -> Any:
