@@ -72,6 +72,16 @@ class Attended:
 
 
 @dataclass(frozen=True)
+class States:
+    """The queries and pairs of n tokens that enter a memory, not rotated. length: the tokens of a row."""
+
+    query: Float[Tensor, "n H D"]
+    key: Float[Tensor, "n K D"]
+    value: Float[Tensor, "n K V"]
+    length: int
+
+
+@dataclass(frozen=True)
 class OutputSizes:
     """Mean squares over tokens of each coordinate of a head's output. student: with its current parameters."""
 

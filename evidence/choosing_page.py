@@ -62,7 +62,7 @@ SECOND_STUDENTS = {
 }
 """Students of the second teacher: the experiment and its variant, by the name on the page."""
 UNTRAINED = (
-    "forgetting", "gated-deltanet", "gdn-hybrid", "gdn2-hybrid", "hypenet", "kda-hybrid", "liger", "lizard",
+    "compressed", "forgetting", "gated-deltanet", "gdn-hybrid", "gdn2-hybrid", "hypenet", "kda-hybrid", "liger", "lizard",
     "log-linear", "mamba2", "mesa", "rwkv7",
 )  # fmt: skip
 """Shipped specs of other papers without runs."""

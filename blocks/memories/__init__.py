@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from blocks.memories.base import Memory
+from blocks.memories.compressed import Compressed
 from blocks.memories.delta import Delta
 from blocks.memories.first import First
 from blocks.memories.full import Full
@@ -22,7 +23,9 @@ from blocks.memories.window import Window
 from blocks.memories.window_above_state import WINDOW_ABOVE_STATE
 from blocks.registry import Role
 
-MEMORIES = Role("memory", Memory, Full, First, Meta, Window, Sparse, StateMemory, Delta, Latents, Rwkv7, Gdn2, Mesa, LogLinear)
+MEMORIES = Role(
+    "memory", Memory, Full, Compressed, First, Meta, Window, Sparse, StateMemory, Delta, Latents, Rwkv7, Gdn2, Mesa, LogLinear
+)
 MemoryConfig = Annotated[Memory, MEMORIES]
 PATTERNS = (LOLA, WINDOW_ABOVE_STATE, SPARSE_ABOVE_STATE)
 """Patterns of memories that one form computes together. Those that cover the most memories are first."""

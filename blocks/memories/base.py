@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints
 
 from blocks import initialise
-from blocks.calibration import WIDEST, Attended
+from blocks.calibration import WIDEST, Attended, States
 from blocks.gates import gates_of
 from blocks.legend import Float, Number, Shape, Tensor, torch
 from blocks.operation import EVERY, EVICTED, Call, Form, Kind, Operation, Port, Slot, State
@@ -72,6 +72,8 @@ class Memory(Part):
     by_coordinate: ClassVar[bool] = False
     """Whether each coordinate of a value has its own weight in the output, so that no single weight of a token determines it
     (``gdn2``)."""
+    joins_values: ClassVar[bool] = False
+    """Whether a coordinate of its output depends on all coordinates of values, of all key heads (``compressed``)."""
     to_have_mass: ClassVar[str] = ""
     """The setting with which its output has a mass, for messages (``state``)."""
 
@@ -86,6 +88,16 @@ class Memory(Part):
     @property
     def is_softmax_over_all(self) -> bool:
         """Whether it is softmax attention over all tokens so far, with logits q·k / √D."""
+        return False
+
+    @property
+    def rotates_restored_keys(self) -> bool:
+        """Whether it rotates keys of earlier calls by their position alone."""
+        return False
+
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether the tokens of an image see each other in it, where the source lets them."""
         return False
 
     def has_mass(self) -> bool:
@@ -135,6 +147,10 @@ class Memory(Part):
         weight = parameters["weight"]
         factor = torch.nn.functional.logsigmoid(weight.double()) + attended.shift()
         return {"weight": torch.logit(factor.clamp(min=-WIDEST, max=math.log(LARGEST_FACTOR)).exp()).to(weight.dtype)}
+
+    def begin(self, states: States, shape: Shape) -> dict[str, Tensor]:
+        """Compute first values for some of the parameters, from queries and pairs that are not rotated."""
+        return {}
 
     @property
     def brings_values(self) -> tuple[str, ...]:

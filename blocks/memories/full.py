@@ -15,7 +15,7 @@ from blocks.gates import GateConfig
 from blocks.gates.base import Gate
 from blocks.gates.none import NoGate
 from blocks.kernels import Refused
-from blocks.legend import Float, Int, Shape, Tensor, torch
+from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
 from blocks.memories.stored_pairs import move_pairs
 from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, Slot, State, row_obstacle, size_obstacle
@@ -79,6 +79,10 @@ class Full(Memory):
     def is_softmax_over_all(self) -> bool:
         return not self.fades and self.length_scale is None
 
+    @property
+    def sees_ahead(self) -> bool:
+        return self.is_softmax_over_all
+
     def inputs(self, shape: Shape) -> tuple[Port, ...]:
         return (*super().inputs(shape), Port("decay", Kind.DECAY, shape.heads, 1, needed=False))
 
@@ -111,15 +115,15 @@ class Full(Memory):
         return {name: torch.cat((tensor, later[name]), dim=1) for name, tensor in first.items()}
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
-        masked = partial(self.compute_output, attention=self._attend_masked)
+        masked = partial(self.compute_output, attention=self.attend_masked)
         step_run = partial(self.compute_step, attention=single)
-        kernel, obstacle = (fla_forms.FORGETTING, _kernel_obstacle) if self.fades else (fla_forms.ATTENTION, _packed_obstacle)
+        kernel, obstacle = (fla_forms.FORGETTING, _kernel_obstacle) if self.fades else (fla_forms.ATTENTION, packed_obstacle)
         forms = (
             Form(REFERENCE, "all pairs, masked", masked),
             Form(
                 FLA,
                 kernel.name,
-                partial(self.compute_output, attention=self._by_kernel),
+                partial(self.compute_output, attention=self.attend_by_kernel),
                 obstacle,
                 missing=kernel.missing,
                 refuses=True,
@@ -133,8 +137,8 @@ class Full(Memory):
             *forms,
             Form(TORCH, "one query against all pairs, by PyTorch's kernel", step, native_step_obstacle, decode=True),
             Form(
-                TORCH, "scaled_dot_product_attention", partial(self.compute_output, attention=self._native), _native_obstacle,
-                picks="FlashAttention's kernel or cuDNN's",
+                TORCH, "scaled_dot_product_attention", partial(self.compute_output, attention=self.attend_natively),
+                native_obstacle, picks="FlashAttention's kernel or cuDNN's",
             ),
             blocks,
         )  # fmt: skip
@@ -215,39 +219,32 @@ class Full(Memory):
         return None if decay is None else fading(call.state["faded"], decay, call.tokens)
 
     def _visible(self, position: Tensor, pairs: Pairs, call: Call, earlier: int) -> Tensor:
-        entry = torch.arange(position.shape[1], device=position.device)
-        visible = entry <= entry[earlier:, None]
-        if (ahead := self._ahead(pairs, call)) is not None:
-            visible = visible | torch.nn.functional.pad(ahead, (earlier, 0))
-        visible = (position >= 0)[:, None] & visible
-        if call.shape.window is not None:
-            pair_place, query_place = _count_positions(position, pairs, call.tokens)
-            visible = visible & (pair_place[:, None] > query_place[:, :, None] - call.shape.window)
-        segment = call.tokens.extend_segment(earlier)
-        return visible if segment is None else visible & (segment[:, earlier:, None] == segment[:, None])
+        return find_visible(position, pairs, call, earlier, self._ahead(pairs, call))
 
     def _ahead(self, pairs: Pairs, call: Call) -> Tensor | None:
         """Return the later tokens that each token of the call sees, B T T; None for none. Plain softmax alone follows the source
         here, and pairs that another memory evicts come from earlier tokens."""
-        return call.tokens.ahead if self.is_softmax_over_all and pairs.tokens is not None else None
+        return call.tokens.ahead if self.sees_ahead and pairs.tokens is not None else None
 
-    def _attend_masked(
-        self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None
+    def attend_masked(
+        self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None = None
     ) -> Partial:
+        """Attend to all pairs, masked. position: of the pairs of earlier calls and of this call."""
         visible = self._visible(position, pairs, call, key.shape[1] - query.shape[1])
         return dense(query, key, value, visible, call.shape.softcap, None if faded is None else (faded.totals, faded.since))
 
-    def _by_kernel(
-        self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None
+    def attend_by_kernel(
+        self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None = None
     ) -> Partial:
+        """Attend by fla's kernel, as ``attend_masked``."""
         if self._ahead(pairs, call) is not None:
             raise Refused("in this call tokens see later ones")
         segment = call.tokens.extend_segment(key.shape[1] - query.shape[1])
         since = None if faded is None else faded.since
         return fla_forms.all_before(query, key, value, position >= 0, segment, call.shape.window, since)
 
-    def _native(
-        self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None
+    def attend_natively(
+        self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None = None
     ) -> Partial:
         """Use PyTorch's own attention, which returns no mass and needs a pair at every token."""
         earlier = key.shape[1] - query.shape[1]
@@ -291,6 +288,23 @@ class Full(Memory):
         return (result,), {}
 
 
+def find_visible(position: Tensor, pairs: Pairs, call: Call, earlier: int, ahead: Tensor | None = None) -> Bool[Tensor, "B T S"]:
+    """Return which of the pairs at these positions, ``B S``, each token sees: earlier ones of its document, in the model's window.
+
+    earlier: the number of pairs of earlier calls. ahead: the later tokens of the call that each token sees, too.
+    """
+    entry = torch.arange(position.shape[1], device=position.device)
+    visible = entry <= entry[earlier:, None]
+    if ahead is not None:
+        visible = visible | torch.nn.functional.pad(ahead, (earlier, 0))
+    visible = (position >= 0)[:, None] & visible
+    if call.shape.window is not None:
+        pair_place, query_place = _count_positions(position, pairs, call.tokens)
+        visible = visible & (pair_place[:, None] > query_place[:, :, None] - call.shape.window)
+    segment = call.tokens.extend_segment(earlier)
+    return visible if segment is None else visible & (segment[:, earlier:, None] == segment[:, None])
+
+
 def _append(held: Float[Tensor, "B E K x"], new: Float[Tensor, "B T K x"]) -> Float[Tensor, "B S K x"]:
     """Concatenate stored entries and those of the call. Entries of a key head are contiguous in memory, as attention reads
     them."""
@@ -317,13 +331,13 @@ def _kernel_obstacle(setting: Setting) -> str | None:
     )
 
 
-def _packed_obstacle(setting: Setting) -> str | None:
+def packed_obstacle(setting: Setting) -> str | None:
     """Return why a kernel that separates documents by their bounds cannot run, or None. For such rows PyTorch's attention would
     need a mask of T × T."""
     return _kernel_obstacle(setting) or (None if setting.documents else "it is for rows of several documents")
 
 
-def _native_obstacle(setting: Setting) -> str | None:
+def native_obstacle(setting: Setting) -> str | None:
     if setting.needs_mass:
         return "PyTorch's attention returns no mass, and the read needs it"
     if setting.capped:

@@ -177,7 +177,9 @@ def attention_facts(attention: Any, rotary: nn.Module | None) -> AttentionFacts:
 
 
 def _rotates_again(head: HeadSpec) -> bool:
-    """Whether a memory rotates keys that another one evicts by the rotation of the source."""
+    """Whether a memory rotates keys that it restores, or that another one evicts, by the rotation of the source."""
+    if any(memory.rotates_restored_keys and memory.rotation.follows_source for memory in head.memory):
+        return True
     rotations = [memory.rotation for memory in head.memory]
     if head.graph is None and head.flow == "parallel":
         return False
@@ -199,7 +201,8 @@ def _check(base: nn.Module, index: int, facts: AttentionFacts, resolved: Resolve
     if rotates_by_place and any(map(_rotates_again, heads)):
         raise BuildError(
             f"{where} rotates keys by the place of a token in its image, and the spec has a head there that rotates keys again, by "
-            "their position alone, when a memory evicts them: set the same `position` for all memories, without `conv`"
+            "their position alone, when a memory evicts or restores them: set the same `position` for all memories, without "
+            "`conv`, and `rotate: kept` for `compressed`"
         )
     if facts.sinks and not all(any(memory.has_mass() for memory in head.memory) for head in heads):
         raise BuildError(

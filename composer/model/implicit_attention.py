@@ -124,7 +124,8 @@ def _replace(parameters: Mapping[tuple[torch.nn.Module, str], Tensor]) -> Iterat
 
 def _by_gradients(head: Head, inputs: HeadInputs, queries: tuple[int, ...], backend: str) -> ImplicitAttention:
     (batch, length), heads = inputs.query.shape[:2], inputs.query.shape[2]
-    names = [node.name for node, _ in anatomy(head).graph.memories]
+    memories = anatomy(head).graph.memories
+    names, apart = [node.name for node, _ in memories], any(memory.joins_values for _, memory in memories)
     memory_weights = {name: inputs.value.new_zeros(batch, len(queries), heads, length) for name in names}
     parts = {name: inputs.value.new_zeros(batch, len(queries), heads) for name in names}
     outputs, entered = [], []
@@ -138,7 +139,7 @@ def _by_gradients(head: Head, inputs: HeadInputs, queries: tuple[int, ...], back
         outputs.append(read.detach()[:, local])
         for name, part in _parts(piece, read, names).items():
             parts[name][:, chosen] = part[:, local].to(part.dtype)
-        _rows(piece, entered, chosen, local, memory_weights)
+        _rows(piece, entered, chosen, local, memory_weights, apart=apart)
     output = torch.cat(outputs, dim=1) if outputs else inputs.value.new_zeros(batch, 0, heads, inputs.value.shape[-1])
     values = torch.cat([leaf.detach() for leaf in entered], dim=1)
     sunk = None
@@ -185,30 +186,38 @@ def _parts(piece: Piece, read: Tensor, names: Sequence[str]) -> dict[str, Tensor
 
 
 def _rows(
-    piece: Piece, entered: Sequence[Tensor], chosen: Sequence[int], local: Sequence[int], memory_weights: Mapping[str, Tensor]
+    piece: Piece,
+    entered: Sequence[Tensor],
+    chosen: Sequence[int],
+    local: Sequence[int],
+    memory_weights: Mapping[str, Tensor],
+    *,
+    apart: bool,
 ) -> None:
     """Compute the rows of some queries, as many at a time as a value has coordinates: heads that share their values use one
-    each."""
+    each. apart: one head and one query at a time."""
     heads, key_heads, size = next(iter(memory_weights.values())).shape[2], entered[0].shape[2], entered[0].shape[3]
     group = heads // key_heads
+    turns = torch.arange(heads).unflatten(0, (1, heads) if apart else (key_heads, group)).T
     wanted = [
-        (name, index, place, member)
+        (name, index, place, turn)
         for name, output in piece.memory_outputs.items()
         if output.requires_grad
         for index, place in zip(chosen, local, strict=True)
-        for member in range(group)
+        for turn in turns
     ]
-    first = torch.arange(key_heads) * group
+    size = 1 if apart else size
     for start in range(0, len(wanted), size):
         some = wanted[start : start + size]
         grad_outputs = {name: torch.zeros_like(piece.memory_outputs[name]) for name in dict.fromkeys(entry[0] for entry in some)}
-        for coordinate, (name, _, place, member) in enumerate(some):
-            grad_outputs[name][:, place, first + member, coordinate] = 1.0
+        for coordinate, (name, _, place, turn) in enumerate(some):
+            grad_outputs[name][:, place, turn, coordinate] = 1.0
         outputs = [piece.memory_outputs[name] for name in grad_outputs]
         gradients = torch.autograd.grad(outputs, list(entered), list(grad_outputs.values()), retain_graph=True, allow_unused=True)
         column = 0
         for leaf, gradient in zip(entered, gradients, strict=True):
             if gradient is not None:
-                for coordinate, (name, index, _, member) in enumerate(some):
-                    memory_weights[name][:, index, first + member, column : column + leaf.shape[1]] = gradient[..., coordinate].mT
+                for coordinate, (name, index, _, turn) in enumerate(some):
+                    own = gradient[:, :, turn // group, coordinate].mT
+                    memory_weights[name][:, index, turn, column : column + leaf.shape[1]] = own
             column += leaf.shape[1]

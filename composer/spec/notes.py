@@ -56,13 +56,13 @@ def _on_kept_layers(resolved: Resolved) -> tuple[str, ...]:
 def _on_images(resolved: Resolved) -> tuple[str, ...]:
     """Return a note on the memories to which tokens of an image are causal, where the source lets them see each other."""
     used = {group.head for groups in resolved.layers for group in groups}
-    memories = {memory.called: None for name in used for memory in resolved.heads[name].memory if not memory.is_softmax_over_all}
+    memories = {memory.called: None for name in used for memory in resolved.heads[name].memory if not memory.sees_ahead}
     if not resolved.dimensions.sees_ahead or not memories:
         return ()
     causal = " and ".join(f"`{name}`" for name in memories)
     return (
-        "In the source, the tokens of an image see each other in both directions. They do so in `full` with no other memory "
-        f"above it, and in layers with `use: source`. In {causal} they see earlier tokens alone.",
+        "In the source, the tokens of an image see each other in both directions. They do so in `full` and `compressed` with no "
+        f"other memory above them, and in layers with `use: source`. In {causal} they see earlier tokens alone.",
     )
 
 

@@ -7,15 +7,18 @@ measurements are dropped, so that memory holds the attention weights of one laye
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from blocks.calibration import Attended
+from blocks.calibration import Attended, States
+from blocks.memories.base import Memory
 from blocks.operation import Kind
+from blocks.positions import NoPosition
 from blocks.tensors import repeat_heads
 from composer.data.packing import PackedRows, rows_of_step
 from composer.graph.graph import Node, takers_of
@@ -120,17 +123,21 @@ def _calibrate_layer(
     that were not."""
     length = target.hidden.shape[1]
     queries = sorted({(2 * index + 1) * length // (2 * QUERIES) for index in range(QUERIES)})
-    by_head: dict[int, Tensor] = {}
-    for _, head, inputs in _groups(teacher, target, backend):
-        total = implicit_attention(head, inputs, queries, backend).total().clamp(min=0)
-        by_head.update(zip(anatomy(head).numbers, total.unbind(2), strict=True))
-    wanted = torch.stack([weights for _, weights in sorted(by_head.items())], dim=2)
-    valid = target.tokens.valid
-    if valid is not None:
-        wanted = wanted * valid[:, queries, None, None]
+
+    @cache
+    def weigh() -> Tensor:
+        """Return the teacher's attention weights, which not every part needs."""
+        by_head: dict[int, Tensor] = {}
+        for _, head, inputs in _groups(teacher, target, backend):
+            total = implicit_attention(head, inputs, queries, backend).total().clamp(min=0)
+            by_head.update(zip(anatomy(head).numbers, total.unbind(2), strict=True))
+        weights = torch.stack([weights for _, weights in sorted(by_head.items())], dim=2)
+        valid = target.tokens.valid
+        return weights if valid is None else weights * valid[:, queries, None, None]
+
     calibrated, kept = list[str](), list[str]()
     for own, head, inputs in _groups(student, target, backend):
-        done = _Calibration(head, inputs, queries, wanted[:, :, list(anatomy(head).numbers)], backend).run()
+        done = _Calibration(head, inputs, queries, weigh, backend).run()
         for part, module in head.named_children():
             if next(module.parameters(), None) is not None:
                 (calibrated if part in done else kept).append(f"{name}.composed.{own}.{part}")
@@ -150,11 +157,11 @@ def _groups(attention: ComposedAttention, target: AttentionTarget, backend: str)
 
 
 class _Calibration:
-    """Calibrate one group of heads on its teacher's attention weights at some queries, B Q H T. Gates are calibrated first, as the
-    values of maps depend on them; then maps; then the weights of memories, which depend on both."""
+    """Calibrate one group of heads. Gates are calibrated first, as the values of maps depend on them; then maps; then the weights
+    of memories, which depend on both. weigh: returns the attention weights of the teacher's layer at some queries, B Q H T."""
 
-    def __init__(self, head: Head, inputs: HeadInputs, queries: Sequence[int], wanted: Tensor, backend: str) -> None:
-        self._head, self._inputs, self._queries, self._wanted, self._backend = head, inputs, queries, wanted, backend
+    def __init__(self, head: Head, inputs: HeadInputs, queries: Sequence[int], weigh: Callable[[], Tensor], backend: str) -> None:
+        self._head, self._inputs, self._queries, self._weigh, self._backend = head, inputs, queries, weigh, backend
         self._of: Anatomy = anatomy(head)
         self._done = set[str]()
 
@@ -169,9 +176,26 @@ class _Calibration:
             (memory, _), *_ = mapped
             for edge in graph.into(memory.name, "features"):
                 self._calibrate(graph.nodes[edge.start], memory, maps=True)
-        for memory, _ in graph.memories:
-            self._calibrate(memory, memory)
+        for memory, part in graph.memories:
+            if part.joins_values:
+                self._begin(memory, part)
+            if part.weight == "learned" or not part.joins_values:
+                self._calibrate(memory, memory)
         return self._done
+
+    def _begin(self, node: Node, memory: Memory) -> None:
+        """Set the parameters of a memory from the queries and pairs that enter the head."""
+        (edge,), valid = self._of.graph.into(node.name, "query"), self._inputs.tokens.valid
+        states = list[tuple[Tensor, Tensor, Tensor]]()
+        for piece in pieces(self._head, self._inputs, self._backend):
+            pairs = piece.values["pairs", "pairs"]
+            states.append((piece.values[edge.start, edge.output], pairs.rotate(NoPosition()), pairs.value))
+        joined = (torch.cat(tensors, dim=1) for tensors in zip(*states, strict=True))
+        query, key, value = (tensor.flatten(0, 1) if valid is None else tensor[valid] for tensor in joined)
+        module = self._of.parts[node.module]
+        for name, values in memory.begin(States(query, key, value, self._inputs.length), node.shape).items():
+            module.get_parameter(name).copy_(values)
+        self._done.add(node.module)
 
     def _calibrate(self, node: Node, memory: Node, *, maps: bool = False) -> None:
         """Set the parameters of a part from the measurements of the memory that it serves."""
@@ -194,7 +218,7 @@ class _Calibration:
     def _measure_attention(self, memory: Node) -> Attended:
         """Return the measurements of a memory, with all parts as they are now."""
         implied: ImplicitAttention = implicit_attention(self._head, self._inputs, self._queries, self._backend)
-        tokens, wanted = self._inputs.tokens, self._wanted
+        tokens, wanted = self._inputs.tokens, self._weigh()[:, :, list(self._of.numbers)]
         held = implied.memory_weights[memory.name] != 0
         distance = (tokens.position[:, list(self._queries), None] - tokens.position[:, None]).abs()[:, :, None].expand_as(held)
         nearest = distance.masked_fill(~held, int(distance.max())).amin(-1, keepdim=True)

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks.legend import Shape
-from blocks.memories.full import Full
 from blocks.memories.sparse import Sparse
 from composer.graph.composition import HeadSpec
 from composer.laws.bounds import (
@@ -43,7 +42,7 @@ ENDLESS: dict[str, HeadSpec] = {}
 """Few heads that together have every part, but for scores of caches, which steady heads do not have. A cache is below a window that
 lets many pairs fall at once: where every token is a fall, as many tokens take minutes."""
 for _name, _head in ((name, coarse(steady(head))) for name, head in HEADS.items()):
-    if _head not in ENDLESS.values() and not isinstance(_head.memory[0], Full | Sparse):
+    if _head not in ENDLESS.values() and not (_head.memory[0].grows or isinstance(_head.memory[0], Sparse)):
         ENDLESS[_name] = _head
 ENDLESS = {name: ENDLESS[name] for name in covering({name: ((1, head),) for name, head in ENDLESS.items()})}
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import composer
 from composer.spec.recipe import Transfer
 from composer.training.calibration import ROWS, begin_transfer, rows_to_calibrate
 from composer.training.loop import StepProgress
@@ -129,6 +130,43 @@ def test_calibration_is_deterministic(memory: list[Any]) -> None:
         begin_transfer(student, teacher_of(source), STAGE, rows_of(24), 0, ())
         started.append(dict(student.named_parameters()))
     assert all(torch.equal(value, started[1][name]) for name, value in started[0].items())
+
+
+COMPRESSED: dict[str, Any] = {"compose": 1, "name": "x", "head": {"memory": [{"kind": "compressed", "rank": 0.99}]}}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("head.memory.0.rope=4", "head.memory.0.rank=24"),
+        ("head.memory.0.rotate=kept", "head.memory.0.rope=8", "head.memory.0.rank=16"),
+        ('head.memory=[{kind: window, size: 4}, {kind: compressed, rank: 32}]',),
+        ("layers=[{at: all, use: [{head: head, heads: 1/2}, {head: source, heads: 1/2}]}]", "head.memory.0.rank=16"),
+    ],
+    ids=["all rotated", "some kept", "all kept", "below a window", "a group of heads"],
+)  # fmt: skip
+def test_compressed_pairs_of_full_rank_give_the_logits_of_the_source(overrides: tuple[str, ...]) -> None:
+    source = small_llama()
+    student = student_of(source, COMPRESSED, *(overrides or ("head.memory.0.rank=32",)))
+    start, _ = begin_transfer(student, teacher_of(source), STAGE, rows_of(24), 0, ())
+    assert start is not None
+    assert all(".compressed" in name for name in start.calibrated)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(student(ids).logits, source(ids).logits, rtol=1e-6, atol=1e-7)
+
+
+def test_a_calibrated_start_of_half_the_rank_is_nearer_to_the_source() -> None:
+    source, errors = small_llama(), list[float]()
+    for calibrated in (False, True):
+        student: Any = composer.build(COMPRESSED, source, overrides=["head.memory.0.rank=0.5"])
+        if calibrated:
+            begin_transfer(student, teacher_of(source), STAGE, rows_of(24), 0, ())
+        ids = torch.arange(20)[None]
+        with torch.no_grad():
+            errors.append(float((student(ids).logits - source(ids).logits).square().mean()))
+    assert errors[1] < errors[0] / 2
 
 
 def test_padding_does_not_change_calibration() -> None:

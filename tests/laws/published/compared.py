@@ -29,6 +29,7 @@ from tests.laws.published.numerators import (
     rwkv7,
 )
 from tests.laws.published.softmax import (
+    compressed,
     forgetting,
     hedgehog_alone,
     hypenet_exact,
@@ -63,6 +64,9 @@ COMPARED: dict[str, Comparison] = {
     "alternating-delta": Comparison(
         {"near": window, "far": lawcat_delta},
         "no paper has it: sliding softmax attention; the gated delta rule, arXiv:2412.06464, eq. 10",
+    ),
+    "compressed": Comparison(
+        {"head": compressed}, "arXiv:2405.04434, eq. 9 to 11, of projected keys and values; rotation as in arXiv:2407.21118"
     ),
     "delta": Comparison({"head": delta}, f"{FLA}, `DeltaNet`; ReLU for SiLU, and no convolution of values, as the spec says"),
     "deltaproduct": Comparison(

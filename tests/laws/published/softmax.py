@@ -28,6 +28,7 @@ from tests.laws.published.mathematics import (
     sigmoid,
     softmax_attention,
     softplus,
+    to_query_heads,
     window_and_linear,
 )
 
@@ -78,6 +79,15 @@ def t2r(layer: Layer) -> Tensor:
     total = linear_attention(query, key, torch.ones_like(value[..., :1]))
     # A query that shares no feature with any key has no mass, and is answered by 0.
     return torch.where(total > 0, linear_attention(query, key, value) / total.clamp(min=torch.finfo(total.dtype).tiny), 0.0)
+
+
+def compressed(layer: Layer) -> Tensor:
+    """Return softmax attention over keys and values that are restored from the stored vectors; keys are rotated after that."""
+    joined = torch.cat((layer.value.flatten(1), layer.key.flatten(1)), dim=-1)
+    restored = joined @ layer["compressed.down"].T @ layer["compressed.up"].T
+    value, key = (part.unflatten(-1, layer.key.shape[1:]) for part in restored.chunk(2, dim=-1))
+    key, value = (to_query_heads(part, layer.heads) for part in (key, value))
+    return softmax_attention(rotate(layer.query, layer.theta), rotate(key, layer.theta), value)
 
 
 def log_linear(layer: Layer) -> Tensor:
