@@ -40,8 +40,8 @@ class Compressed(Memory):
     """
 
     equation: ClassVar[str] = (
-        "o_t = Σ_s softmax_s(R_t q_t·R_s (k_s over kept coordinates, k̂_s over all others) / √D) v̂_s, (v̂_s, k̂_s) = U c_s, "
-        "c_s = A x_s, s ≤ t; R is 1 for k̂ with `rotate: kept`"
+        "o_t = Σ_s softmax_s(R_t q_t·R_s (k_s over kept coordinates, k′_s over all others) / √D) v′_s, (v′_s, k′_s) = U c_s, "
+        "c_s = A x_s, s ≤ t; R is 1 for k′ with `rotate: kept`"
     )
     source: ClassVar[str] = (
         "DeepSeek-V2, arXiv:2405.04434, section 2.1; of pretrained models: arXiv:2502.14837 (MHA2MLA), arXiv:2502.07864 "
@@ -87,9 +87,9 @@ class Compressed(Memory):
     def begin(self, states: States, shape: Shape) -> dict[str, Tensor]:
         """Compute the parameters at which the error is smallest on these states, for each rank: of values, and of logits.
 
-        A squared error of a logit counts as many times as the values vary. The kept coordinates are those of the largest logits;
-        with ``rotate: kept``, of the largest differences that a rotation makes to logits. The best rank-r compression of x, in the
-        norm of a matrix G, is by the first eigenvectors of √G E[x xᵀ] √G.
+        Errors are summed over query heads. A squared error of a logit counts as many times as the values vary. The kept coordinates
+        are those of the largest logits; with ``rotate: kept``, of the largest differences that a rotation makes to logits. The best
+        rank-r compression of x, in the norm of a matrix G, is by the first eigenvectors of √G E[x xᵀ] √G.
         """
         query, key, value = (tensor.double() for tensor in (states.query, states.key, states.value))
         width, heads = key.shape[-1], key.shape[1]
@@ -104,7 +104,7 @@ class Compressed(Memory):
         if self.rotate == "all":
             of_queries = torch.einsum("tij,hjk,tlk->hil", *(turns.mT, of_queries, turns.mT)) / DISTANCES
         varied = (value - value.mean(0)).square().mean(0).sum(-1)
-        of_values = torch.eye(heads * value.shape[-1], dtype=torch.float64, device=key.device)
+        of_values = torch.eye(heads * value.shape[-1], dtype=torch.float64, device=key.device) * (query.shape[1] // heads)
         weight = torch.block_diag(of_values, *(varied[:, None, None] * of_queries / width))
         joined = torch.cat((value.flatten(1), (key * rest).flatten(1)), dim=-1)
         root, inverse = _roots(weight)
@@ -164,14 +164,14 @@ class Compressed(Memory):
         seen, rank = min(tokens + 1, shape.window or tokens + 1), self._rank(shape)
         sizes = shape.head_dim + shape.value_dim
         if self.rotate == "all":
-            return 2 * rank * _joined(shape) * (1 + seen) + 2 * seen * shape.heads * (self.rope + sizes)
+            return 2 * rank * _joined(shape) * (1 + seen) + 2 * seen * shape.heads * sizes
         return 2 * rank * (_joined(shape) + shape.heads * sizes) + 2 * seen * shape.heads * (self.rope + 2 * rank)
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
         """Return the mean over the tokens, with restored pairs."""
         most = min(tokens, shape.window or tokens)
         seen = most * (most + 1) // 2 + (tokens - most) * most
-        each = 2 * (self.rope + shape.head_dim + shape.value_dim)
+        each = 2 * (shape.head_dim + shape.value_dim)
         return 4 * self._rank(shape) * _joined(shape) + seen * shape.heads * each // max(1, tokens)
 
     def compute_output(

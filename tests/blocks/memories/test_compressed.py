@@ -141,7 +141,7 @@ def many_states() -> States:
 
 @pytest.mark.parametrize("rotate", ["all", "kept"])
 def test_a_start_has_a_smaller_error_than_principal_components(rotate: Any) -> None:
-    """The error is that of values, and of logits times the spread of values; it is the smallest of all matrices of this rank."""
+    """The error is that of values, and of logits times the spread of values, of all query heads; it is the smallest of all matrices of this rank."""
     states, part = many_states(), Compressed(rank=6, rotate=rotate)  # without rotation, a logit is q·k
     begun = part.begin(states, GROUPED)
     joined = torch.cat((states.value.flatten(1), states.key.flatten(1)), dim=-1)
@@ -152,7 +152,7 @@ def test_a_start_has_a_smaller_error_than_principal_components(rotate: Any) -> N
         value, key = missed[:, :8].unflatten(-1, (2, 4)), missed[:, 8:].unflatten(-1, (2, 4))
         logits = torch.einsum("nhd,mhd->nmh", states.query, key.repeat_interleave(2, dim=1)) / 2
         spread = (states.value - states.value.mean(0)).square().mean(0).sum(-1).repeat_interleave(2)
-        return float(value.square().sum((1, 2)).mean() + (logits.square().mean((0, 1)) * spread).sum())
+        return float(2 * value.square().sum((1, 2)).mean() + (logits.square().mean((0, 1)) * spread).sum())
 
     smallest = error(begun["down"], begun["up"])
     assert smallest < 0.9 * error(basis.T, basis)

@@ -66,7 +66,7 @@ def test_recorded_steps_of_every_spec_generate_the_same_text(spec: str, replays:
     assert torch.equal(model.generate(ids, **GREEDY), wanted)
     (recorder,) = replays
     heads = model.config.read_spec().heads.values()
-    assert recorder.replays is not any(memory.kind == "full" for head in heads for memory in head.memory)
+    assert recorder.replays is not any(memory.grows for head in heads for memory in head.memory)
 
 
 SEVERAL = ("lolcats", "lola", "lawcat", "gated-delta", "latte-macchiato")
