@@ -141,7 +141,7 @@ def many_states() -> States:
 
 @pytest.mark.parametrize("rotate", ["all", "kept"])
 def test_a_start_has_a_smaller_error_than_principal_components(rotate: Any) -> None:
-    """The error is that of values, and of logits times the spread of values, of all query heads; it is the smallest of all matrices of this rank."""
+    """The error sums values, and logits times the spread of values, over query heads. No matrix of this rank has a smaller one."""
     states, part = many_states(), Compressed(rank=6, rotate=rotate)  # without rotation, a logit is q·k
     begun = part.begin(states, GROUPED)
     joined = torch.cat((states.value.flatten(1), states.key.flatten(1)), dim=-1)
