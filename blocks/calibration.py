@@ -102,15 +102,15 @@ class OutputSizes:
         return float(self.student.mean().sqrt()), float(self.teacher.mean().sqrt())
 
 
-def divergence(attended: Attended, scores: Float[Tensor, "B Q H T"], rest: Float[Tensor, "B Q H"] | None) -> Tensor:
+def divergence(attended: Attended, scores: Float[Tensor, "B Q H T"], outside_logit: Float[Tensor, "B Q H"] | None) -> Tensor:
     """Return the cross-entropy between the teacher's weights and weights in proportion to exp(scores), averaged by the
-    teacher's weight. It is over the pairs in the memory. ``rest`` is the logarithm of the mass of everything else, which counts
-    as one more pair."""
+    teacher's weight. It is over the pairs in the memory. ``outside_logit`` is the logarithm of the mass of everything else,
+    which counts as one more pair."""
     held, wanted = attended.held, attended.weights
     scores = scores.masked_fill(~held, -math.inf)
-    if rest is not None:
+    if outside_logit is not None:
         is_held = held.any(-1, keepdim=True)
-        scores = torch.cat((scores, rest[..., None]), dim=-1)
+        scores = torch.cat((scores, outside_logit[..., None]), dim=-1)
         wanted = torch.cat((wanted, attended.outside[..., None]), dim=-1) * is_held
         held = torch.cat((held, is_held), dim=-1)
     any_held = held.any(-1, keepdim=True)

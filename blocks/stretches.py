@@ -30,6 +30,6 @@ class Stretches:
         ends = torch.minimum(begins + SPAN, bounds[document + 1])
         return Stretches(begins.to(torch.int32), ends.to(torch.int32), document.to(torch.int32), count)
 
-    def reduce(self, brought: Tensor, how: str = "sum") -> Tensor:
-        """For each document, the reduction ``how`` of the values of its stretches."""
-        return torch.segment_reduce(brought, how, lengths=self.count, axis=0, unsafe=True)
+    def reduce(self, brought: Tensor, reduction: str = "sum") -> Tensor:
+        """For each document, the reduction of the values of its stretches."""
+        return torch.segment_reduce(brought, reduction, lengths=self.count, axis=0, unsafe=True)

@@ -136,9 +136,9 @@ def _left_in_group() -> int | None:
     """Bytes that a container's limit leaves, its cache of files counted as free; None where it has no limit."""
     try:
         most = int((_GROUP / "memory.max").read_text())
-        taken = int((_GROUP / "memory.current").read_text())
+        used = int((_GROUP / "memory.current").read_text())
         fields = (line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
-        return most - taken + sum(int(count) for name, count in fields if name in ("active_file", "inactive_file"))
+        return most - used + sum(int(count) for name, count in fields if name in ("active_file", "inactive_file"))
     except (OSError, ValueError):  # no control groups, or "max"
         return None
 

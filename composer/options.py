@@ -130,10 +130,12 @@ def options_class(cls: type[Options]) -> type[Options]:
     annotations = dict(inspect.get_annotations(cls))
     for name, entry in declared.items():
         annotation = str(annotations[name])
-        alone = annotation.removesuffix(" | None")
+        required_type = annotation.removesuffix(" | None")
         validator = entry.converter
-        if validator is None and alone in NUMBERS:
-            validator = partial(_optional, partial(NUMBERS[alone], least=entry.least, most=entry.most), annotation != alone)
+        if validator is None and required_type in NUMBERS:
+            validator = partial(
+                _optional, partial(NUMBERS[required_type], least=entry.least, most=entry.most), annotation != required_type
+            )
         if validator is not None:
             annotations[name] = Annotated[Any, PlainValidator(validator)]
         elif not entry.is_checked:
@@ -142,7 +144,9 @@ def options_class(cls: type[Options]) -> type[Options]:
             entry,
             flags=entry.flags or ((entry.metavar or name.upper()) if entry.is_argument else f"--{name.replace('_', '-')}",),
             takes=annotation if entry.converter is None else _annotation_of(entry.converter),
-            kind=entry.kind or getattr(entry.converter, "kind", None) or {"int": int, "float": float, "bool": bool}.get(alone),
+            kind=entry.kind
+            or getattr(entry.converter, "kind", None)
+            or {"int": int, "float": float, "bool": bool}.get(required_type),
         )
         default = {} if entry.default is MISSING else {"default": entry.default}
         setattr(cls, name, Field(**default, kw_only=entry.kw_only))
@@ -237,16 +241,16 @@ def in_python(text: str, options: Mapping[str, Option]) -> str:
         if match.start() == 0 and not value and match.string.startswith(":", match.end()):  # the label of a message
             return name
         if kind is bool:
-            value, rest = str(not any(part.endswith(f"/{flag}") for part in options[name].flags)), value
+            value, word = str(not any(part.endswith(f"/{flag}") for part in options[name].flags)), value
         elif "=" in value:
-            value, rest = f'["{value}"]', ""
+            value, word = f'["{value}"]', ""
         elif value.isupper() or (kind in (int, float) and value[:1].isdigit()):
-            rest = ""
+            word = ""
         elif value[:1].isdigit() or (get_origin(kind) is Literal and value in get_args(kind)):
-            value, rest = f'"{value}"', ""
+            value, word = f'"{value}"', ""
         else:
-            value, rest = "", value
-        return f"`{name}{value and '='}{value}`{rest and ' '}{rest}"
+            value, word = "", value
+        return f"`{name}{value and '='}{value}`{word and ' '}{word}"
 
     return _FLAG.sub(write, text).replace('"]` `overrides=["', '", "')
 

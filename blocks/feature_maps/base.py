@@ -174,19 +174,19 @@ class FeatureMap(Part):
         initial values."""
         if not self.linear or not self.positive or attended.query is None or attended.key is None:
             return {}
-        rest: Tensor | None = None
+        outside_logit: Tensor | None = None
         if attended.balanced is not None:
             # The mass of everything outside the memory, from the memory's share with its initial features.
             mass = self._scores(parameters, attended).masked_fill(~attended.held, -math.inf).logsumexp(-1)
             least = torch.finfo(mass.dtype).eps
-            rest = mass - torch.logit(attended.share.to(mass.dtype), least)
-            rest = rest.masked_fill(~attended.held.any(-1), 0.0).detach()
+            outside_logit = mass - torch.logit(attended.share.to(mass.dtype), least)
+            outside_logit = outside_logit.masked_fill(~attended.held.any(-1), 0.0).detach()
         start = dict(parameters)
         if attended.balanced:
             start[BALANCE] = attended.weights.new_zeros(shape.heads)
 
         def loss(now: dict[str, Tensor]) -> Tensor:
-            moved = rest + now[BALANCE] if rest is not None and BALANCE in now else rest
+            moved = outside_logit + now[BALANCE] if outside_logit is not None and BALANCE in now else outside_logit
             return divergence(attended, self._scores(now, attended), moved)
 
         calibrated_parameters = fit(start, loss)

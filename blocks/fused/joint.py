@@ -91,8 +91,8 @@ class _AttendJointly(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, of_last: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        query, key, value, query_features, key_features, *rest = ctx.saved_tensors
-        decay, (weight, state, last, output, *kept, place) = tuple(rest[:4]), rest[4:]
+        query, key, value, query_features, key_features, *others = ctx.saved_tensors
+        decay, (weight, state, last, output, *kept, place) = tuple(others[:4]), others[4:]
         evictions, sizes = ctx.evictions, ctx.sizes
         mass_of_all, share, largest = kept
         upstream = upstream.contiguous()
@@ -121,10 +121,10 @@ class _AttendJointly(torch.autograd.Function):
         of_decay = None
         if any(tensor is not None for tensor in decay):
             query_terms = (query_features * of_query_features).unflatten(2, (state.shape[1], -1)).sum(3)
-            taken, left = key_features * of_key_features, (of_last * last).sum(3)
+            evicted_terms, left = key_features * of_key_features, (of_last * last).sum(3)
             if decay[1] is None:
-                query_terms, taken, left = (terms.sum(-1) for terms in (query_terms, taken, left))
-            passed = _without_evicted(query_terms, taken, evictions)
+                query_terms, evicted_terms, left = (terms.sum(-1) for terms in (query_terms, evicted_terms, left))
+            passed = _without_evicted(query_terms, evicted_terms, evictions)
             of_decay = passed.flip(1).cumsum(1).flip(1) + left[:, None]
         of_weight = None if weight is None else of_weight
         return of_query, of_key, of_value, of_query_features, of_key_features, of_decay, of_weight, of_state, None, None, None, None
@@ -249,14 +249,14 @@ def _evicting_tokens(evictions: Evictions, count: int) -> Int[Tensor, "B e"]:
 
 
 def _without_evicted(
-    query_terms: Float[Tensor, "B T *N"], taken: Float[Tensor, "B e *N"], evictions: Evictions
+    query_terms: Float[Tensor, "B T *N"], evicted_terms: Float[Tensor, "B e *N"], evictions: Evictions
 ) -> Float[Tensor, "B T *N"]:
     """Return the terms of each token's query, minus the terms of the entries that are evicted at that token."""
     if evictions.reach == 1:
-        return query_terms - taken
-    index = _evicting_tokens(evictions, taken.shape[1])
+        return query_terms - evicted_terms
+    index = _evicting_tokens(evictions, evicted_terms.shape[1])
     rows = in_all_rows(index, query_terms.shape[1]).flatten()
-    return query_terms.flatten(0, 1).index_add(0, rows, taken.flatten(0, 1), alpha=-1).view_as(query_terms)
+    return query_terms.flatten(0, 1).index_add(0, rows, evicted_terms.flatten(0, 1), alpha=-1).view_as(query_terms)
 
 
 def _rows(query: Tensor) -> Tensor:

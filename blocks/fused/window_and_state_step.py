@@ -33,17 +33,17 @@ def step(
     """Compute one row and state head: the update of its matrix, and the outputs of its query heads. size: of a chunk of a
     terraced window, else 0."""
     b, n = (tl.program_id(0) // N).to(tl.int64), tl.program_id(0) % N
-    k, column, taken = n // (N // K), tl.arange(0, DB), tl.arange(0, EB)
-    columns, takes = column < D, taken < E
+    k, column, entry = n // (N // K), tl.arange(0, DB), tl.arange(0, EB)
+    columns, is_entry = column < D, entry < E
     now = tl.load(position + b)
     slot = (tl.load(index + b) % held).to(tl.int32)
     # The largest number of ring entries that the token sees.
     reach = tl.where(size == 0, held, (now % tl.maximum(size, 1)).to(tl.int32) + size)
     new_key = tl.load(key + (b * K + k) * D + column, mask=columns, other=0.0)
     new_value = tl.load(value + (b * K + k) * D + column, mask=columns, other=0.0)
-    present = tl.load(evicted_present + b * E + taken, mask=takes, other=0) != 0
+    present = tl.load(evicted_present + b * E + entry, mask=is_entry, other=0) != 0
     evictions = tl.sum(present.to(tl.int32), 0) > 0
-    values = tile(evicted_value, ((b * E + taken) * K + k) * D, column, present, columns).to(tl.float32)
+    values = tile(evicted_value, ((b * E + entry) * K + k) * D, column, present, columns).to(tl.float32)
     for member in range(0, H // N):
         h = n * (H // N) + member
         total, mass = tl.zeros((DB,), tl.float32), 0.0
@@ -56,7 +56,7 @@ def step(
                 left = tl.exp(tl.load(decay + (b * N + n) * G + feature % G, mask=features, other=0.0))
                 matrix, masses = matrix * left[:, None], masses * left
             if evictions:
-                keys = tile(evicted_features, ((b * E + taken) * N + n) * F, feature, present, features)
+                keys = tile(evicted_features, ((b * E + entry) * N + n) * F, feature, present, features)
                 if E == 1:
                     matrix += tl.sum(keys, 0)[:, None] * tl.sum(values, 0)[None, :]
                 else:

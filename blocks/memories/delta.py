@@ -78,13 +78,13 @@ class Delta(Rated):
         return super().parameters(shape) | {"key": key, "value": value} | rates
 
     def compute(
-        self, parameters: Parameters, call: Call, query: Tensor, taken: Features | None, decay: Tensor | None, recurrence: Form,
+        self, parameters: Parameters, call: Call, query: Tensor, arriving: Features | None, decay: Tensor | None, recurrence: Form,
         *, pairs: Pairs | None, hidden: Float[Tensor, "B T C"] | None = None, maps: Mapping[str, Bound] = NO_MAPS,
     ) -> tuple[Partial, State]:  # fmt: skip
         """maps: under "steps", the map of the keys of further steps."""
-        if hidden is None or pairs is None or taken is None:
-            return self.recall(call, query, taken, decay, recurrence)
-        every = [taken, *self._further(parameters, call.shape, maps["steps"], pairs, hidden)]
+        if hidden is None or pairs is None or arriving is None:
+            return self.recall(call, query, arriving, decay, recurrence)
+        every = [arriving, *self._further(parameters, call.shape, maps["steps"], pairs, hidden)]
         if recurrence.decode:
             return self._run_in_order(call, query, every, decay, recurrence)
         along = replace(call, tokens=_stretch(call.tokens, self.steps))

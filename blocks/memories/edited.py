@@ -41,18 +41,18 @@ class Edited(Recurrent):
         return {"state": Slot((shape.state_heads, shape.features, shape.value_dim), "state")}
 
     def compute(
-        self, parameters: Parameters, call: Call, query: Tensor, taken: Features | None, decay: Tensor | None, recurrence: Form,
+        self, parameters: Parameters, call: Call, query: Tensor, arriving: Features | None, decay: Tensor | None, recurrence: Form,
         *, pairs: Pairs | None, hidden: Float[Tensor, "B T C"] | None = None,
     ) -> tuple[Partial, State]:  # fmt: skip
         """Edit the state by each token's pair, and compute the token's output."""
         assert pairs is not None, "it receives every pair"
-        assert taken is not None, "it receives every pair"
+        assert arriving is not None, "it receives every pair"
         assert hidden is not None, "the graph passes it"
-        key = repeat_heads(taken.key, call.shape.state_heads)
+        key = repeat_heads(arriving.key, call.shape.state_heads)
         # fla's kernels multiply in the model's dtype, and sum in float32 by themselves.
         value = pairs.value if recurrence.backend == FLA else as_dtype(pairs.value, accumulating(pairs.value.dtype))
         key, value, *edits = self.edits(parameters, call.shape, key, value, hidden)
-        inputs = (taken.fill_absent(key, 0.0), value, *(taken.fill_absent(edit, 0.0) for edit in edits))
+        inputs = (arriving.fill_absent(key, 0.0), value, *(arriving.fill_absent(edit, 0.0) for edit in edits))
         log_decay = stop_at_padding(decay, call.tokens)
         output, matrix = run(recurrence, call, query, *inputs, log_decay, call.tokens.segment, call.state["state"])
         return Partial(self.scale_output(output, query.shape[-1]), None), {"state": matrix}

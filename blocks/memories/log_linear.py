@@ -103,14 +103,14 @@ class LogLinear(Recurrent):
         return chunk + reads + 2 * shape.features * columns * shape.state_heads
 
     def compute(
-        self, parameters: Parameters, call: Call, query: Float[Tensor, "B T H F"], taken: Features | None, decay: Tensor | None,
+        self, parameters: Parameters, call: Call, query: Float[Tensor, "B T H F"], arriving: Features | None, decay: Tensor | None,
         recurrence: Form, *, pairs: Pairs | None, hidden: Float[Tensor, "B T C"] | None = None,
     ) -> tuple[Partial, State]:  # fmt: skip
-        assert taken is not None, "it receives every pair"
+        assert arriving is not None, "it receives every pair"
         assert hidden is not None, "the graph passes it"
-        shape, tokens, dtype = call.shape, call.tokens, taken.value.dtype
-        value = as_dtype(taken.value, accumulating(dtype))
-        key = taken.fill_absent(repeat_heads(taken.key, shape.state_heads), 0.0)
+        shape, tokens, dtype = call.shape, call.tokens, arriving.value.dtype
+        value = as_dtype(arriving.value, accumulating(dtype))
+        key = arriving.fill_absent(repeat_heads(arriving.key, shape.state_heads), 0.0)
         newest = call.state["newest"][:, 0]
         position, segment = _places(tokens, newest)
         output, matrix = recurrence.run(

@@ -70,13 +70,13 @@ class Mesa(Rated):
         return {"state": Slot((shape.state_heads, shape.features, shape.features + shape.value_dim), "state")}
 
     def compute(
-        self, parameters: Parameters, call: Call, query: Tensor, taken: Features | None, decay: Tensor | None, recurrence: Form,
+        self, parameters: Parameters, call: Call, query: Tensor, arriving: Features | None, decay: Tensor | None, recurrence: Form,
         *, pairs: Pairs | None,
     ) -> tuple[Partial, State]:  # fmt: skip
         penalty = as_dtype(parameters["penalty"], query.dtype)
         diagonal = self.smallest + torch.nn.functional.softplus(penalty)
         solving = replace(recurrence, run=partial(recurrence.run, ridge=diagonal))
-        return self.recall(call, query, taken, decay, solving)
+        return self.recall(call, query, arriving, decay, solving)
 
     def flops(self, shape: Shape, tokens: int) -> int:
         """The sums, one system for the queries of a state head, and the reads of their solutions."""

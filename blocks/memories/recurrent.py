@@ -69,16 +69,16 @@ class Recurrent(Memory):
     ) -> tuple[tuple[Partial], State]:  # fmt: skip
         """Write the pairs that are evicted into the state at each token, and compute the token's output. features, keys: those of
         queries and of the pairs' keys. further: inputs of some memories."""
-        taken = None if pairs is None or keys is None else self.features_of(keys, pairs)
-        result, state = self.compute(parameters, call, features, taken, decay, recurrence, pairs=pairs, **further)
+        arriving = None if pairs is None or keys is None else self.features_of(keys, pairs)
+        result, state = self.compute(parameters, call, features, arriving, decay, recurrence, pairs=pairs, **further)
         return (result,), state
 
     def compute(
-        self, parameters: Parameters, call: Call, query: Tensor, taken: Features | None, decay: Tensor | None, recurrence: Form,
+        self, parameters: Parameters, call: Call, query: Tensor, arriving: Features | None, decay: Tensor | None, recurrence: Form,
         *, pairs: Pairs | None,
     ) -> tuple[Partial, State]:  # fmt: skip
         """Compute ``recall`` with the memory's parameters. pairs: as they reach the memory."""
-        return self.recall(call, query, taken, decay, recurrence)
+        return self.recall(call, query, arriving, decay, recurrence)
 
     def compute_both_ways(
         self, parameters: Parameters, call: Call, *, features: Tensor, pairs: Pairs, keys: Tensor, decay: Tensor | None = None

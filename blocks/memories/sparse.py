@@ -119,12 +119,12 @@ class Sparse(Holding):
         if shape.features:
             return ()
         steps = [
-            Form(on, STEP + how, partial(self.compute_step, attention=attend), obstacle, decode=True)
-            for on, how, attend, obstacle in STEPS
+            Form(on, STEP + words, partial(self.compute_step, attention=attend), obstacle, decode=True)
+            for on, words, attend, obstacle in STEPS
         ]
         evictions = [
-            Form(on, ONE_BY_ONE + how, partial(self.compute_output, attention=attend), obstacle)
-            for on, how, attend, obstacle in BLOCKS
+            Form(on, ONE_BY_ONE + words, partial(self.compute_output, attention=attend), obstacle)
+            for on, words, attend, obstacle in BLOCKS
         ]
         return (*steps, *evictions)
 

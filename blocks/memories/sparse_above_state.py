@@ -24,8 +24,8 @@ def _run(
     """Return the outputs of the cache and of the state."""
     cache, state, below, query, pairs = _prepare(bound, inputs, recurrence)
     exact, held = cache.compute(_sparse(cache).attend, query, pairs, cache.call, below=below, attention=attention)
-    rest, summed = state.compute(lambda _: below.compute_output())
-    return [((exact, None), held), ((None,), {}), ((rest,), summed)]
+    state_output, summed = state.compute(lambda _: below.compute_output())
+    return [((exact, None), held), ((None,), {}), ((state_output,), summed)]
 
 
 def _run_step(
@@ -35,8 +35,8 @@ def _run_step(
     cache, state, below, query, pairs = _prepare(bound, inputs, recurrence)
     results = cache.compute(_sparse(cache).step, query, pairs, cache.call, below=below, attention=attention)
     exact, *arriving, held = results
-    rest, summed = state.compute(lambda _: below.compute_step(*arriving))
-    return [((exact, None), held), ((None,), {}), ((rest,), summed)]
+    state_output, summed = state.compute(lambda _: below.compute_step(*arriving))
+    return [((exact, None), held), ((None,), {}), ((state_output,), summed)]
 
 
 def _prepare(
@@ -64,15 +64,16 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     of_steps = [each for each in memory.recurrences if each.backend != REFERENCE and not each.refuses]
     of_evictions = [each for each in memory.recurrences if not each.decode]
     steps = [
-        replace(each, description=f"{STEP}{how}; {each.description}", decode=True,
+        replace(each, description=f"{STEP}{words}; {each.description}", decode=True,
                 run=partial(_run_step, recurrence=each, attention=attention),
                 obstacle=partial(_first_obstacle, (obstacle, each.obstacle)))
-        for _, how, attention, obstacle in STEPS for each in of_steps
+        for _, words, attention, obstacle in STEPS for each in of_steps
     ]  # fmt: skip
     evictions = [
-        replace(each, description=f"{ONE_BY_ONE}{how}; {each.description}", run=partial(_run, recurrence=each, attention=attention),
+        replace(each, description=f"{ONE_BY_ONE}{words}; {each.description}",
+                run=partial(_run, recurrence=each, attention=attention),
                 obstacle=partial(_first_obstacle, (obstacle, each.obstacle)))
-        for backend, how, attention, obstacle in BLOCKS for each in of_evictions if backend in (EVERY, each.backend)
+        for backend, words, attention, obstacle in BLOCKS for each in of_evictions if backend in (EVERY, each.backend)
     ]  # fmt: skip
     return (*steps, *evictions)
 

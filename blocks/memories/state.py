@@ -126,13 +126,13 @@ class StateMemory(Recurrent):
         return chunk + 2 * shape.features * columns * (shape.state_heads + shape.heads)
 
     def compute(
-        self, parameters: Parameters, call: Call, query: Tensor, taken: Features | None, decay: Tensor | None, recurrence: Form,
+        self, parameters: Parameters, call: Call, query: Tensor, arriving: Features | None, decay: Tensor | None, recurrence: Form,
         *, pairs: Pairs | None, step: Float[Tensor, "B T N"] | None = None,
     ) -> tuple[Partial, State]:  # fmt: skip
-        if step is not None and taken is not None:
-            key, step = repeat_heads(taken.key, step.shape[2]), step[..., None]
-            taken = replace(taken, key=key + step.log() if call.shape.exponential else key * step)
-        result, state = self.recall(call, query, taken, decay, recurrence)
+        if step is not None and arriving is not None:
+            key, step = repeat_heads(arriving.key, step.shape[2]), step[..., None]
+            arriving = replace(arriving, key=key + step.log() if call.shape.exponential else key * step)
+        result, state = self.recall(call, query, arriving, decay, recurrence)
         if self.skip and pairs is not None:
             result = self._add_skip(parameters, result, pairs.value)
         return result, state
@@ -181,8 +181,10 @@ class StateMemory(Recurrent):
             query, key, matrix = query.exp(), key.exp(), matrix * state["maximum"].exp()[..., None]
             carried["maximum"] = torch.zeros_like(state["maximum"])
         elif shape.exponential:
-            rest = log_decay, segment, state["maximum"]
-            stable = stabilise_step(query, key, *rest) if key is None or recurrence.decode else stabilise(query, key, *rest)
+            arguments = log_decay, segment, state["maximum"]
+            stable = (
+                stabilise_step(query, key, *arguments) if key is None or recurrence.decode else stabilise(query, key, *arguments)
+            )
             query, key, log_decay, log_scale = stable.query, stable.key, stable.log_decay, stable.log_scale
             carried["maximum"] = stable.maximum
         elif self.normalise and not shape.even:
@@ -223,9 +225,9 @@ class StateMemory(Recurrent):
         self, parameters: Parameters, call: Call, *, features: Tensor, pairs: Pairs, keys: Tensor, decay: Tensor | None = None
     ) -> tuple[tuple[Partial], State]:
         """Compute each token's output from the sums over its whole document, before and after the token."""
-        query, taken, tokens = features, self.features_of(keys, pairs), call.tokens
+        query, arriving, tokens = features, self.features_of(keys, pairs), call.tokens
         dtype, exponential = pairs.value.dtype, call.shape.exponential
-        key = taken.fill_absent(repeat_heads(taken.key, call.shape.state_heads), -math.inf if exponential else 0.0)
+        key = arriving.fill_absent(repeat_heads(arriving.key, call.shape.state_heads), -math.inf if exponential else 0.0)
         value = repeat_heads(pairs.value.to(accumulating(dtype)), call.shape.state_heads)
         if self.normalise:
             value = with_ones(value)

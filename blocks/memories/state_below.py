@@ -98,12 +98,12 @@ class StateBelow:
 
     def compute_step(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:
         """Return the state's partial for the only token, at which these pairs are evicted, and the new state."""
-        taken = None
+        arriving = None
         if pairs is not None and keys is not None:
-            taken = self.memory.features_of(keys, pairs)
+            arriving = self.memory.features_of(keys, pairs)
             if keys.shape[1] > 1:
-                taken = replace(taken, arrival=torch.zeros(keys.shape[:2], dtype=torch.int64, device=keys.device))
-        return self.memory.recall(self.call, self.query, taken, self.log_decay, self.recurrence)
+                arriving = replace(arriving, arrival=torch.zeros(keys.shape[:2], dtype=torch.int64, device=keys.device))
+        return self.memory.recall(self.call, self.query, arriving, self.log_decay, self.recurrence)
 
     def compute_output(self) -> tuple[Partial, State]:
         """Return the state's partial for all tokens, and its new state."""

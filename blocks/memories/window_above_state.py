@@ -38,8 +38,10 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     extended: Pairs = window.compute(lambda _: entries(window.call, inputs["window"]["pairs"], rotation))
     query = window.call.rotate(inputs["window"]["query"], rotation)
     arguments = extended, bound["keys"], inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
-    state_features, rest = state.compute(_features, state, window, *arguments)
-    output, summed = read.compute(_attend_jointly, query, extended, state_features, rest, _shared_arguments(read).asks_maximum)
+    state_features, state_arguments = state.compute(_features, state, window, *arguments)
+    output, summed = read.compute(
+        _attend_jointly, query, extended, state_features, state_arguments, _shared_arguments(read).asks_maximum
+    )
     carried = window.compute(lambda _: keep_last(window.call, extended, held))
     return [((None, None), carried), ((None,), {}), ((None,), {"state": summed}), ((output,), {})]
 
@@ -73,10 +75,10 @@ def _attend_jointly(
     query: Float[Tensor, "B T H D"],
     extended: Pairs,
     state_features: tuple[Tensor, Tensor],
-    rest: tuple[Any, ...],
+    state_arguments: tuple[Any, ...],
     row_max: bool,
 ) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B N F V"]]:
-    return JOINT(query, extended.key, extended.value, *state_features, *rest, row_max=row_max)
+    return JOINT(query, extended.key, extended.value, *state_features, *state_arguments, row_max=row_max)
 
 
 def evictions_of(window: Window, extended: Pairs, tokens: Tokens) -> Evictions:
@@ -135,14 +137,16 @@ def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]
     place = place_of(window.call.tokens, memory.held)
     evicted = window.compute(lambda _: find_evicted_pairs(window.call, pairs, place, **constants))
     arguments = evicted, bound["keys"], inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
-    query_features, taken, decay, weight, summed = state.compute(_step_features, state, window, *arguments)
+    query_features, arriving, decay, weight, summed = state.compute(_step_features, state, window, *arguments)
     held, call = to_write_over(window.call), window.call
     query, ring = call.rotate(inputs["window"]["query"], memory.rotation), tuple(held[name] for name in RING)
     further = {"size": 0 if memory.is_sliding else memory.size, "row_max": _shared_arguments(read).asks_maximum}
 
     def run(_: Any) -> Tensor:
-        rest = taken, decay, weight, ring, summed["state"]
-        return STEP(query, pairs.key, pairs.value, call.tokens.position, call.tokens.in_row(), query_features, *rest, **further)
+        further_inputs = arriving, decay, weight, ring, summed["state"]
+        return STEP(
+            query, pairs.key, pairs.value, call.tokens.position, call.tokens.in_row(), query_features, *further_inputs, **further
+        )
 
     output = read.compute(run)
     others = {name: entries for name, entries in held.items() if name not in RING}

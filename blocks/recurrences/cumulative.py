@@ -42,15 +42,15 @@ def cumulate(
     """
     # A maximum cancels, so it carries no gradient.
     largest = logits.detach()
-    alone = _Sums(largest, (logits - _finite(largest)).exp(), segment)
+    token_sums = _Sums(largest, (logits - _finite(largest)).exp(), segment)
     carried = _Sums(maximum.detach()[:, None], total[:, None], None if segment is None else torch.zeros_like(segment[:, :1]))
     if logits.shape[1] == 1:
-        earlier, last = carried, carried.join(alone)
+        earlier, last = carried, carried.join(token_sums)
     else:
-        running = _running(carried.then(alone))
+        running = _running(carried.then(token_sums))
         earlier, last = running.at(slice(-1)), running.at(slice(-1, None))
 
-    first = earlier.seen_from(alone).isneginf()
+    first = earlier.seen_from(token_sums).isneginf()
     rise = logits - _finite(earlier.maximum) - earlier.total.masked_fill(first, 1.0).log()
     rise = rise.masked_fill(first, 0.0)
     key = rise.sigmoid().masked_fill(first, 1.0).masked_fill(largest.isneginf(), 0.0)
@@ -90,17 +90,17 @@ class _Sums:
         return _Sums(maximum, total, later.segment)
 
 
-def _running(alone: _Sums) -> _Sums:
+def _running(stretches: _Sums) -> _Sums:
     """Return all stretches up to each, joined: first in pairs, then between the pairs. The depth is 2 log₂ T additions, their
     number 2 T."""
-    length = alone.maximum.shape[1]
+    length = stretches.maximum.shape[1]
     if length == 1:
-        return alone
-    odd = _running(alone.at(slice(0, length // 2 * 2, 2)).join(alone.at(slice(1, None, 2))))
-    even = alone.at(slice(1))
+        return stretches
+    odd = _running(stretches.at(slice(0, length // 2 * 2, 2)).join(stretches.at(slice(1, None, 2))))
+    even = stretches.at(slice(1))
     if length > 2:
-        even = even.then(odd.at(slice((length - 1) // 2)).join(alone.at(slice(2, None, 2))))
-    return _Sums(_interleave(even.maximum, odd.maximum), _interleave(even.total, odd.total), alone.segment)
+        even = even.then(odd.at(slice((length - 1) // 2)).join(stretches.at(slice(2, None, 2))))
+    return _Sums(_interleave(even.maximum, odd.maximum), _interleave(even.total, odd.total), stretches.segment)
 
 
 def _interleave(even: Tensor, odd: Tensor) -> Tensor:

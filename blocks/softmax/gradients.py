@@ -71,7 +71,7 @@ class _Blocks(torch.autograd.Function):
     @custom_bwd(device_type="cpu")
     @once_differentiable
     def backward(ctx: Any, to_output: Tensor | None, to_lse: Tensor | None, to_largest: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, value, bias, output, *rest = ctx.saved_tensors
+        query, key, value, bias, output, *others = ctx.saved_tensors
         keys, scale = key.shape[2], 1 / math.sqrt(query.shape[-1])
         to_query = torch.empty_like(query) if ctx.needs_input_grad[0] else None
         to_key, to_value = (
@@ -79,7 +79,7 @@ class _Blocks(torch.autograd.Function):
             for states, needed in zip((key, value), ctx.needs_input_grad[1:3], strict=True)
         )
         for index, (tokens, entries) in enumerate(_places(query, bias, ctx.before)):
-            raw, mass = rest[index], rest[ctx.count + index]
+            raw, mass = others[index], others[ctx.count + index]
             d_output = None if to_output is None else rows(to_output, tokens, keys)
             if d_output is not None and to_value is not None:
                 _add(to_value, entries, raw.mT @ (d_output / mass))

@@ -126,9 +126,9 @@ def stages_of(variant: Variant, request: Request) -> Mapping[str, Stage]:
     if not request.data:
         return {}
     recipe = variant.recipe
-    taught: dict[str, Stage | None] = {"transfer": recipe.transfer, "finetune": recipe.finetune}
-    alone: dict[str, Stage | None] = {"train": recipe.train}
-    wanted, other = (taught, alone) if request.source is not None else (alone, taught)
+    from_teacher: dict[str, Stage | None] = {"transfer": recipe.transfer, "finetune": recipe.finetune}
+    from_nothing: dict[str, Stage | None] = {"train": recipe.train}
+    wanted, other = (from_teacher, from_nothing) if request.source is not None else (from_nothing, from_teacher)
     stages = {kind: stage for kind, stage in wanted.items() if stage is not None}
     beside = [f"`{kind}`" for kind, stage in other.items() if stage is not None]
     if beside and not stages:

@@ -37,13 +37,13 @@ def in_turn(
     seconds: dict[str, list[float] | None] = {name: [] for name in runs}
     for start in range(0, rounds, row):
         for name, run in runs.items():
-            taken = seconds[name]
-            if taken is None:
+            durations = seconds[name]
+            if durations is None:
                 continue
             try:
                 with room():
                     for _ in range(min(row, rounds - start)):
-                        taken.append(_seconds(run, settle, clock))
+                        durations.append(_seconds(run, settle, clock))
             except NoRoom:
                 seconds[name] = None
             if seconds[name] is None:
@@ -56,9 +56,9 @@ def _seconds(run: Callable[[], object], settle: Callable[[], object], clock: Cal
     began = clock()
     returned = run()
     settle()
-    taken = clock() - began
+    duration = clock() - began
     del returned  # not before: what it frees is no part of the run
-    return taken
+    return duration
 
 
 TOKENS, ROW = 8192, 1024
@@ -198,12 +198,12 @@ def run_workload(
     for contestant in contestants:
         if contestant.label not in seconds:
             continue
-        taken = seconds[contestant.label]
-        if taken is None:
+        durations = seconds[contestant.label]
+        if durations is None:
             contestant.full = not prompt
             measured[contestant.label] = Measurement(failure=NO_ROOM)
         else:
-            measured[contestant.label] = measured[contestant.label]._replace(seconds=tuple(taken))
+            measured[contestant.label] = measured[contestant.label]._replace(seconds=tuple(durations))
     if any(contestant.failure is not None for contestant in measured.values()):
         _free(contestants, trial)
     return measured

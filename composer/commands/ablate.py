@@ -106,8 +106,8 @@ def bar_of(step: AblationStep | None, figures: Figures, done: int, total: int) -
 
 def outcome_in_words(step: AblationStep, figures: Figures) -> str:
     """Which step has ended, and how."""
-    how = "failed" if "failure" in figures else f"{figures['seconds']:.0f} s"
-    return f"{step.kind}  {step.variant.name}  seed {step.seed}  {how}"
+    outcome = "failed" if "failure" in figures else f"{figures['seconds']:.0f} s"
+    return f"{step.kind}  {step.variant.name}  seed {step.seed}  {outcome}"
 
 
 FAILED = 1

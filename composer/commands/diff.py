@@ -61,8 +61,8 @@ class SpecDifferences(Readable, Closed):
     def summary(self) -> tuple[str, ...]:
         """Remarks below the rows: how the specs were compared, or that they mean the same."""
         if self.differences:
-            alone = self.on is None and self.hashes is None
-            return ("Compared head by head, as for any source; layer by layer: --from SOURCE",) if alone else ()
+            has_no_source = self.on is None and self.hashes is None
+            return ("Compared head by head, as for any source; layer by layer: --from SOURCE",) if has_no_source else ()
         if self.hashes:
             return (short_hashes(f"the same meaning on {self.on or 'their own trunk'}: {self.hashes[0]}"),)
         return ("the same meaning on every source",)

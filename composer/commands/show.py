@@ -196,9 +196,9 @@ def _with_hash(shown_spec: ShownSpec) -> dict[str, Any]:
 def _write(sweep: str, variants: Mapping[str, Spec], folder: Path) -> list[str]:
     """Return one file a variant; none where one of them is there already."""
     files = {folder / f"{spec.name}.yaml": (name, spec) for name, spec in variants.items()}
-    taken = [str(path) for path in files if path.exists()]
-    if taken:
-        raise ComposerError(f"{', '.join(taken)}: already exists; choose another folder, or remove the files")
+    existing = [str(path) for path in files if path.exists()]
+    if existing:
+        raise ComposerError(f"{', '.join(existing)}: already exists; choose another folder, or remove the files")
     if lost := lost_link_message(folder):
         raise ComposerError(f"{lost}; choose another folder, or remove it")
     with failing_as(ComposerError, f"{folder} cannot be written"):

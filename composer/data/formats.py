@@ -219,10 +219,14 @@ def _tokenize_continuation(text: str, tokenizer: PreTrainedTokenizerBase) -> np.
     of a text. If a tokenizer has no such tokens, such as one of whole words, return those of the text alone.
     """
     for mark in MARKS:
-        alone, with_mark = _tokens(mark, tokenizer), _tokens(mark + text, tokenizer)
-        rest = with_mark[len(alone) :]
-        if len(alone) and np.array_equal(with_mark[: len(alone)], alone) and tokenizer.unk_token_id not in rest:
-            return rest
+        mark_tokens, with_mark = _tokens(mark, tokenizer), _tokens(mark + text, tokenizer)
+        text_tokens = with_mark[len(mark_tokens) :]
+        if (
+            len(mark_tokens)
+            and np.array_equal(with_mark[: len(mark_tokens)], mark_tokens)
+            and tokenizer.unk_token_id not in text_tokens
+        ):
+            return text_tokens
     return _tokens(text, tokenizer)
 
 

@@ -100,8 +100,8 @@ def boxes_and_links(graph: HeadGraph, tokens: int, dtype: str) -> tuple[dict[str
 def _passes(graph: HeadGraph, node: Node) -> Edge | None:
     """Return the only input of a node that is drawn as a line: no spec names it, and it has one input, one output and no state."""
     entering = graph.into(node.name)
-    alone = node.path is None and node.main and len(entering) == 1 and len(graph.out_of(node.name)) == 1
-    return entering[0] if alone and not node.operation.slots else None
+    is_line = node.path is None and node.main and len(entering) == 1 and len(graph.out_of(node.name)) == 1
+    return entering[0] if is_line and not node.operation.slots else None
 
 
 def _link(edge: Edge, count: int) -> Link:

@@ -97,7 +97,7 @@ def read_tasks(tasks: Sequence[str | Task | Perplexity], options: EvaluationOpti
     samples and seed. Raises EvaluationError.
     """
     named: list[NamedTask] = []
-    taken: set[str] = set()
+    used_options: set[str] = set()
     for task in tasks:
         if isinstance(task, Task | Perplexity):
             named.append(NamedTask(task.name, task))
@@ -108,13 +108,13 @@ def read_tasks(tasks: Sequence[str | Task | Perplexity], options: EvaluationOpti
         for name, own in _tasks_with_options(task):
             label = ",".join([name, *(f"{key}={value}" for key, value in own.items())])
             shared = _shared_options(name, own, options)
-            taken |= shared.keys()
+            used_options |= shared.keys()
             named.append(NamedTask(label, _validate(label, name, own, shared)))
     twice = [task.label for place, task in enumerate(named) if task.label in [before.label for before in named[:place]]]
     if twice:
         raise EvaluationError(f"The task {twice[0]} is named twice; name it once, or with other options.")
     for key in FILES:
-        if getattr(options, key) is not None and key not in taken:
+        if getattr(options, key) is not None and key not in used_options:
             able = [name for name, kind in KINDS.items() if key in kind.model_fields]
             raise EvaluationError(f"--{key}: none of the chosen tasks reads this file. Tasks that do: {', '.join(able)}.")
     return tuple(named)

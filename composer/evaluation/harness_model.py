@@ -81,11 +81,11 @@ class HarnessModel(HFLM):
         try:
             return self._render(chat_history, add_generation_prompt)
         except TemplateError as error:
-            rest = [message for message in chat_history if message["role"] != "system"]
-            if len(rest) == len(chat_history):
+            without_system = [message for message in chat_history if message["role"] != "system"]
+            if len(without_system) == len(chat_history):
                 raise
             warn_user(f"The chat template refuses a system message ({error}). It is left out, as lm-eval does.")
-            return self._render(rest, add_generation_prompt)
+            return self._render(without_system, add_generation_prompt)
 
     def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
         """Render the tokenizer's chat template. It runs within limits of time and memory."""

@@ -124,12 +124,12 @@ def draw(report: EvaluationReport, folder: Path) -> list[Path]:
 
 def _pictures(report: EvaluationReport, pyplot: Any) -> Iterator[tuple[str, Any]]:
     """Yield all pictures that the report has data for, with the names of their files."""
-    taken: Counter[str] = Counter()
+    uses: Counter[str] = Counter()
     for task in report.setting.tasks:
         cells = {model.label: _good(report, model.label, task.label) for model in report.setting.models}
         name = re.sub(r"[^\w.-]+", "_", task.label)
-        taken[name] += 1
-        name += f"-{taken[name]}" if taken[name] > 1 else ""  # labels may differ in punctuation alone
+        uses[name] += 1
+        name += f"-{uses[name]}" if uses[name] > 1 else ""  # labels may differ in punctuation alone
         if not any(cells.values()):
             continue
         yield f"{NAMES[task.scored]}-{name}", _over_length(pyplot, task, cells)

@@ -163,14 +163,19 @@ class _Fold(ast.NodeTransformer):
         self.generic_visit(node)
         if len(node.ops) > 1:
             return node
-        left, right, how = node.left, node.comparators[0], type(node.ops[0])
+        left, right, operator = node.left, node.comparators[0], type(node.ops[0])
         if isinstance(left, ast.Constant) and isinstance(right, ast.Constant):
             results = {ast.Is: left.value is right.value, ast.IsNot: left.value is not right.value,
                        ast.Eq: left.value == right.value, ast.NotEq: left.value != right.value}  # fmt: skip
-            if how in results:
-                return ast.copy_location(ast.Constant(results[how]), node)
-        if how in (ast.Is, ast.IsNot) and isinstance(right, ast.Constant) and right.value is None and fact_of(left, self.facts):
-            return ast.copy_location(ast.Constant(how is ast.IsNot), node)
+            if operator in results:
+                return ast.copy_location(ast.Constant(results[operator]), node)
+        if (
+            operator in (ast.Is, ast.IsNot)
+            and isinstance(right, ast.Constant)
+            and right.value is None
+            and fact_of(left, self.facts)
+        ):
+            return ast.copy_location(ast.Constant(operator is ast.IsNot), node)
         return node
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:

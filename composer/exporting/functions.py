@@ -69,7 +69,7 @@ class Functions:
     results, that the heads read.
     """
 
-    def __init__(self, calls: Iterable[tuple[str, Facts]], taken: Iterable[str], fields: Iterable[str] = ()) -> None:
+    def __init__(self, calls: Iterable[tuple[str, Facts]], reserved: Iterable[str], fields: Iterable[str] = ()) -> None:
         self._calls, self._fields = list(calls), set(fields)
         self.unread: frozenset[str] = frozenset()
         """Optional fields of dataclasses that nothing reads. Classes and calls are written without these."""
@@ -80,7 +80,7 @@ class Functions:
             self.facts, self.unread = self._collect(), self._unread()
             if (self.facts, self.unread) == known:
                 break
-        self.names = self._names(set(taken))
+        self.names = self._names(set(reserved))
         self.short = {
             key: expression
             for key, tree in self.trees.items()
@@ -180,15 +180,15 @@ class Functions:
         if before[0] != value:
             raise ExportError(f"{name} is {before[0]} in {before[1]}, and {value} in {module.__name__}")
 
-    def _names(self, taken: set[str]) -> dict[str, str]:
+    def _names(self, reserved: set[str]) -> dict[str, str]:
         """A name for each function: its own without underscores, with its module before it where another thing has that."""
         names: dict[str, str] = {}
         for key in self.trees:
             module, _, name = key.partition(":")
             plain, folder = name.strip("_"), module.split(".")[-2:]
             wishes = [plain, *(f"{item}_{plain}" for item in reversed(folder)), f"{'_'.join(folder)}_{plain}"]
-            names[key] = next(item for item in wishes if item not in taken and item not in self.locals)
-            taken.add(names[key])
+            names[key] = next(item for item in wishes if item not in reserved and item not in self.locals)
+            reserved.add(names[key])
         return names
 
     def call(self, key: str, values_by_name: Mapping[str, Any], text: Callable[[Any], str]) -> str:
@@ -263,9 +263,9 @@ def _short_expression(tree: ast.FunctionDef, original: ast.FunctionDef) -> ast.e
         return value
     inner = value.func if isinstance(value, ast.Call) else value
     inner = inner.value if isinstance(inner, ast.Attribute | ast.Subscript) else None
-    rest = [node for node in ast.walk(value) if isinstance(node, ast.Name)]
+    names_read = [node for node in ast.walk(value) if isinstance(node, ast.Name)]
     was_longer = len(original.body) > len(tree.body) or ast.dump(original.body[-1]) != ast.dump(tree.body[-1])
-    is_short = isinstance(inner, ast.Name) and inner.id in names and len(rest) == 1
+    is_short = isinstance(inner, ast.Name) and inner.id in names and len(names_read) == 1
     return value if is_short and was_longer else None
 
 

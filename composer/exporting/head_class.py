@@ -224,9 +224,9 @@ class HeadClass:
         yield from body
 
     def _body(self, functions: Functions, method: Method) -> list[str]:
-        taken = frozenset({*functions.names.values(), *INPUTS[7:], "rotated"})
+        reserved = frozenset({*functions.names.values(), *INPUTS[7:], "rotated"})
         rows, last = list[str](), -1
-        for step, line in lines_of(method, functions.call, taken):
+        for step, line in lines_of(method, functions.call, reserved):
             if step != last and step < len(method.titles):
                 rows.append(f"        # {method.titles[step]}"[:120])
                 last = step

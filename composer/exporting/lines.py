@@ -30,9 +30,9 @@ OwnCall = Callable[[str, Mapping[str, Any], Callable[[Any], str]], str]
 """Writes a call of a function of ``blocks``: its name, its arguments, and how a value is written."""
 
 
-def lines_of(method: Method, own_call: OwnCall, taken: frozenset[str]) -> list[tuple[int, str]]:
+def lines_of(method: Method, own_call: OwnCall, reserved: frozenset[str]) -> list[tuple[int, str]]:
     """Return the lines of a method, each with the number of its step. taken: names that no variable may have."""
-    return _Lines(method, own_call, taken).all()
+    return _Lines(method, own_call, reserved).all()
 
 
 def arguments_of(call: Recorded) -> Iterator[Recorded]:
@@ -65,7 +65,7 @@ def find_needed(method: Method) -> list[Recorded]:
 
 
 class _Lines:
-    def __init__(self, method: Method, own_call: OwnCall, taken: frozenset[str]) -> None:
+    def __init__(self, method: Method, own_call: OwnCall, reserved: frozenset[str]) -> None:
         self.method, self.own_call = method, own_call
         self.calls = find_needed(method)
         self.users: dict[int, list[Recorded]] = defaultdict(list)
@@ -77,7 +77,7 @@ class _Lines:
         """The variables that hold results, by the number of the call."""
         self.own_line = {call.number for call in self.calls if self._wants_line(call)}
         self._keep_before_writes()
-        self.held: dict[str, int] = dict.fromkeys((*taken, "self", "state", "torch", "math", "F"), FOREVER)
+        self.held: dict[str, int] = dict.fromkeys((*reserved, "self", "state", "torch", "math", "F"), FOREVER)
         """Until which call each name is in use."""
         for call in self.calls:
             if call.kind == "input" and call.name.isidentifier():

@@ -95,9 +95,9 @@ def write_file(model: Any) -> Exported:
     if mixes and any(len(names) > 1 for names in by_layer):
         raise ExportError("a layer has heads of several compositions, and some mix what queries and keys are projected from")
     kernels = sorted({kernel for head in classes for kernel in head.kernels()})
-    taken = {*INPUTS, "rotated", "attend", "owned", "reordered", "runs_fla", *(kernel.rpartition(":")[2] for kernel in kernels)}
+    reserved = {*INPUTS, "rotated", "attend", "owned", "reordered", "runs_fla", *(kernel.rpartition(":")[2] for kernel in kernels)}
     fields_read = {field for head in classes for field in head.fields()}
-    functions = Functions((call for head in classes for call in head.calls()), taken, fields_read)
+    functions = Functions((call for head in classes for call in head.calls()), reserved, fields_read)
     several, key_heads = any(len(names) > 1 for names in by_layer), _numbered_heads(model)
     heads = [head.text(functions, f"{name}Config", host.rotary, is_one_of_several=several and not key_heads) for head in classes]
     fields = {

@@ -161,12 +161,12 @@ def lower(
         if not choices or _order(graph, joined) is None:
             skipped |= {name: tuple(dict.fromkeys((*skipped.get(name, ()), *reasons))) for name in names}
             continue
-        alone: tuple[Step, ...] = ()
+        single_steps: tuple[Step, ...] = ()
         if choices[-1].form.refuses:
             others = lower(graph, backend, setting, (*without, pattern), frozenset(names)).steps
-            alone = tuple(step for step in others if step.covers[0].node.name in names)
+            single_steps = tuple(step for step in others if step.covers[0].node.name in names)
         covers = tuple(_cover(graph, node, backend, setting, frozenset(names)) for node in nodes)
-        steps[names], units = _step(covers, tuple(match), choices, alone), joined
+        steps[names], units = _step(covers, tuple(match), choices, single_steps), joined
     order = _order(graph, units)
     assert order is not None, "a graph has no circle"
     for unit in order:
@@ -237,11 +237,11 @@ def _alone(graph: HeadGraph, node: Node, backend: str, setting: Setting, earlier
 
 
 def _step(
-    covers: tuple[CoveredOperation, ...], names: tuple[str, ...], choices: list[Choice], alone: tuple[Step, ...] = ()
+    covers: tuple[CoveredOperation, ...], names: tuple[str, ...], choices: list[Choice], single_steps: tuple[Step, ...] = ()
 ) -> Step:
-    """alone: the steps that run where the last form refuses."""
+    """single_steps: the steps that run where the last form refuses."""
     first, *others = choices
-    instead = (_step(covers, names, others, alone),) if others else alone
+    instead = (_step(covers, names, others, single_steps),) if others else single_steps
     return Step(covers, names, first.form, first.why, first.missing, instead)
 
 

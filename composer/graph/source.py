@@ -287,8 +287,8 @@ def names_of(covered: Iterable[CoveredOperation], output: Value) -> dict[Value, 
     names: dict[Value, str] = {output: OUTPUT}
     for value in (value for item in covered for value in item.gives if value != output):
         node, port = value
-        alone = port == "partial" or sum(other[0] == node for item in covered for other in item.gives) == 1
-        names[value] = _identifier(node) if alone else f"{_identifier(node)}_{port}"
+        is_only_value = port == "partial" or sum(other[0] == node for item in covered for other in item.gives) == 1
+        names[value] = _identifier(node) if is_only_value else f"{_identifier(node)}_{port}"
     return names
 
 

@@ -36,11 +36,11 @@ def assert_documents_apart(
     row, documents = pack_documents(shape, length, bounds)
     following = inputs(shape, 1, 3, seed=9)
     following = replace(following, tokens=Tokens(following.tokens.position + documents[-1].stop - documents[-1].start))
-    alone, last = [], None
+    outputs_of_documents, last = [], None
     for document in documents:
         document_inputs = replace(row.cut(document), tokens=Tokens(row.tokens.position[:, document]))
         output, last = run(head, document_inputs)
-        alone.append(output)
+        outputs_of_documents.append(output)
     goes_on, _ = run(head, following, last)
     for split in splits:
         outputs, state = [], None
@@ -48,7 +48,7 @@ def assert_documents_apart(
             output, state = run(head, row.cut(piece), state)
             outputs.append(output)
         from_pieces = torch.cat(outputs, dim=1)
-        for document, wanted in zip(documents, alone, strict=True):
+        for document, wanted in zip(documents, outputs_of_documents, strict=True):
             close(from_pieces[:, document], wanted, f"split at {split}, {document}")
         close(run(head, following, state)[0], goes_on, f"split at {split}, what follows")
 

@@ -153,13 +153,13 @@ def split_inputs(heads: ComposedHeads, inputs: HeadInputs) -> Iterator[HeadInput
 
 def without_groups(heads: ComposedHeads, groups: Container[str]) -> ComposedHeads:
     """Return a copy without these groups, in which the heads of the other groups follow each other. The modules are shared."""
-    rest = copy.copy(heads)
+    kept = copy.copy(heads)
     others = (group for group in heads._groups if group.head not in groups)
-    rest._groups = tuple(group.model_copy(update={"numbers": None}) for group in others)
-    rest._runs, rest._key_heads = runs_of(rest._groups), sum(group.key_heads for group in rest._groups)
-    rest._names = {name: parts for name, parts in heads._names.items() if name not in groups}
-    rest._modules = {name: heads._modules[name] for name in rest._names}
-    return rest
+    kept._groups = tuple(group.model_copy(update={"numbers": None}) for group in others)
+    kept._runs, kept._key_heads = runs_of(kept._groups), sum(group.key_heads for group in kept._groups)
+    kept._names = {name: parts for name, parts in heads._names.items() if name not in groups}
+    kept._modules = {name: heads._modules[name] for name in kept._names}
+    return kept
 
 
 def group_slots(heads: ComposedHeads, group: str) -> dict[str, Slot]:

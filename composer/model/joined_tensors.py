@@ -26,10 +26,10 @@ def join_tensors(config: Any, index: int, tensors: Mapping[str, Tensor]) -> tupl
         _empty(self, self.place)
 
     # transformers treats this as a whole model, whose other modules are removed here.
-    alone = type(model.__name__, (model,), {"__init__": __init__, "__module__": __name__, "tie_weights": _nothing})
-    alone.get_input_embeddings = alone.get_output_embeddings = _nothing
+    part_class = type(model.__name__, (model,), {"__init__": __init__, "__module__": __name__, "tie_weights": _nothing})
+    part_class.get_input_embeddings = part_class.get_output_embeddings = _nothing
     with silent_transformers("critical"):
-        made, report = alone.from_pretrained(
+        made, report = part_class.from_pretrained(
             None, config=config, state_dict=dict(tensors), dtype=torch.float32, output_loading_info=True
         )
     return made.get_submodule(made.place).state_dict(), sorted(report["missing_keys"])

@@ -236,8 +236,8 @@ def _rows_replaced(states: Tensor | None, rows: Tensor, new: Tensor, batch: int)
 def mixers_of(layer: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules of a layer that accept a cache, so have states, and are not composed."""
     for module in layer.children():
-        taken = inspect.signature(type(module).forward).parameters
-        if not isinstance(module, ComposedAttention) and any(name in taken for name in MIXER_CACHES):
+        parameters = inspect.signature(type(module).forward).parameters
+        if not isinstance(module, ComposedAttention) and any(name in parameters for name in MIXER_CACHES):
             yield module
 
 

@@ -198,13 +198,13 @@ def write_rows(rows: PackedRows, tasks: Sequence[Task], writer: Writer, split: S
 def _put(rows: PackedRows, row: int, sample: Sample, numbers: np.random.Generator) -> None:
     """Put a sample before the text of a row, in place, and mark the tokens to compare."""
     ids, labels, position, valid = (array[row] for array in (rows.ids, rows.labels, rows.position, rows.valid))
-    taken = len(sample.ids)
-    left = len(ids) - taken
+    length = len(sample.ids)
+    left = len(ids) - length
     for array in (ids, labels, position, valid):
-        array[taken:] = array[:left].copy()
-    ids[:taken], position[:taken], valid[:taken] = sample.ids, np.arange(taken), True
-    labels[:taken] = np.where(sample.answer, sample.ids, IGNORED)
-    learned = taken + np.flatnonzero(labels[taken:] != IGNORED)
+        array[length:] = array[:left].copy()
+    ids[:length], position[:length], valid[:length] = sample.ids, np.arange(length), True
+    labels[:length] = np.where(sample.answer, sample.ids, IGNORED)
+    learned = length + np.flatnonzero(labels[length:] != IGNORED)
     left_out = numbers.permutation(learned)[LEARNED_TOKENS:]
     labels[left_out] = IGNORED
     labels[0] = IGNORED

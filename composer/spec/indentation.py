@@ -68,9 +68,9 @@ def _item(lines: list[str], line: int, column: int) -> tuple[int, str] | None:
             )
     if before is None:
         return None
-    how = "less" if before[0] > column else "deeper"
+    direction = "less" if before[0] > column else "deeper"
     return column, (
-        f"not YAML: this item is indented {how} than the one before it, in line {before[1] + 1}: begin its - in column "
+        f"not YAML: this item is indented {direction} than the one before it, in line {before[1] + 1}: begin its - in column "
         f"{before[0] + 1}, too"
     )
 

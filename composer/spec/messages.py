@@ -204,8 +204,8 @@ def _no_kind(fault: Fault) -> str:
     meant = [key for key in mapping if key in known]
     if len(meant) == 1:
         inside = mapping[meant[0]] if isinstance(mapping[meant[0]], dict) else {}
-        rest = {key: value for key, value in mapping.items() if key != meant[0]}
-        return f"missing; write {format_value({'kind': meant[0], **inside, **rest}, bare=False)}"
+        others = {key: value for key, value in mapping.items() if key != meant[0]}
+        return f"missing; write {format_value({'kind': meant[0], **inside, **others}, bare=False)}"
     having = [kind for kind, model in known.items() if mapping and mapping.keys() <= model.model_fields.keys()]
     those = f" Those with {' and '.join(mapping)}: {', '.join(having)}." if having and len(having) < len(known) else ""
     return f"missing.{those} Known kinds: {', '.join(known)}"

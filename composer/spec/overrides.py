@@ -74,14 +74,14 @@ def _child(
     """Return the value of a child document at this place, which sets the rest of the path when it is merged over ``node``."""
     if not steps:
         return value
-    step, rest = steps[0], steps[1:]
+    step, following = steps[0], steps[1:]
     if node is not None and isinstance(node.value, tuple):
         index = _index(node.value, step, place, done)
         inside, path = under(here, index), (*done, index)
         before, item, after = node.value[:index], node.value[index], node.value[index + 1 :]
-        if not rest and value.value is None:
+        if not following and value.value is None:
             return SpecNode((*before, *after), node.place, node.key)
-        new = merge_nodes(item, _child(item, rest, value, inside, place, path), inside)
+        new = merge_nodes(item, _child(item, following, value, inside, place, path), inside)
         return SpecNode((*before, new, *after), node.place, node.key)
     if node is not None and parts(here):
         node = spell_out(node)
@@ -90,13 +90,13 @@ def _child(
     if re.fullmatch(r"-?\d+", step):
         why = "it is no list" if node is not None and node.value is not None else "the spec has no value there"
         raise SpecError(at(place, done, f"has no item {step}: {why}"))
-    if rest and fields(here) and not under(here, step):
+    if following and fields(here) and not under(here, step):
         raise SpecError(at(place, (*done, step), unknown_key_message((*done, step), here)))
     child = node.child(step) if node is not None else None
-    new = _child(child, rest, value, under(here, step), place, (*done, step))
-    if rest and child is None and isinstance(new.value, dict) and "kind" not in new.value:
+    new = _child(child, following, value, under(here, step), place, (*done, step))
+    if following and child is None and isinstance(new.value, dict) and "kind" not in new.value:
         new = _of_default(node, new, step, here)
-    if not rest or child is None or child.value is None:
+    if not following or child is None or child.value is None:
         new = SpecNode(new.value, place, place)
     return SpecNode({step: new})
 

@@ -274,8 +274,8 @@ def complete_head(head: HeadSpec, dimensions: Dimensions | None) -> HeadSpec:
         changes: dict[str, Any] = {"position": position, "name": memory.called}
         # Evicted pairs may be dropped if another memory sees every pair and keeps it.
         beside = [other for other in head.memory if feeds.get(other.called, ALL) == ALL]
-        alone = memory in beside and changes["name"] not in feeds.values()
-        lost = memory.bounded and alone and not all(other.bounded for other in beside)
+        has_every_pair = memory in beside and changes["name"] not in feeds.values()
+        lost = memory.bounded and has_every_pair and not all(other.bounded for other in beside)
         memories.append((memory.dropping() if lost else memory).model_copy(update=changes))
     read, features = head.read, head.feature_map
     if features and dimensions:

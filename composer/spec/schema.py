@@ -87,8 +87,8 @@ def _mapping(schema: Schema, definitions: dict[str, Schema], over: bool) -> Sche
 def _value(schema: Schema, definitions: dict[str, Schema], over: bool, null: bool = False) -> Schema:
     """Return the schema of a value. over: it merges with a parent's; null: that one may be removed."""
     around = {key: schema[key] for key in _AROUND if key in schema}
-    rest = {key: value for key, value in schema.items() if key not in _AROUND}
-    options = [dict(option) for option in rest.get("anyOf", [rest])]
+    constraints = {key: value for key, value in schema.items() if key not in _AROUND}
+    options = [dict(option) for option in constraints.get("anyOf", [constraints])]
     made = [alternative for option in options for alternative in _option(option, definitions, over)]
     if null and {"type": "null"} not in made:
         made.append({"type": "null"})

@@ -43,7 +43,7 @@ def variant_names(vary: Vary) -> list[str]:
     names: dict[str, None] = {}
     counts: dict[str, int] = {}
     for row in rows(vary):
-        words = [_word(path, (vary.grid | vary.zip)[path], index, alone=len(row) == 1) for path, index in row]
+        words = [_word(path, (vary.grid | vary.zip)[path], index, is_only=len(row) == 1) for path, index in row]
         made = "-".join(words)
         name = made
         while name in names:
@@ -151,14 +151,14 @@ def _name_variant(document: SpecNode, name: str) -> SpecNode:
     )
 
 
-def _word(path: str, values: tuple[object, ...], index: int, *, alone: bool) -> str:
+def _word(path: str, values: tuple[object, ...], index: int, *, is_only: bool) -> str:
     """Return a value for a name: a word or a number, with its key if the value is ambiguous."""
     steps, value = setting_steps(path), values[index]
     key = _legal("-".join(steps[-2:] if steps[-1].lstrip("-").isdigit() else steps[-1:]))
     if value is None or isinstance(value, bool):
         return key if value else f"no-{key}"
     if isinstance(value, int | float):
-        return _legal(f"{value:g}" if isinstance(value, float) else str(value)) if alone else f"{key}-{_legal(str(value))}"
+        return _legal(f"{value:g}" if isinstance(value, float) else str(value)) if is_only else f"{key}-{_legal(str(value))}"
     return _short(value) or f"{key}-{index + 1}"
 
 

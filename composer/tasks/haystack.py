@@ -44,9 +44,9 @@ class Haystack:
             self._sentences.append(next(self._coming).split())
             self._words.append(self._words[-1] + len(self._sentences[-1]))
         count = bisect_left(self._words, words)
-        taken = [" ".join(sentence) for sentence in self._sentences[: max(count - 1, 0)]]
-        rest = words - self._words[max(count - 1, 0)]
-        return [*taken, " ".join(self._sentences[count - 1][:rest])] if rest else taken
+        whole_sentences = [" ".join(sentence) for sentence in self._sentences[: max(count - 1, 0)]]
+        missing_words = words - self._words[max(count - 1, 0)]
+        return [*whole_sentences, " ".join(self._sentences[count - 1][:missing_words])] if missing_words else whole_sentences
 
 
 def sentences(text: HaystackText, rng: random.Random, split: Split) -> Iterator[str]:

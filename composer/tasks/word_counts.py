@@ -65,22 +65,22 @@ class CommonWords(Ruler):
             )
         first = write_example(rng, known, long=long) if self.example else ""
         common = apart(rng, split, lambda draws: tuple(draws.sample(known, COMMON)))
-        rest = [word for word in rng.sample(known, len(known)) if word not in common]
+        uncommon = [word for word in rng.sample(known, len(known)) if word not in common]
         seed, reply = rng.getrandbits(64), number_lines(common)
 
         def prompt(others: int) -> str:
-            return first + COMMON_TEMPLATE.format(context=list_words(random.Random(seed), common, often, rest[:others], seldom))
+            return first + COMMON_TEMPLATE.format(context=list_words(random.Random(seed), common, often, uncommon[:others], seldom))
 
         others = fit(
             lambda others: writer.count(f"{prompt(others)} {reply}"),
             length,
             self.name,
-            len(rest),
+            len(uncommon),
             f"words besides the {COMMON} common ones, each {seldom} times,",
         )
         if others == 0:
             raise TaskError(f"{self.name} needs room for a less common word: set a length above {length} tokens.")
-        for word in (*common, *rest[:others]):
+        for word in (*common, *uncommon[:others]):
             writer.check(word)
         return make_sample(writer, prompt(others), reply, common)
 
@@ -92,8 +92,8 @@ def write_example(rng: random.Random, known: list[str], *, long: bool) -> str:
     return f"{COMMON_TEMPLATE.format(context=context)} {number_lines(drawn[:COMMON])}\n"
 
 
-def list_words(rng: random.Random, common: tuple[str, ...] | list[str], often: int, rest: list[str], seldom: int) -> str:
-    order = [*common] * often + rest * seldom
+def list_words(rng: random.Random, common: tuple[str, ...] | list[str], often: int, uncommon: list[str], seldom: int) -> str:
+    order = [*common] * often + uncommon * seldom
     rng.shuffle(order)
     return number_lines(order)
 
@@ -122,8 +122,8 @@ class FrequentWords(Ruler):
                 "`vocabulary`."
             )
         first = apart(rng, split, lambda draws: tuple(self.draw_codes(draws, 3)))
-        rest = [word for word in self.draw_codes(rng, size) if word not in first]
-        ranked, seed, reply = [DOTS, *first, *rest][:size], rng.getrandbits(64), " ".join(first)
+        uncommon = [word for word in self.draw_codes(rng, size) if word not in first]
+        ranked, seed, reply = [DOTS, *first, *uncommon][:size], rng.getrandbits(64), " ".join(first)
         scale = zeta(self.alpha)
 
         def counts(total: int) -> list[int]:

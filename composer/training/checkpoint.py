@@ -169,8 +169,8 @@ def _fill(tensor: Tensor, name: str, files: Sequence[Any]) -> None:
     filled, passed = 0, 0
     for file in files:
         part = file.get_slice(name)
-        rows, *rest = part.get_shape()
-        if rest != list(local.shape[1:]):
+        rows, *row_shape = part.get_shape()
+        if row_shape != list(local.shape[1:]):
             raise ValueError(f"{name} has another shape")
         start, end = max(first - passed, 0), min(first + len(local) - passed, rows)
         if start < end:

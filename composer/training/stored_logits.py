@@ -208,8 +208,8 @@ def stored_divergence(logits: Tensor, batch: TaughtBatch, is_predicted: Tensor, 
         )
     losses = (wanted.exp() * (wanted - log_predicted.gather(1, tokens))).sum(-1)
     if tokens.shape[1] < log_predicted.shape[1]:
-        rest = log_predicted.scatter(1, tokens, -torch.inf).logsumexp(-1)
-        losses = losses + batch.log_rest[is_predicted].exp() * (batch.log_rest[is_predicted] - rest)
+        log_others = log_predicted.scatter(1, tokens, -torch.inf).logsumexp(-1)
+        losses = losses + batch.log_rest[is_predicted].exp() * (batch.log_rest[is_predicted] - log_others)
     return losses * temperature**2
 
 

@@ -277,12 +277,12 @@ class _Writer:
 
     def _link(self, source: Source, shard: ShardPlan, target: Path) -> StoredFile:
         origin = source.shards[shard.file]
-        how, digest = link_or_copy(origin.file, target, copy=self.copy, moved=self._byte_counter(target.name, shard.bytes))
+        placement, digest = link_or_copy(origin.file, target, copy=self.copy, moved=self._byte_counter(target.name, shard.bytes))
         contents = None if self.hash_contents else find_known_sha256(source, self.student, shard.file)
         if contents is None and (self.hash_contents or self.plan.bytes("link") <= HASHED_ANYWAY):
             contents, counts = digest_and_counts(origin)
             refuse_not_finite(origin.file, counts, self.plan.dropped)
-        return describe_file(target, how, origin=origin.file, contents=contents or digest)
+        return describe_file(target, placement, origin=origin.file, contents=contents or digest)
 
     def _rewrite(self, source: Source, shard: ShardPlan, target: Path) -> StoredFile:
         pieces: list[TensorToWrite] = []

@@ -142,9 +142,9 @@ def _file(target: Path, source: Source, record: Record, changed: Mapping[str, to
     # A stored copy of a tied embedding would differ from it then, and transformers would load it as a separate matrix.
     outdated = {source.covered.output_copy} & shard.tensors.keys() if EMBEDDING in changed else set()
     if not here and not outdated:
-        how, digest = link_or_copy(shard.file, target)
+        placement, digest = link_or_copy(shard.file, target)
         contents = find_known_sha256(source, record, target.name) or digest
-        return describe_file(target, how, origin=shard.file, contents=contents)
+        return describe_file(target, placement, origin=shard.file, contents=contents)
     pieces = [
         _prepare_piece(name, changed[name], record.plan.parameters[name].dtype)
         if name in here
@@ -202,9 +202,11 @@ def write_renamed(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Pat
             if name not in record.files:
                 copy_file(path, folder / name)
                 continue
-            (how, digest), known = link_or_copy(path, folder / name), record.files[name]
+            (placement, digest), known = link_or_copy(path, folder / name), record.files[name]
             placed = describe_file(folder / name, known.how, origin=None, contents=known.sha256 or digest)
-            files[name] = placed.model_copy(update={"how": known.how if how == "linked" else how, "origin": known.origin})
+            files[name] = placed.model_copy(
+                update={"how": known.how if placement == "linked" else placement, "origin": known.origin}
+            )
         whole = config_dict(read_recorded_trunk(record.trunk), record.resolved, record.plan.dtype)
         if config.get(ADAPTER_KEY) is not None:
             whole[ADAPTER_KEY] = config[ADAPTER_KEY]

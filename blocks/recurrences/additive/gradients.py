@@ -82,8 +82,8 @@ class _Chunks(torch.autograd.Function):
     @custom_bwd(device_type="cpu")
     @once_differentiable
     def backward(ctx: Any, to_output: Tensor, to_state: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, end_keys, value, whole, *rest = ctx.saved_tensors
-        states, weights = rest[: ctx.count], rest[ctx.count :]
+        query, key, end_keys, value, whole, *others = ctx.saved_tensors
+        states, weights = others[: ctx.count], others[ctx.count :]
         sizes, documents = ctx.sizes, ctx.documents
         wanted: dict[str, bool] = dict(
             zip(("query", "key", "end_keys", "value", "whole", "state"), ctx.needs_input_grad, strict=False)

@@ -134,8 +134,8 @@ class _Chunks(torch.autograd.Function):
     @custom_bwd(device_type="cpu")
     @once_differentiable
     def backward(ctx: Any, to_output: Tensor, to_state: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, value, rate, log_decay, *rest = ctx.saved_tensors
-        sizes, documents, states, kept = ctx.sizes, ctx.documents, rest[: ctx.count], rest[ctx.count :]
+        query, key, value, rate, log_decay, *others = ctx.saved_tensors
+        sizes, documents, states, kept = ctx.sizes, ctx.documents, others[: ctx.count], others[ctx.count :]
         gradients = [
             torch.empty_like(tensor, memory_format=torch.contiguous_format) if tensor is not None and needed else None
             for tensor, needed in zip((query, key, value, rate, log_decay), ctx.needs_input_grad, strict=False)

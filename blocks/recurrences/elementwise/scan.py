@@ -30,8 +30,8 @@ def scan(
     inputs, log_decay = (torch.nn.functional.pad(tensor, filled).unflatten(1, (-1, chunk)) for tensor in (inputs, log_decay))
 
     decays, entering = log_decay.exp().unbind(2), inputs.unbind(2)
-    alone = _run(decays, entering, torch.zeros_like(entering[0]))[-1]
-    between = _run(log_decay.sum(2).exp().unbind(1)[:-1], alone.unbind(1)[:-1], state)
+    chunk_states = _run(decays, entering, torch.zeros_like(entering[0]))[-1]
+    between = _run(log_decay.sum(2).exp().unbind(1)[:-1], chunk_states.unbind(1)[:-1], state)
     outputs = _run(decays, entering, torch.stack((state, *between), dim=1))
     return torch.stack(outputs, dim=2).flatten(1, 2)[:, :length], outputs[-1][:, -1]
 

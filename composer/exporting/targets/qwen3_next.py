@@ -26,7 +26,7 @@ DELTA = replace(
     weights={
         "in_proj_qkvz.weight": (by_head, "q_proj.weight", "k_proj.weight", "v_proj.weight", "output_norm.gate"),
         "in_proj_ba.weight": (numbers_by_head, "memory_rate.weight", "memory_gate.weight"),
-        **{name: how for name, how in qwen3_5.DELTA.weights.items() if not name.startswith("in_proj")},
+        **{name: weights for name, weights in qwen3_5.DELTA.weights.items() if not name.startswith("in_proj")},
     },
 )
 

@@ -33,13 +33,13 @@ def memory_colours(findings: Findings) -> dict[str, str]:
     the same colour, the second has the next free one."""
     order = list(MEMORIES)
     kinds = dict(pair for head in findings.heads for pair in zip(head.memories, head.kinds, strict=True))
-    taken: dict[str, str] = {}
+    colours: dict[str, str] = {}
     for name, kind in sorted(kinds.items(), key=lambda item: (order.index(item[1]), item[0])):
         place = order.index(kind)
         rotated = [OF_MEMORIES[(place + step) % len(OF_MEMORIES)] for step in range(len(OF_MEMORIES))]
-        taken[name] = next((colour for colour in rotated if colour not in taken.values()), rotated[0])
-    others = dict.fromkeys(name for head in findings.heads for name in head.shares if name not in taken)
-    return taken | dict.fromkeys(others, FAINT)
+        colours[name] = next((colour for colour in rotated if colour not in colours.values()), rotated[0])
+    others = dict.fromkeys(name for head in findings.heads for name in head.shares if name not in colours)
+    return colours | dict.fromkeys(others, FAINT)
 
 
 def from_zero(axes: Iterable[Any]) -> None:
