@@ -106,9 +106,9 @@ def build_once(spec_name: str, source: Path, out: Path, copy: bool) -> dict[str,
     """Run one build in this process, for the parent process."""
     import torch  # noqa: F401 - imported before the clock starts
 
+    from composer.building.folder import build_folder
     from composer.spec.loading import load_spec
     from composer.spec.resolve import resolve
-    from composer.weights.build import build_folder
     from composer.weights.config import dimensions
     from composer.weights.sources import open_model
 

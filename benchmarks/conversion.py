@@ -36,10 +36,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import composer
 from benchmarks.harness import Goal, describe_machine, find_worst, show_goals, summarise, write
 from composer.data.packing import Batch, Document, PackedRows, pack
-from composer.devices import keep_freed_memory
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.spec.recipe import Finetune, Lora, Transfer
+from composer.system.devices import keep_freed_memory
 from composer.training.finetune import FinetuneCourse, add_adapters, finetune_unit
 from composer.training.rows import FIFTH
 from composer.training.transfer import TransferCourse, run_teacher

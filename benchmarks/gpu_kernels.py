@@ -27,7 +27,6 @@ from blocks.legend import Shape
 from blocks.memories import lola, pooling, window_above_state
 from blocks.operation import TRITON, Form, Setting, State
 from blocks.softmax import triton_forms
-from composer import notices
 from composer.graph import lowering
 from composer.graph.lowering import AUTO, Compiled
 from composer.graph.measured import MeasuredForm
@@ -35,6 +34,7 @@ from composer.graph.program import HeadInputs, Program
 from composer.model.head import Head
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Dimensions, resolve
+from composer.system import notices
 
 SIZES = {
     "1b": Dimensions(hidden_size=2048, layers=1, heads=32, key_heads=8, head_dim=64, rope_theta=500_000.0),

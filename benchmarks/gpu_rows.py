@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.harness import RESULTS, describe_machine
 from composer.benching.trial import NO_ROOM
-from composer.devices import NoRoom, room
+from composer.system.devices import NoRoom, room
 
 SHORTEST, LONGEST = 0.1, 0.6
 """The seconds in which one row is timed, at least and at most, after its first runs."""

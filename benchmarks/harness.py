@@ -15,8 +15,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from composer.devices import device_name
-from composer.versions import versions_of
+from composer.system.devices import device_name
+from composer.system.versions import versions_of
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("attention-composer", "torch", "transformers", "triton", "flash-linear-attention")

@@ -30,7 +30,7 @@ import torch
 from safetensors.torch import load_file
 
 from composer import build_folder
-from composer.progress import silent_transformers
+from composer.reporting.progress import silent_transformers
 from composer.training.distill import distill
 from composer.training.run import TrainingOptions
 from composer.training.student import read_student

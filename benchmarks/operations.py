@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 import composer
 from benchmarks.harness import describe_machine, write
-from composer.progress import silent_transformers
+from composer.reporting.progress import silent_transformers
 
 TEACHER = Path(__file__).parents[1] / "examples" / "teacher"
 SPECS = ("softmax", "gla", "gated-delta", "lawcat", "lolcats", "lola", "latte-macchiato")

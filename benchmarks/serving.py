@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from composer.devices import device_name
+from composer.system.devices import device_name
 
 ONE_BY_ONE = 4
 """Number of requests that ``generate`` completes one by one. Each further request would take as long."""

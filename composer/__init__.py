@@ -18,7 +18,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from composer import registration
+from composer.weights import registration
 
 if TYPE_CHECKING:
     from composer.commands.ablate import ablate
@@ -132,7 +132,7 @@ def _import(name: str) -> Any:
 @cache
 def _check_arguments_of(name: str) -> Any:
     """Return the public function, which refuses arguments of other types in words."""
-    from composer.arguments import check_arguments
+    from composer.options.arguments import check_arguments
 
     return check_arguments(_import(name))
 

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from composer.ablation.runner import one_process, processes
-from composer.devices import check_device
 from composer.errors import ComposerError
-from composer.progress import silent_transformers
+from composer.reporting.progress import silent_transformers
+from composer.system.devices import check_device
 from evidence import choosing_page, collapse, listops, page, selecting, speed
 from evidence.ablations import ABLATIONS
 from evidence.experiments import OUT

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from composer.files import write_whole
+from composer.reporting.words import size
 from composer.spec.loading import load_spec
-from composer.words import size
+from composer.system.files import write_whole
 from evidence.choosing import (
     CHOICES,
     MIN_GAIN,

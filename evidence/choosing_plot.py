@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from composer.plotting import FAINT, MARK, STUDENT, TEACHER, WIDTH, add_title, label, plotting, save, within_shares
+from composer.reporting.plotting import FAINT, MARK, STUDENT, TEACHER, WIDTH, add_title, label, plotting, save, within_shares
 from evidence.choosing import Candidate, recommend
 from evidence.experiments import LENGTHS
 

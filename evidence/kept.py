@@ -13,9 +13,9 @@ from composer.ablation.plan import PACKAGES, Variant
 from composer.evaluation.arguments import read_tasks
 from composer.evaluation.lengths import task_facts
 from composer.evaluation.options import EvaluationOptions
-from composer.files import sha256, write_whole
 from composer.runs.identity import data_identity
-from composer.versions import versions_of
+from composer.system.files import sha256, write_whole
+from composer.system.versions import versions_of
 from converters.bounded import MOST_CONFIG, read_bytes
 from evidence.experiments import Experiment
 

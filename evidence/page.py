@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from composer.files import whole_file, write_whole
-from composer.plotting import FAINT, RESOLUTION, WIDTH, add_title, colour, legend, marker, plotting, within_shares
-from composer.plotting import TEACHER as TEACHER_COLOUR
+from composer.reporting.plotting import FAINT, RESOLUTION, WIDTH, add_title, colour, legend, marker, plotting, within_shares
+from composer.reporting.plotting import TEACHER as TEACHER_COLOUR
+from composer.system.files import whole_file, write_whole
 from evidence import collapse, listops, selecting, speed
 from evidence.ablations import ABLATIONS
 from evidence.claims import CLAIMS, INTRODUCTIONS, PAPERS, ours

@@ -16,8 +16,8 @@ from composer.ablation.report import figures_of, teacher_perplexity
 from composer.ablation.runner import StartWorkers
 from composer.ablation.steps import FAILURE, Figures, model_of, read_finished
 from composer.errors import ComposerError
+from composer.system.versions import versions_of
 from composer.training.finetune import merge_adapters
-from composer.versions import versions_of
 from evidence.experiments import Experiment
 from evidence.kept import RUNS, Run, compute_identity, keep_run, path_of, read_run
 

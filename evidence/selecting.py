@@ -21,13 +21,13 @@ from composer.ablation.plan import PACKAGES
 from composer.ablation.runner import StartWorkers
 from composer.commands.explain import explain
 from composer.errors import ComposerError
-from composer.files import write_whole
 from composer.runs.identity import data_identity
 from composer.selection.choice import best, keeping
 from composer.selection.report import Selection
 from composer.spec.loading import load_spec
 from composer.spec.writing import to_yaml
-from composer.versions import versions_of
+from composer.system.files import write_whole
+from composer.system.versions import versions_of
 from evidence.experiments import OUT, RECIPE, SCORING, SEEDS, SKILLS, Experiment
 from evidence.kept import RUNS, Run, hash_files, keep_run, path_of, read_run
 from evidence.running import Listener, run_missing

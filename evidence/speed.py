@@ -12,7 +12,7 @@ from composer.ablation.plan import PACKAGES
 from composer.benching.options import BenchOptions
 from composer.benching.report import BenchCell
 from composer.benching.runner import bench
-from composer.versions import versions_of
+from composer.system.versions import versions_of
 from evidence.experiments import OUT, SEEDS, TEACHER
 from evidence.kept import RUNS, Run, hash_files, keep_run, path_of, read_run
 

@@ -7,8 +7,8 @@ from dataclasses import MISSING
 from typing import Literal, get_args, get_origin
 
 from composer.cli.main import COMMANDS, load_command
-from composer.command_line import Command, Screen
-from composer.options import SAME, Option, options_of
+from composer.options.classes import SAME, Option, options_of
+from composer.options.command import Command, Screen
 
 TITLE = """# Commands
 

@@ -15,13 +15,13 @@ from blocks.catalogue import CATALOGUE
 from blocks.part import Part
 from composer.ablation.plan import read_variants
 from composer.drawing.picture import TYPICAL, Picture, picture
-from composer.files import write_whole
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Spec
 from composer.spec.loading import load_spec, load_specs
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.shipped import purpose_of, remarks_of, shipped_specs
 from composer.spec.writing import format_value
+from composer.system.files import write_whole
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from evidence.experiments import EXPERIMENTS, TEACHER

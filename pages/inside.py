@@ -19,10 +19,10 @@ import numpy as np
 from PIL import Image
 
 import composer
-from composer import files
 from composer.inspection.findings import Findings, plain
 from composer.inspection.folder import RESOLUTION
-from composer.plotting import MARK, STUDENT, TEACHER, WIDTH, add_title, legend, plotting
+from composer.reporting.plotting import MARK, STUDENT, TEACHER, WIDTH, add_title, legend, plotting
+from composer.system import files
 
 PLACE = Path(__file__).parent / "inside"
 TEACHER_FOLDER = Path(__file__).parents[1] / "examples" / "teacher"

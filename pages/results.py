@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from composer.ablation.report import AblationReport
 from composer.benching.report import BenchReport
+from composer.building.folder import BuildReport
 from composer.commands.distill import MergeReport
 from composer.commands.export import ExportReport
 from composer.commands.generate import Generated
@@ -35,7 +36,6 @@ from composer.training.logits_writing import WrittenLogits
 from composer.training.run import TrainingReport
 from composer.training.stored_logits import LogitsRecord
 from composer.training.tracking import TrackedRun
-from composer.weights.build import BuildReport
 from composer.weights.record import Record
 from composer.weights.sources import Manifest
 from composer.weights.verify import VerifyReport

@@ -116,7 +116,7 @@ def same_environment() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def first_warnings() -> None:
     """A fallback that another test was warned about is warned about again."""
-    if (notices := sys.modules.get("composer.notices")) is not None:
+    if (notices := sys.modules.get("composer.system.notices")) is not None:
         notices._WARNED.clear()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import composer
 from blocks.part import Closed
-from composer.tables import Readable
+from composer.reporting.tables import Readable
 
 pytestmark = pytest.mark.long
 

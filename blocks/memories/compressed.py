@@ -97,16 +97,16 @@ class Compressed(Memory):
         basis = torch.eye(width, dtype=torch.float64, device=key.device).expand(1, DISTANCES, width, width)
         turns = self.rotation.rotate(basis, distance[None].to(key.device))[0]
         of_queries = torch.einsum("nhd,nhe->hde", query, query).unflatten(0, (heads, -1)).sum(1) / len(query)
-        parameters, rest = dict[str, Tensor](), torch.ones_like(key[0])
+        parameters, is_coded = dict[str, Tensor](), torch.ones_like(key[0])
         if self.rope:
             parameters["score"] = self._score(of_queries, key.square().mean(0), turns)
-            rest = rest.scatter(-1, choose_coordinates(parameters["score"], self.rope), 0.0)
+            is_coded = is_coded.scatter(-1, choose_coordinates(parameters["score"], self.rope), 0.0)
         if self.rotate == "all":
             of_queries = torch.einsum("tij,hjk,tlk->hil", *(turns.mT, of_queries, turns.mT)) / DISTANCES
         varied = (value - value.mean(0)).square().mean(0).sum(-1)
         of_values = torch.eye(heads * value.shape[-1], dtype=torch.float64, device=key.device) * (query.shape[1] // heads)
         weight = torch.block_diag(of_values, *(varied[:, None, None] * of_queries / width))
-        joined = torch.cat((value.flatten(1), (key * rest).flatten(1)), dim=-1)
+        joined = torch.cat((value.flatten(1), (key * is_coded).flatten(1)), dim=-1)
         root, inverse = _roots(weight)
         vectors = torch.linalg.eigh(root @ (joined.T @ joined / len(joined)) @ root).eigenvectors[:, -self._rank(shape) :].flip(-1)
         return parameters | {"down": vectors.T @ root, "up": inverse @ vectors}
@@ -216,7 +216,7 @@ class Compressed(Memory):
         if self.rope:
             kept_query = call.rotate(query, self.rotation).gather(-1, by_query.expand(*query.shape[:2], -1, -1))
             projected, key = (
-                torch.cat((first.to(dtype), rest), -1) for first, rest in ((kept_query, projected), (held["key"], code))
+                torch.cat((first.to(dtype), coded), -1) for first, coded in ((kept_query, projected), (held["key"], code))
             )
         visible = find_visible(held["position"], pairs, call, key.shape[1] - query.shape[1])
         scale = math.sqrt(projected.shape[-1] / shape.head_dim)  # ``dense`` divides by the root of the width

@@ -15,15 +15,13 @@ from composer.ablation.rendering import draw_all
 from composer.ablation.report import AblationReport, make_report, scores_in
 from composer.ablation.runner import OnStep, StartWorkers, one_process, run_chains
 from composer.ablation.steps import FAILURE, MARK, Figures, model_of, read_finished
+from composer.building.rewrite import write_renamed
 from composer.data.packing import Packing
-from composer.devices import room
 from composer.errors import AblationError, ComposerError, Stopped
 from composer.evaluation.arguments import read_lengths
 from composer.evaluation.lengths import check_texts, task_facts
 from composer.evaluation.runner import PACKAGES
-from composer.locks import exclusive_lock, inside, warn_if_unguarded
-from composer.notices import inform
-from composer.options import convert_options
+from composer.options.classes import convert_options
 from composer.runs.identity import model_identity
 from composer.runs.store import RunStore, key_of
 from composer.spec.explain import Explanation, explain_resolved
@@ -32,13 +30,15 @@ from composer.spec.loading import SpecLike, resolve_spec
 from composer.spec.overrides import Overrides
 from composer.spec.recipe import Recipe
 from composer.spec.resolve import Resolved
+from composer.system.devices import room
+from composer.system.locks import exclusive_lock, inside, warn_if_unguarded
+from composer.system.notices import inform
+from composer.system.versions import versions_of
 from composer.training.rows import both_sides, tokenizer_of
 from composer.training.run import TrainingOptions
 from composer.training.teacher import check_fits, open_language_model
-from composer.versions import versions_of
 from composer.weights.config import dimensions, trunk_from
 from composer.weights.record import versions
-from composer.weights.rewrite import write_renamed
 from composer.weights.sources import describe_model, open_model, tokenizer_folder
 from composer.weights.tokenizer import check_tokenizer_of_source, open_tokenizer
 from converters.bounded import reason

@@ -17,8 +17,8 @@ from composer.ablation.plan import AblationStep
 from composer.ablation.runner import StartWorkers, Workers
 from composer.ablation.steps import FAILURE, MARK, Figures, run_step
 from composer.errors import AblationError, first_line
-from composer.subprocesses import protected_children
-from composer.versions import install_command
+from composer.system.subprocesses import protected_children
+from composer.system.versions import install_command
 
 LOCAL, AUTO = "local", "auto"
 STARTS = 3

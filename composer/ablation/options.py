@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from composer.arguments import MOST_SEED
 from composer.errors import AblationError, ComposerError
 from composer.evaluation.options import SHORTEST
-from composer.options import option, options_class, options_of
-from composer.shared_options import (
+from composer.options.arguments import MOST_SEED
+from composer.options.classes import option, options_class, options_of
+from composer.options.shared import (
     Bfloat16Option,
     DeviceOption,
     HeldOutOptions,

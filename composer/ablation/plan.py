@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from composer.ablation.options import Request
-from composer.building import BuildOptions, run_build
+from composer.building.build import BuildOptions, run_build
 from composer.errors import AblationError
 from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
 from composer.evaluation.lengths import task_facts
 from composer.evaluation.options import EvaluationOptions
-from composer.options import convert_options
+from composer.options.classes import convert_options
 from composer.runs.identity import data_identity, model_identity, tokenizer_identity
 from composer.runs.store import key_of
 from composer.spec.document import Spec
@@ -26,8 +26,8 @@ from composer.spec.loading import SpecLike, variants_of
 from composer.spec.overrides import Overrides
 from composer.spec.recipe import Recipe, Stage
 from composer.spec.sweep import rows, variant_names
+from composer.system.versions import versions_of
 from composer.training.student import check_held_out
-from composer.versions import versions_of
 from composer.weights.sources import open_model, tokenizer_folder
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
-from composer.plotting import MAP, TEACHER, WIDTH, add_title, colour, look, panels, within_shares
+from composer.reporting.plotting import MAP, TEACHER, WIDTH, add_title, colour, look, panels, within_shares
+from composer.reporting.tables import Table
 from composer.runs.store import write_pictures
 from composer.spec.writing import format_value as value_in_a_line
-from composer.tables import Table
 
 MISSING = "–"
 LONGEST = 40

@@ -14,10 +14,10 @@ from blocks.part import Closed
 from composer.ablation.options import Request
 from composer.ablation.plan import STAGES, Chain, Variant
 from composer.ablation.steps import FAILURE, Figures
-from composer.options import options_of
+from composer.options.classes import options_of
+from composer.reporting.tables import View
 from composer.runs.store import RunReport
 from composer.spec.explain import Explanation
-from composer.tables import View
 
 ColumnKind = Literal["before", "after", "mse", "divergence", "score", "perplexity"]
 TITLES: dict[ColumnKind, str] = {

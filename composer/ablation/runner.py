@@ -18,10 +18,10 @@ from blocks.external_parts import list_named_parts, register_parts
 from composer.ablation.plan import AblationStep, Chain
 from composer.ablation.steps import FAILURE, WARNINGS, Figures, read_finished, run_step
 from composer.errors import AblationError
-from composer.locks import suppress_warning
-from composer.notices import warn_user
-from composer.progress import silence_transformers
-from composer.subprocesses import protected_children
+from composer.reporting.progress import silence_transformers
+from composer.system.locks import suppress_warning
+from composer.system.notices import warn_user
+from composer.system.subprocesses import protected_children
 
 LIBRARIES = (
     "transformers",

@@ -15,15 +15,15 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from blocks.part import Closed
 from composer.ablation.plan import MODELS, AblationStep, StepKind, build_options, tasks_of
-from composer.building import run_build
-from composer.devices import room
+from composer.building.build import run_build
 from composer.errors import AblationError, ComposerError
 from composer.evaluation.report import EvaluationCell
-from composer.files import write_whole
-from composer.locks import beside, exclusive_lock
-from composer.options import convert_options
+from composer.options.classes import convert_options
 from composer.spec.recipe import Recipe
-from composer.state import Count, Elapsed, Measured, first_problem, read_state
+from composer.system.devices import room
+from composer.system.files import write_whole
+from composer.system.json_files import Count, Elapsed, Measured, first_problem, read_state
+from composer.system.locks import beside, exclusive_lock
 
 if TYPE_CHECKING:
     from composer.training.run import TrainingOptions

@@ -16,8 +16,8 @@ from composer.benching.options import BenchOptions
 from composer.benching.report import Workload
 from composer.benching.trial import Contestant, Gauge, Trial, run_trial, warm
 from composer.errors import BenchError
-from composer.progress import silence_transformers
-from composer.subprocesses import environment_of_child
+from composer.reporting.progress import silence_transformers
+from composer.system.subprocesses import environment_of_child
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

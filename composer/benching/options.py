@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from composer.arguments import numbers_of
 from composer.errors import BenchError, ComposerError
-from composer.options import option, options_class
-from composer.shared_options import (
+from composer.options.arguments import numbers_of
+from composer.options.classes import option, options_class
+from composer.options.shared import (
     OUT,
     BackendOption,
     DeviceOption,

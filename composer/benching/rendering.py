@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from composer.benching.report import PHASES, BenchCell, BenchReport, Phase
-from composer.plotting import add_title, by_powers, doubling_ticks, legend, look, panels
-from composer.tables import Table
-from composer.words import plural, size
+from composer.reporting.plotting import add_title, by_powers, doubling_ticks, legend, look, panels
+from composer.reporting.tables import Table
+from composer.reporting.words import plural, size
 
 Amount = TypeVar("Amount", int, float)
 MISSING = "–"

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 from blocks.part import Closed
 from composer.graph.lowering import AUTO
+from composer.reporting.tables import View, cell_at
 from composer.runs.store import RunReport
-from composer.tables import View, cell_at
 from composer.weights.load import OpenedFacts
 
 Phase = Literal["prefill", "decode"]

@@ -15,13 +15,13 @@ from composer.benching.memory import Peaks, can_tell_resident, gauge_allocations
 from composer.benching.options import BenchOptions, BenchProgress, read_workloads
 from composer.benching.report import PHASES, BenchCell, BenchReport, BenchSetting, TimedModelFacts, Workload, make_cells
 from composer.benching.trial import RECORDED, Contestant, Trial, run_trial, run_unmeasured, warm
-from composer.devices import check_device, device_name, device_type, room
 from composer.errors import BenchError
 from composer.graph.lowering import AUTO, list_forms
 from composer.model.attention import INTERFACE
 from composer.runs.store import RunStore, write_pictures
 from composer.spec.resolve import graphs_of
-from composer.versions import versions_of
+from composer.system.devices import check_device, device_name, device_type, room
+from composer.system.versions import versions_of
 from composer.weights.config import check_positions
 from composer.weights.load import Opened, check_backends, open_models
 from converters.composed import ADAPTER_KEY

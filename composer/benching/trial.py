@@ -13,10 +13,10 @@ from torch import Tensor
 
 from blocks.part import Closed
 from composer.benching.report import Measurement, Workload
-from composer.devices import NoRoom, room
 from composer.errors import BenchError
 from composer.model.cache import CACHE, ComposedCache
 from composer.model.cuda_graph import may_record
+from composer.system.devices import NoRoom, room
 
 NO_ROOM = "out of memory"
 

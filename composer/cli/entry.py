@@ -18,7 +18,7 @@ import select
 import sys
 from typing import Any, TextIO
 
-from composer.subprocesses import protect_children
+from composer.system.subprocesses import protect_children
 
 
 class _Output(io.RawIOBase):

@@ -14,12 +14,20 @@ from typer.core import TyperCommand, TyperGroup
 
 import composer
 from composer.errors import ComposerError, Mistake, OutputError, Stopped, system_message
-from composer.escape import escape_message
-from composer.terminal import INTERRUPTED, MISTAKE, notices_shown, print_json, print_mistake, replace_what_cannot_be_shown, say
+from composer.reporting.escape import escape_message
+from composer.reporting.terminal import (
+    INTERRUPTED,
+    MISTAKE,
+    notices_shown,
+    print_json,
+    print_mistake,
+    replace_what_cannot_be_shown,
+    say,
+)
 from converters.errors import ConverterError
 
 if TYPE_CHECKING:
-    from composer.command_line import Command
+    from composer.options.command import Command
 
 COMMANDS = {
     "build": "Build a model: the source's weights, the spec's heads.",
@@ -73,7 +81,7 @@ SYNONYMS = {
 @cache
 def load_command(name: str) -> Command:
     """Import a command, with what its options need."""
-    from composer.command_line import Command
+    from composer.options.command import Command
 
     module = import_module(f"composer.commands.{MODULES.get(name, name)}")
     return next(entry for entry in vars(module).values() if isinstance(entry, Command) and entry.name == name)

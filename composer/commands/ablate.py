@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 
 from composer.ablation.options import Request
-from composer.command_line import Screen, command
 from composer.data.loading import check_references
-from composer.devices import check_device
 from composer.errors import AblationError, translate_errors
-from composer.options import argument, convert_options, function_of, option, options_class
-from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import OUT, PROGRESS, FreshOption, PartsOption, SetOption, to_path
+from composer.options.classes import argument, convert_options, function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import OUT, PROGRESS, FreshOption, PartsOption, SetOption, to_path
+from composer.reporting.progress import BarUpdate, progress_callback, silent_transformers
+from composer.reporting.terminal import at_once, heading, print_result, say, watch_progress
 from composer.spec.inherit import short_path
 from composer.spec.loading import SpecLike, specs_of
-from composer.terminal import at_once, heading, print_result, say, watch_progress
+from composer.system.devices import check_device
 
 if TYPE_CHECKING:
     from composer.ablation.plan import AblationStep

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from composer.benching.options import BenchOptions, BenchProgress, TimingOptions, read_workloads
-from composer.building import BuildOptions, run_build
-from composer.command_line import Screen, command
+from composer.building.build import BuildOptions, run_build
 from composer.errors import BenchError, translate_errors
-from composer.options import argument, convert_options, function_of, option, options_class
-from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import PROGRESS, PartsOption, to_models, to_numbers
+from composer.options.classes import argument, convert_options, function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import PROGRESS, PartsOption, to_models, to_numbers
+from composer.reporting.progress import BarUpdate, progress_callback, silent_transformers
+from composer.reporting.terminal import at_once, print_result, say, watch_progress
 from composer.spec.built_models import is_spec_on_hub
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, names_a_spec
-from composer.terminal import at_once, print_result, say, watch_progress
 from composer.weights.load import open_models
 
 if TYPE_CHECKING:

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from composer.arguments import DtypeLike, named_dtype
-from composer.building import BuildOptions, ModelOptions, run_build, run_build_in_memory
-from composer.command_line import Screen, command
+from composer.building.build import BuildOptions, ModelOptions, run_build, run_build_in_memory
 from composer.errors import BuildError, translate_errors
 from composer.graph.lowering import AUTO
-from composer.options import function_of
-from composer.progress import silent_transformers
+from composer.options.arguments import DtypeLike, named_dtype
+from composer.options.classes import function_of
+from composer.options.command import Screen, command
+from composer.reporting.progress import silent_transformers
+from composer.reporting.terminal import print_json, print_view
 from composer.spec.external_parts import PartReference, use_parts
 from composer.spec.inherit import short_path
-from composer.terminal import print_json, print_view
 from composer.weights.sources import local_folder
 
 if TYPE_CHECKING:

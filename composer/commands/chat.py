@@ -12,18 +12,18 @@ from typing import Any, ClassVar
 import typer
 
 from blocks.part import Closed
-from composer.arguments import MOST_SEED
-from composer.command_line import Screen, command
 from composer.commands.writers import drawing_options, load_writer, no_room, settings_refused, tokenizer_of_writer
 from composer.data.chat import Message, ends_of, first_messages, prompt_tokens
-from composer.devices import check_device, room, room_for, seed_for_block
 from composer.errors import ComposerError, translate_errors
-from composer.notices import warn_user
-from composer.options import function_of, option, options_class
-from composer.progress import silent_transformers
-from composer.shared_options import SYSTEM, AnyModelArgument, BackendOption, DeviceOption, GraphOption, SamplingOptions, to_tokens
-from composer.tables import Readable, View
-from composer.terminal import print_document, print_mistake, say
+from composer.options.arguments import MOST_SEED
+from composer.options.classes import function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import SYSTEM, AnyModelArgument, BackendOption, DeviceOption, GraphOption, SamplingOptions, to_tokens
+from composer.reporting.progress import silent_transformers
+from composer.reporting.tables import Readable, View
+from composer.reporting.terminal import print_document, print_mistake, say
+from composer.system.devices import check_device, room, room_for, seed_for_block
+from composer.system.notices import warn_user
 from composer.weights.sources import describe_model
 from converters.bounded import brief, is_text
 from converters.source import GENERATION_CONFIG

@@ -11,12 +11,15 @@ from typing import ClassVar, cast
 import typer
 
 from blocks.part import Closed
-from composer.command_line import Screen, command
 from composer.errors import ComposerError, GraphError, Mistake, SpecError, mistakes_of, translate_errors
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import edges, memory_names
-from composer.options import argument, function_of, options_class
-from composer.shared_options import PartsOption, SetOption, SourceOfRevision, TextOnlyOption, complete_spec
+from composer.options.classes import argument, function_of, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import PartsOption, SetOption, SourceOfRevision, TextOnlyOption, complete_spec
+from composer.reporting.tables import Readable, Table, View
+from composer.reporting.terminal import print_json, print_table, say
+from composer.reporting.words import plural, short_hashes
 from composer.spec.document import Spec
 from composer.spec.loading import SpecLike, locate, specs_of, variants_of
 from composer.spec.notes import notes_on_source
@@ -24,12 +27,9 @@ from composer.spec.overrides import Overrides
 from composer.spec.problems import heads_with_paths, problems
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.sweep import SEPARATOR, merge_errors
-from composer.tables import Readable, Table, View
-from composer.terminal import print_json, print_table, say
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from composer.weights.target import target_of
-from composer.words import plural, short_hashes
 from converters.rotary import LengthRotation
 
 NOTHING_KNOWN = "Layers and sizes are checked against a source: --from SOURCE"

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from blocks.part import Closed
-from composer.command_line import Screen, command
 from composer.commands.draw import check_file, draw_beside
 from composer.errors import GraphError, translate_errors
-from composer.options import argument, function_of, option, options_class
-from composer.shared_options import (
+from composer.options.classes import argument, function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import (
     SPEC,
     ForceOption,
     PartsOption,
@@ -20,6 +20,9 @@ from composer.shared_options import (
     complete_spec,
     to_optional_path,
 )
+from composer.reporting.tables import Readable, Table, View
+from composer.reporting.terminal import heading, print_json, print_table, say
+from composer.reporting.words import layers_in_words, short_hashes
 from composer.spec.difference import Difference, differences_of_specs, differences_on_source
 from composer.spec.document import Spec
 from composer.spec.inherit import short_path
@@ -29,11 +32,8 @@ from composer.spec.places import join_path
 from composer.spec.problems import without_source
 from composer.spec.sweep import refuse_sweep
 from composer.spec.writing import format_value
-from composer.tables import Readable, Table, View
-from composer.terminal import heading, print_json, print_table, say
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
-from composer.words import layers_in_words, short_hashes
 
 
 class SpecDifferences(Readable, Closed):

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from blocks.part import Closed
-from composer.command_line import Screen, command
 from composer.data.loading import check_references
-from composer.devices import processes_started, room_for
 from composer.errors import TrainingError, translate_errors
-from composer.notices import inform, warn_user
-from composer.options import convert_options, function_of, option, options_class
-from composer.progress import progress_callback, silent_transformers
-from composer.shared_options import OUT, PROGRESS, TELL, BuiltModelArgument, ForceOption, SetOption, to_optional_path
+from composer.options.classes import convert_options, function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import OUT, PROGRESS, TELL, BuiltModelArgument, ForceOption, SetOption, to_optional_path
+from composer.reporting.progress import progress_callback, silent_transformers
+from composer.reporting.tables import Readable, View
+from composer.reporting.terminal import at_once, heading, print_json, print_table, say
 from composer.spec.inherit import short_path
-from composer.tables import Readable, View
-from composer.terminal import at_once, heading, print_json, print_table, say
+from composer.system.devices import processes_started, room_for
+from composer.system.notices import inform, warn_user
 from composer.training.options import LearningOptions, TeachingOptions, TrainingOptions
 from composer.training.screen import report_once, training_bar, training_steps
 from composer.training.student import Which, read_student, stage_from_nothing, stages_of
@@ -140,8 +140,8 @@ def run_merge(options: MergeOptions) -> MergeReport:
     opened = open_model(options.model if Path(options.model).expanduser().is_dir() else model)
     target = _out(options.model, options.out, "merged")
     with silent_transformers():
+        from composer.building.rewrite import Trained, write_trained
         from composer.training.finetune import merge_adapters
-        from composer.weights.rewrite import Trained, write_trained
 
         if opened.unpacked is not None and ADAPTER_CONFIG in opened.unpacked.files:  # merged as they were opened
             record = write_trained(model, target, Trained({}, None, (), {}), force=options.force)

@@ -10,13 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from composer.arguments import Reference
-from composer.command_line import Screen, command
 from composer.drawing.picture import Picture, beside, check_name, picture
 from composer.errors import BuildError, ComposerError, translate_errors
-from composer.files import failing_as, write_whole
-from composer.options import argument, function_of, option, options_class
-from composer.shared_options import (
+from composer.options.arguments import Reference
+from composer.options.classes import argument, function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import (
     OUT_FILE,
     SPEC,
     DtypeOption,
@@ -29,9 +28,10 @@ from composer.shared_options import (
     complete_spec,
     to_optional_path,
 )
+from composer.reporting.terminal import print_document, say
 from composer.spec.document import Spec
 from composer.spec.loading import SpecLike, load_spec
-from composer.terminal import print_document, say
+from composer.system.files import failing_as, write_whole
 from composer.weights.target import of_model, on_source
 
 if TYPE_CHECKING:

@@ -7,15 +7,15 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from composer.command_line import Screen, command
 from composer.errors import EvaluationError, translate_errors
 from composer.evaluation.arguments import read_lengths, read_tasks
 from composer.evaluation.options import SHORTEST, EvaluationOptions, EvaluationProgress, ScoringOptions
-from composer.options import argument, convert_options, function_of, option, options_class
-from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import PROGRESS, PartsOption, to_models, to_numbers
+from composer.options.classes import argument, convert_options, function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import PROGRESS, PartsOption, to_models, to_numbers
+from composer.reporting.progress import BarUpdate, progress_callback, silent_transformers
+from composer.reporting.terminal import at_once, print_result, say, watch_progress
 from composer.spec.inherit import short_path
-from composer.terminal import at_once, print_result, say, watch_progress
 from composer.weights.load import open_models
 
 if TYPE_CHECKING:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from composer.command_line import Screen, command
-from composer.devices import device_type
 from composer.errors import BuildError, ComposerError, translate_errors
 from composer.exporting.targets import compare_with_targets
-from composer.options import function_of, option, options_class
-from composer.shared_options import (
+from composer.options.classes import function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import (
     BackendOption,
     DeviceOption,
     DtypeOption,
@@ -19,9 +18,10 @@ from composer.shared_options import (
     SpecArgument,
     TextOnlyOption,
 )
+from composer.reporting.terminal import print_json, print_view
 from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.loading import load_spec, resolve_spec
-from composer.terminal import print_json, print_view
+from composer.system.devices import device_type
 from composer.weights.config import trunk_from
 from composer.weights.target import target_of
 

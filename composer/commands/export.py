@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from blocks.part import Closed
-from composer.command_line import Screen, command
 from composer.errors import ComposerError, ExportError, translate_errors
 from composer.exporting.gguf.types import DEFAULT_TYPE, INSTALL, TYPES, check_gguf
 from composer.exporting.targets import TARGETS, target_named
-from composer.options import function_of, option, options_class
-from composer.progress import silent_transformers
-from composer.shared_options import OUT, BuiltModelArgument, ForceOption, to_optional_path
+from composer.options.classes import function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import OUT, BuiltModelArgument, ForceOption, to_optional_path
+from composer.reporting.progress import silent_transformers
+from composer.reporting.tables import Readable, View
+from composer.reporting.terminal import at_once, print_report
 from composer.spec.inherit import short_path
-from composer.tables import Readable, View
-from composer.terminal import at_once, print_report
 from composer.weights.sources import local_folder, open_model, plain_name
 
 

@@ -7,15 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from composer.arguments import ByteCount, read_bytes
-from composer.command_line import Screen, command
 from composer.commands.select import STEPS, TASKS, JudgingOptions, training_of
 from composer.data.loading import check_references
 from composer.errors import SelectionError, translate_errors
-from composer.options import argument, convert_options, function_of, option, options_class
-from composer.progress import progress_callback, silent_transformers
-from composer.selection.choice import HeadSubject, candidate_heads, subject_of
-from composer.shared_options import (
+from composer.options.arguments import ByteCount, read_bytes
+from composer.options.classes import argument, convert_options, function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import (
     OUT,
     SOURCE,
     PartsOption,
@@ -26,11 +24,13 @@ from composer.shared_options import (
     to_text,
     to_texts,
 )
+from composer.reporting.progress import progress_callback, silent_transformers
+from composer.reporting.terminal import print_result
+from composer.reporting.words import size
+from composer.selection.choice import HeadSubject, candidate_heads, subject_of
 from composer.spec.loading import SpecLike, specs_of, variants_of
-from composer.terminal import print_result
 from composer.training.screen import training_bar, training_steps
 from composer.weights.sources import describe_model
-from composer.words import size
 
 if TYPE_CHECKING:
     from composer.selection.fit_report import Fit

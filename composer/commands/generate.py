@@ -10,17 +10,13 @@ from typing import Any, ClassVar
 import typer
 
 from blocks.part import Closed
-from composer.command_line import Screen, command
 from composer.commands.read import check_composed, check_state_files, check_tokens, owner_of, save_continued
 from composer.commands.writers import LAST, drawing_options, load_writer, no_room, settings_refused, tokenizer_of_writer
 from composer.data.chat import ends_of, first_messages, prompt_tokens
-from composer.devices import check_device, room, room_for, seed_for_block
 from composer.errors import ComposerError, translate_errors
-from composer.escape import escape_html
-from composer.notices import inform
-from composer.options import function_of, option, options_class
-from composer.progress import silent_transformers
-from composer.shared_options import (
+from composer.options.classes import function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import (
     SYSTEM,
     AnyModelArgument,
     BackendOption,
@@ -31,8 +27,12 @@ from composer.shared_options import (
     to_optional_path,
     to_tokens,
 )
-from composer.tables import Readable, View
-from composer.terminal import print_document, print_json
+from composer.reporting.escape import escape_html
+from composer.reporting.progress import silent_transformers
+from composer.reporting.tables import Readable, View
+from composer.reporting.terminal import print_document, print_json
+from composer.system.devices import check_device, room, room_for, seed_for_block
+from composer.system.notices import inform
 from composer.weights.config import check_positions
 from composer.weights.sources import describe_model
 from converters.source import GENERATION_CONFIG

@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from composer.arguments import Reference
-from composer.command_line import Screen, command
-from composer.devices import room_for
 from composer.errors import InspectionError, translate_errors
-from composer.files import MOST_TEXT, read_text_file
 from composer.inspection.options import InspectOptions
-from composer.options import argument, function_of, option, options_class
-from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import PROGRESS, PartsOption
+from composer.options.arguments import Reference
+from composer.options.classes import argument, function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import PROGRESS, PartsOption
+from composer.reporting.progress import BarUpdate, progress_callback, silent_transformers
+from composer.reporting.terminal import print_json, print_view, say
 from composer.spec.inherit import short_path
-from composer.terminal import print_json, print_view, say
+from composer.system.devices import room_for
+from composer.system.files import MOST_TEXT, read_text_file
 
 if TYPE_CHECKING:
     from composer.inspection.findings import Findings

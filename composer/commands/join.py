@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import ClassVar
 
 from blocks.part import Closed
-from composer.command_line import Screen, command
 from composer.commands.read import EXAMPLE, check_composed, check_state_files, owner_of
 from composer.commands.writers import check_output_file, load_writer, output_file
-from composer.devices import check_device, room_for
 from composer.errors import ComposerError, translate_errors
-from composer.options import argument, function_of, option, options_class
-from composer.progress import silent_transformers
-from composer.shared_options import OUT_FILE, BackendOption, DeviceOption, ForceOption, PartsOption, to_path, to_text
+from composer.options.classes import argument, function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import OUT_FILE, BackendOption, DeviceOption, ForceOption, PartsOption, to_path, to_text
+from composer.reporting.progress import silent_transformers
+from composer.reporting.tables import Readable, View
+from composer.reporting.terminal import at_once, print_report
+from composer.reporting.words import plural, size
 from composer.spec.inherit import short_path
-from composer.tables import Readable, View
-from composer.terminal import at_once, print_report
+from composer.system.devices import check_device, room_for
 from composer.weights.config import check_positions
 from composer.weights.sources import describe_model
-from composer.words import plural, size
 
 
 class JoinedState(Readable, Closed):

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from blocks.part import Closed
-from composer.building import BuildOptions, check_origin, run_build
-from composer.command_line import Screen, command
+from composer.building.build import BuildOptions, check_origin, run_build
+from composer.building.lock import SUFFIX, Lock, LockedSource, files_of_build, files_of_source, lock_reference
 from composer.errors import BuildError, ComposerError, translate_errors
-from composer.files import failing_as, recover, unique_partial_of, write_whole
-from composer.locks import beside, exclusive_lock
-from composer.options import convert_options, function_of, option, options_class
-from composer.shared_options import (
+from composer.options.classes import convert_options, function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import (
     OUT_FILE,
     DtypeOption,
     ForceOption,
@@ -28,16 +27,17 @@ from composer.shared_options import (
     TokenizerOption,
     to_optional_path,
 )
+from composer.reporting.tables import Readable, View
+from composer.reporting.terminal import at_once, print_report
+from composer.reporting.words import plural
 from composer.spec.built_models import lock_document
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, resolve_spec
-from composer.tables import Readable, View
-from composer.terminal import at_once, print_report
-from composer.weights.lock import SUFFIX, Lock, LockedSource, files_of_build, files_of_source, lock_reference
+from composer.system.files import failing_as, recover, unique_partial_of, write_whole
+from composer.system.locks import beside, exclusive_lock
 from composer.weights.record import read_record, versions
 from composer.weights.sources import open_model
 from composer.weights.target import target_of
-from composer.words import plural
 
 
 class LockReport(Readable, Closed):

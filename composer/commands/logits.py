@@ -7,16 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from composer.arguments import TokenCount, read_tokens
-from composer.command_line import Screen, command
 from composer.data.loading import check_references
 from composer.data.packing import Packing
-from composer.devices import check_device, room_for
 from composer.errors import ComposerError, TrainingError, translate_errors
-from composer.notices import inform
-from composer.options import argument, convert_options, function_of, option, options_class
-from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import (
+from composer.options.arguments import TokenCount, read_tokens
+from composer.options.classes import argument, convert_options, function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import (
     OUT,
     PROGRESS,
     SOURCE,
@@ -29,8 +26,11 @@ from composer.shared_options import (
     to_path,
     to_text,
 )
+from composer.reporting.progress import BarUpdate, progress_callback, silent_transformers
+from composer.reporting.terminal import at_once, print_result
 from composer.spec.recipe import Recipe
-from composer.terminal import at_once, print_result
+from composer.system.devices import check_device, room_for
+from composer.system.notices import inform
 
 if TYPE_CHECKING:
     from composer.training.logits_writing import WrittenLogits

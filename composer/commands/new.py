@@ -10,21 +10,21 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter, ValidationError
 
 from blocks.catalogue import CATALOGUE
-from composer.command_line import Screen, command
 from composer.errors import BuildError, ComposerError, SpecError, translate_errors
 from composer.exporting.targets import TARGETS, target_named
 from composer.exporting.targets.fit import fit, student_of_spec
 from composer.exporting.targets.target import NativeTarget
-from composer.files import failing_as, write_whole
-from composer.options import argument, function_of, option, options_class
-from composer.shared_options import SOURCE, PartsOption, to_optional_text, to_text
+from composer.options.classes import argument, function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import SOURCE, PartsOption, to_optional_text, to_text
+from composer.reporting.terminal import print_json, say
 from composer.spec.document import Name
 from composer.spec.inherit import find_spec, not_found, short_path
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.reading import MOST_BYTES
 from composer.spec.schema import json_schema
 from composer.spec.writing import to_yaml
-from composer.terminal import print_json, say
+from composer.system.files import failing_as, write_whole
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from converters.bounded import read_text

@@ -15,15 +15,15 @@ from blocks.catalogue import CATALOGUE
 from blocks.gates import gates_of
 from blocks.memories.base import Memory
 from blocks.part import Closed, Part
-from composer.command_line import Screen, command
 from composer.errors import ComposerError
-from composer.options import argument, function_of, options_class
-from composer.shared_options import PartsOption
+from composer.options.classes import argument, function_of, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import PartsOption
+from composer.reporting.tables import Readable, Table, View
+from composer.reporting.terminal import heading, print_json, print_table, say
 from composer.spec.fields import bounds, is_model, kind_words, parts_of
 from composer.spec.places import brief, near_and_all
 from composer.spec.writing import format_value
-from composer.tables import Readable, Table, View
-from composer.terminal import heading, print_json, print_table, say
 
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a file or a folder"}
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from composer.command_line import Screen, command
 from composer.errors import ComposerError, PushError, translate_errors
-from composer.options import argument, function_of, option, options_class
-from composer.progress import on_terminal
+from composer.options.classes import argument, function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import ForceOption, PartsOption, complete_spec, to_optional_path, to_text
 from composer.publishing.contents import contents_of
 from composer.publishing.push import MAIN, PushReport, check_repo_id, plan_push, progress_bars, push_contents
-from composer.shared_options import ForceOption, PartsOption, complete_spec, to_optional_path, to_text
+from composer.reporting.progress import on_terminal
+from composer.reporting.terminal import at_once, print_report
 from composer.spec.loading import SpecLike
-from composer.terminal import at_once, print_report
 from converters.hub import HUB
 
 

@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from blocks.part import Closed
-from composer.command_line import Screen, command
 from composer.commands.writers import check_output_file, load_writer, no_room, output_file, tokenizer_of_writer
-from composer.devices import check_device, room, room_for
 from composer.errors import ComposerError, translate_errors
-from composer.files import MOST_TEXT, failing_as, read_text_file, sha256
-from composer.notices import warn_user
-from composer.options import argument, function_of, option, options_class
-from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import OUT_FILE, PROGRESS, BackendOption, DeviceOption, ForceOption, PartsOption, to_path, to_text
+from composer.options.classes import argument, function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import OUT_FILE, PROGRESS, BackendOption, DeviceOption, ForceOption, PartsOption, to_path, to_text
+from composer.reporting.progress import BarUpdate, progress_callback, silent_transformers
+from composer.reporting.tables import Readable, View
+from composer.reporting.terminal import at_once, print_report
+from composer.reporting.words import layers_in_words, plural, size
 from composer.spec.inherit import short_path
-from composer.tables import Readable, View
-from composer.terminal import at_once, print_report
+from composer.system.devices import check_device, room, room_for
+from composer.system.files import MOST_TEXT, failing_as, read_text_file, sha256
+from composer.system.notices import warn_user
 from composer.weights.config import check_positions
 from composer.weights.load import open_models
 from composer.weights.sources import describe_model
-from composer.words import layers_in_words, plural, size
 from converters.bounded import check_file
 from converters.source import TOKENIZER, small_files
 

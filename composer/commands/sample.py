@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from blocks.part import Closed
-from composer.command_line import Screen, command
 from composer.commands.writers import LAST, check_output_file, output_file
-from composer.devices import check_device, room_for
 from composer.errors import ComposerError, DataError, translate_errors
-from composer.options import function_of, option, options_class
-from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import (
+from composer.options.classes import function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import (
     OUT_FILE,
     PROGRESS,
     TOP_P,
@@ -26,12 +24,14 @@ from composer.shared_options import (
     to_path,
     to_tokens,
 )
+from composer.reporting.progress import BarUpdate, progress_callback, silent_transformers
+from composer.reporting.tables import Readable, View
+from composer.reporting.terminal import at_once, heading, print_json
+from composer.reporting.words import plural
 from composer.spec.inherit import short_path
-from composer.tables import Readable, View
-from composer.terminal import at_once, heading, print_json
+from composer.system.devices import check_device, room_for
 from composer.weights.config import check_positions
 from composer.weights.sources import describe_model
-from composer.words import plural
 
 SHOWN = 3
 """Texts of a file that a report shows."""

@@ -7,26 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from composer.arguments import ByteCount, CountOrShare, Reference, read_bytes, read_part
-from composer.command_line import Screen, command
 from composer.commands.distill import Watched
 from composer.data.loading import check_references
-from composer.devices import room_for
 from composer.errors import ComposerError, SelectionError, translate_errors
-from composer.notices import inform, warn_user
-from composer.options import function_of, option, options_class, options_of
-from composer.progress import progress_callback, silent_transformers
-from composer.selection.choice import (
-    another_source,
-    candidate_heads,
-    candidates,
-    count_within,
-    heads_within,
-    state_bytes,
-    subject_of,
-)
-from composer.selection.report import By, Selection
-from composer.shared_options import (
+from composer.options.arguments import ByteCount, CountOrShare, Reference, read_bytes, read_part
+from composer.options.classes import function_of, option, options_class, options_of
+from composer.options.command import Screen, command
+from composer.options.shared import (
     OUT,
     BackendOption,
     DataOptions,
@@ -42,16 +29,29 @@ from composer.shared_options import (
     to_path,
     to_texts,
 )
+from composer.reporting.progress import progress_callback, silent_transformers
+from composer.reporting.terminal import heading, print_result
+from composer.reporting.words import plural
+from composer.selection.choice import (
+    another_source,
+    candidate_heads,
+    candidates,
+    count_within,
+    heads_within,
+    state_bytes,
+    subject_of,
+)
+from composer.selection.report import By, Selection
 from composer.spec.document import Spec
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.resolve import Resolved
-from composer.terminal import heading, print_result
+from composer.system.devices import room_for
+from composer.system.notices import inform, warn_user
 from composer.training.screen import training_bar, training_steps
 from composer.weights.config import dimensions
 from composer.weights.record import read_record
 from composer.weights.sources import describe_model, open_model
-from composer.words import plural
 
 if TYPE_CHECKING:
     from composer.selection.head_report import HeadSelection

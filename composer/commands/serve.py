@@ -9,15 +9,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from composer.command_line import Screen, command
 from composer.commands.writers import load_writer, tokenizer_of_writer
-from composer.devices import check_device, room_for
 from composer.errors import ComposerError, translate_errors
-from composer.options import function_of, option, options_class
-from composer.progress import silent_transformers
-from composer.shared_options import AnyModelArgument, BackendOption, DeviceOption, DtypeOption, to_optional_tokens
-from composer.terminal import at_once, say
-from composer.versions import install_command, version_of
+from composer.options.classes import function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import AnyModelArgument, BackendOption, DeviceOption, DtypeOption, to_optional_tokens
+from composer.reporting.progress import silent_transformers
+from composer.reporting.terminal import at_once, say
+from composer.system.devices import check_device, room_for
+from composer.system.versions import install_command, version_of
 from composer.weights.sources import open_model
 from converters.bounded import reason
 

@@ -9,13 +9,11 @@ from textwrap import shorten
 from typing import Any, ClassVar
 
 from blocks.part import Closed
-from composer.command_line import Screen, command
-from composer.devices import device_type
 from composer.errors import ComposerError, translate_errors
-from composer.files import failing_as, write_whole
 from composer.graph.lowering import AUTO
-from composer.options import argument, convert_options, function_of, option, options_class, options_of
-from composer.shared_options import (
+from composer.options.classes import argument, convert_options, function_of, option, options_class, options_of
+from composer.options.command import Screen, command
+from composer.options.shared import (
     OUT,
     SPEC,
     BackendOption,
@@ -29,6 +27,8 @@ from composer.shared_options import (
     complete_spec,
     to_optional_path,
 )
+from composer.reporting.tables import Readable, View
+from composer.reporting.terminal import print_document, print_json, print_table, say
 from composer.spec.built_models import lock_document
 from composer.spec.code import Listing, code_of
 from composer.spec.document import Spec
@@ -36,8 +36,8 @@ from composer.spec.loading import expand, load_spec, resolve_spec
 from composer.spec.recipe import Stage
 from composer.spec.shipped import purpose_of, shipped_specs
 from composer.spec.writing import to_yaml
-from composer.tables import Readable, View
-from composer.terminal import print_document, print_json, print_table, say
+from composer.system.devices import device_type
+from composer.system.files import failing_as, write_whole
 from composer.weights.target import target_of
 from converters.bounded import lost_link_message
 

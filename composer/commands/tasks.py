@@ -7,13 +7,13 @@ import json
 from typing import ClassVar
 
 from blocks.part import Closed
-from composer.command_line import Screen, command
 from composer.commands.parts import FieldFacts, field_facts, plain, table_of
 from composer.errors import ComposerError
 from composer.evaluation.arguments import FILES, KINDS, SHARED_OPTIONS, no_task
-from composer.options import argument, function_of, options_class
-from composer.tables import Readable, Table, View
-from composer.terminal import heading, print_json, print_table, say
+from composer.options.classes import argument, function_of, options_class
+from composer.options.command import Screen, command
+from composer.reporting.tables import Readable, Table, View
+from composer.reporting.terminal import heading, print_json, print_table, say
 
 
 class TaskFacts(Readable, Closed):

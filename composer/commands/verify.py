@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import typer
 
-from composer.command_line import Screen, command
 from composer.errors import ComposerError, translate_errors
-from composer.options import argument, function_of, option, options_class
-from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import ON_HUB, PROGRESS, PartsOption, to_text
-from composer.terminal import heading, print_json, print_table, say
+from composer.options.classes import argument, function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import ON_HUB, PROGRESS, PartsOption, to_text
+from composer.reporting.progress import BarUpdate, progress_callback, silent_transformers
+from composer.reporting.terminal import heading, print_json, print_table, say
 from composer.vllm import problem_of_vllm
 from composer.weights.sources import local_folder
 from composer.weights.verify import VerifyReport

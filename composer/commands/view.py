@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from composer.command_line import Screen, command
 from composer.errors import SpecError, translate_errors
-from composer.files import failing_as
-from composer.options import argument, function_of, option, options_class
-from composer.shared_options import PartsOption, SourceOfRevision, to_optional_text
+from composer.options.classes import argument, function_of, option, options_class
+from composer.options.command import Screen, command
+from composer.options.shared import PartsOption, SourceOfRevision, to_optional_text
+from composer.reporting.terminal import say
 from composer.spec.inherit import find_spec, not_found, short_path
 from composer.spec.shipped import shipped_specs
-from composer.terminal import say
+from composer.system.files import failing_as
 from composer.viewing.page import launch, page
 from composer.viewing.reading import MOST_TEXT, EditorContext
 from composer.weights.config import dimensions

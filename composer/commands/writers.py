@@ -12,14 +12,14 @@ from typing import Any
 
 from composer.commands.build import load
 from composer.errors import ComposerError
-from composer.files import failing_as, whole_file
-from composer.locks import beside, exclusive_lock
+from composer.reporting.words import size
 from composer.spec.explain import explain_resolved
 from composer.spec.inherit import short_path
-from composer.trust import load_tokenizer
+from composer.system.files import failing_as, whole_file
+from composer.system.locks import beside, exclusive_lock
+from composer.system.trust import load_tokenizer
 from composer.weights.load import check_backends, open_models
 from composer.weights.sources import local_folder
-from composer.words import size
 from converters.source import TOKENIZER, small_files
 from converters.trunk import Dtype, dtype_name
 

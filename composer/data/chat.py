@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from composer.data.chat_templates import Rendered, TemplateError, render_starts
 from composer.data.conversation import ASSISTANT, Conversation
 from composer.errors import DataError
-from composer.templates import Rendered, TemplateError, render_starts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

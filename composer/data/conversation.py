@@ -14,8 +14,8 @@ from typing import Any
 from composer.data.reading import DataRecord
 from composer.data.streams import too_long
 from composer.errors import DataError
-from composer.files import MOST_TEXT
 from composer.spec.places import brief, nearest
+from composer.system.files import MOST_TEXT
 from converters.bounded import parse_json
 
 HALF = re.compile("[\ud800-\udfff]")

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from composer.data.chat import render_answers
+from composer.data.chat_templates import Rendered
 from composer.data.conversation import Empty, check_characters, conversation_of, is_messages, text_of
 from composer.data.packing import Document
 from composer.data.reading import DataRecord
 from composer.data.references import RecordOptions, RowFormat
 from composer.errors import DataError
-from composer.notices import inform
 from composer.spec.places import nearest
-from composer.templates import Rendered
+from composer.system.notices import inform
 from converters.bounded import list_first
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from composer.data.streams import MOST_RATIO, RECORD, VALUE, Unpacked, too_long
 from composer.errors import DataError
-from composer.files import MOST_TEXT
+from composer.system.files import MOST_TEXT
 from converters.bounded import DEEPEST, shorten
 
 if TYPE_CHECKING:

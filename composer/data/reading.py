@@ -17,8 +17,8 @@ from composer.data.parquet import read_parquet
 from composer.data.references import HUB, FileData, HubData, tasks
 from composer.data.streams import GZIP, MOST_LINE, MOST_WHOLE, lines_of, open_unpacked, read_table, suffix_of, too_long
 from composer.errors import DataError, first_line
-from composer.files import MOST_TEXT
 from composer.spec.places import brief, near_and_all
+from composer.system.files import MOST_TEXT
 from converters.bounded import parse_json, reason, shorten, within
 
 KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".csv": "csv", ".tsv": "csv"}

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from composer.devices import seed_for_block
 from composer.errors import DataError
 from composer.model.generation import keep_tokens_alone
+from composer.system.devices import seed_for_block
 from composer.tasks.writer import without_embedding
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from composer.errors import DataError
-from composer.files import MOST_TEXT, failing_as
 from composer.spec.places import brief
+from composer.system.files import MOST_TEXT, failing_as
 from converters import bounded
 
 MOST_LINE = 4 * MOST_TEXT

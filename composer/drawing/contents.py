@@ -12,8 +12,8 @@ from blocks.part import Part
 from composer.drawing.layered import LABEL_SIZE, Link, Size
 from composer.drawing.style import fit_text, lines_of, width
 from composer.graph.graph import Edge, HeadGraph, Node
+from composer.reporting.words import plural, size
 from composer.spec.explain import state_bytes, state_size
-from composer.words import plural, size
 
 TITLE, DETAIL = 13, 11
 WIDEST = 210.0

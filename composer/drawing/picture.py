@@ -16,14 +16,14 @@ from composer.drawing.head import draw_head
 from composer.drawing.layers import letters, map_of_layers
 from composer.drawing.style import element, escape_svg, fit_text, lines_of, style, width
 from composer.errors import ComposerError
-from composer.files import write_whole
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph
 from composer.graph.wiring import build_graph
+from composer.reporting.words import layers_in_words, plural, size
 from composer.spec.dimensions import Dimensions
 from composer.spec.explain import COUNTER, state_bytes, state_size
 from composer.spec.resolve import Kinds, Resolved, meaning
-from composer.words import layers_in_words, plural, size
+from composer.system.files import write_whole
 from converters.shard import BYTES
 
 TYPICAL = Dimensions(hidden_size=2048, layers=16, heads=32, key_heads=8, head_dim=64, rope_theta=5e5)

@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Iterable
 from html import escape
 
-from composer.escape import mask
+from composer.reporting.escape import mask
 
 FAMILY = "-apple-system, 'Segoe UI', 'Noto Sans', 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 

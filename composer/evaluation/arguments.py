@@ -14,11 +14,11 @@ import numpy as np
 from pydantic import PositiveInt, ValidationError
 
 from blocks.part import Closed
-from composer.arguments import numbers_of
 from composer.errors import EvaluationError, TaskError
 from composer.evaluation.options import SAMPLES, SHORTEST, EvaluationOptions
-from composer.files import MOST_TEXT, read_text_file
+from composer.options.arguments import numbers_of
 from composer.spec.places import brief, near_and_all, nearest, problem_of
+from composer.system.files import MOST_TEXT, read_text_file
 from composer.tasks.base import Sample, Scored, Task, stamp
 from composer.tasks.catalogue import TASKS
 from composer.tasks.writer import Writer

@@ -19,7 +19,7 @@ from composer.evaluation.report import (
     make_cell,
 )
 from composer.runs.store import TABLE, RunStore
-from composer.state import cut_interrupted_line, read_log, read_state
+from composer.system.json_files import cut_interrupted_line, read_log, read_state
 from converters.bounded import MOST_LOG, appending, brief, list_first
 
 PICTURES = ("accuracy", "loss", "depth", "position")

@@ -17,10 +17,10 @@ from composer.evaluation.folder import SAMPLES_OF_HARNESS, STORE
 from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.rendering import cut_in_words
 from composer.evaluation.report import HarnessFacts, HarnessFigure, HarnessResult
-from composer.files import failing_as, sha256, write_whole
-from composer.notices import warn_user
 from composer.spec.places import brief, nearest
-from composer.versions import install_command
+from composer.system.files import failing_as, sha256, write_whole
+from composer.system.notices import warn_user
+from composer.system.versions import install_command
 from composer.weights.config import check_positions
 from converters.bounded import MOST_LOG, check_file, read_text
 

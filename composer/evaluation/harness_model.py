@@ -10,9 +10,9 @@ from typing import Any
 
 from lm_eval.models import huggingface
 
+from composer.data.chat_templates import TemplateError, render
 from composer.evaluation.report import CutRequests
-from composer.notices import warn_user
-from composer.templates import TemplateError, render
+from composer.system.notices import warn_user
 
 HFLM: Any = huggingface.HFLM
 """Without its type: decorators of lm-eval hide its parameters."""

@@ -15,12 +15,12 @@ from composer.errors import EvaluationError, TaskError
 from composer.evaluation.arguments import NamedTask
 from composer.evaluation.report import CellKey, EvaluatedModelFacts, TaskIdentity
 from composer.evaluation.scoring import MORE, check_tokens, draw_samples
-from composer.files import sha256
-from composer.notices import warn_user
 from composer.runs.identity import list_named_files, tokenizer_identity
+from composer.system.files import sha256
+from composer.system.notices import warn_user
+from composer.system.trust import load_tokenizer
 from composer.tasks.base import Sample
 from composer.tasks.writer import Writer, hardly_written, unknown_token
-from composer.trust import load_tokenizer
 from composer.weights.config import check_positions
 from composer.weights.load import Opened, open_models
 from converters.source import TOKENIZER, Source, small_files

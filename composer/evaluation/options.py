@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from composer.arguments import several
 from composer.errors import ComposerError, EvaluationError
-from composer.options import option, options_class
-from composer.shared_options import (
+from composer.options.arguments import several
+from composer.options.classes import option, options_class
+from composer.options.shared import (
     OUT,
     BackendOption,
     DeviceOption,

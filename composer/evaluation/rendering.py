@@ -15,11 +15,11 @@ from typing import Any
 
 from composer.evaluation.folder import PLOTS, STORE
 from composer.evaluation.report import DEPTHS, CellKey, CutRequests, EvaluationCell, EvaluationReport, TaskIdentity, interval_of
-from composer.plotting import MAP, add_title, doubling_ticks, legend, look, panels, plain, whole_ticks
+from composer.reporting.plotting import MAP, add_title, doubling_ticks, legend, look, panels, plain, whole_ticks
+from composer.reporting.tables import Table
+from composer.reporting.words import plural
 from composer.runs.store import write_pictures
-from composer.tables import Table
 from composer.tasks.base import Scored
-from composer.words import plural
 
 MEANING: dict[Scored, str] = {
     "written": "share of samples answered right",

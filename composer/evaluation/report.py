@@ -10,9 +10,9 @@ from pydantic import Field, JsonValue, model_validator
 
 from blocks.part import Closed
 from composer.graph.lowering import AUTO
+from composer.reporting.tables import View, cell_at
 from composer.runs.store import RunReport, Settings, differences
-from composer.state import Count, Elapsed, Measured
-from composer.tables import View, cell_at
+from composer.system.json_files import Count, Elapsed, Measured
 from composer.tasks.base import Scored
 from composer.weights.load import OpenedFacts
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from composer.devices import check_device
 from composer.errors import EvaluationError, Stopped, TaskError
 from composer.evaluation.arguments import NamedTask, Perplexity, read_lengths, read_tasks
 from composer.evaluation.folder import RESULTS, RUN, STORE, ScoreLog, all_cells, open_score_log
@@ -26,12 +25,13 @@ from composer.evaluation.report import (
     make_cell,
 )
 from composer.evaluation.scoring import CellFailed, draw_samples, score_cell
+from composer.reporting.words import plural
 from composer.spec.inherit import short_path
+from composer.system.devices import check_device
+from composer.system.versions import versions_of
 from composer.tasks.base import Task
 from composer.tasks.writer import Writer
-from composer.versions import versions_of
 from composer.weights.load import check_backends
-from composer.words import plural
 
 PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft")
 

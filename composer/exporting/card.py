@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from composer.escape import escape_markdown, markdown_block, markdown_code
 from composer.exporting.gguf.writing import Gguf
 from composer.exporting.modeling import Exported
 from composer.exporting.native import Native
+from composer.reporting.escape import escape_markdown, markdown_block, markdown_code
 from composer.spec.writing import to_yaml
 from composer.weights.card import PICTURE, datasets_of, licence_fields, licence_section, lineage
 from composer.weights.record import RECORD, Record

@@ -24,13 +24,13 @@ from composer.exporting.gguf.writing import Gguf
 from composer.exporting.modeling import Exported, write_file
 from composer.exporting.native import Native, native_of, write_weights
 from composer.exporting.plain import compare, sample_of
-from composer.files import sha256
 from composer.model.classes import Composed
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.writing import to_yaml
-from composer.state import Digest, FileName
+from composer.system.files import sha256
+from composer.system.json_files import Digest, FileName
+from composer.system.versions import versions_of
 from composer.training.finetune import merge_adapters
-from composer.versions import versions_of
 from composer.weights.card import PICTURE
 from composer.weights.load import load_model
 from composer.weights.output import check_output, check_space, copy_files, link_or_copy, whole_or_nothing, write_json, write_text

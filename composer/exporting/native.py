@@ -20,11 +20,11 @@ from composer.errors import ExportError
 from composer.exporting.targets import TARGETS, target_named
 from composer.exporting.targets.fit import ClosestFit, fit
 from composer.exporting.targets.target import NativeTarget, StudentModel, WeightTable
-from composer.files import system_errors
 from composer.model.hosts import attentions
+from composer.reporting.words import plural
 from composer.spec.dimensions import Dimensions
+from composer.system.files import system_errors
 from composer.weights.record import CONFIG
-from composer.words import plural
 from converters.composed import ADAPTER_KEY, SPEC_KEYS, TRUNK_KEYS
 from converters.model_types import host_of
 from converters.source import GENERATION_CONFIG

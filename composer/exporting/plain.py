@@ -23,7 +23,7 @@ from torch import Tensor
 from composer.errors import ExportError
 from composer.exporting import plain_worker
 from composer.exporting.plain_worker import last_logits
-from composer.subprocesses import environment_of_child
+from composer.system.subprocesses import environment_of_child
 
 ROWS, PADDING = 2, 7
 """Rows of the text, and tokens of padding before the first one."""

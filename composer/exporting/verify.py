@@ -12,7 +12,7 @@ from composer.exporting.folder import ExportRecord, configuration, differences, 
 from composer.exporting.gguf.comparing import compare_gguf
 from composer.exporting.gguf.types import INSTALL
 from composer.exporting.plain import Comparison, compare, sample_of
-from composer.files import sha256
+from composer.system.files import sha256
 from composer.weights.load import load_model
 from composer.weights.record import CONFIG
 from composer.weights.verify import Check, VerifyReport, make_check

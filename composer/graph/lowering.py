@@ -26,8 +26,8 @@ from composer.graph.pieces import takes_pieces
 from composer.graph.program import CoveredOperation, HeadFunctions, Program, Step, cover
 from composer.graph.source import print_functions
 from composer.graph.wiring import build_graph
-from composer.notices import warn_fallback
-from composer.words import plural
+from composer.reporting.words import plural
+from composer.system.notices import warn_fallback
 from converters.trunk import dtype_name
 
 AUTO = "auto"
@@ -171,7 +171,7 @@ def lower(
     assert order is not None, "a graph has no circle"
     for unit in order:
         if unit not in steps:
-            steps[unit] = _alone(graph, graph.nodes[unit[0]], backend, setting, skipped.get(unit[0], ()))
+            steps[unit] = _single_step(graph, graph.nodes[unit[0]], backend, setting, skipped.get(unit[0], ()))
     first = graph.before_projections()
     (last,) = graph.into(OUTPUT)
     mixed = next(((edge.start, edge.output) for edge in graph.into("query")), ("hidden", "hidden"))
@@ -227,7 +227,7 @@ def _by_node(program: Program) -> dict[str, Step]:
     return {operation.node.name: step for step in program.steps for operation in step.covers}
 
 
-def _alone(graph: HeadGraph, node: Node, backend: str, setting: Setting, earlier_reasons: tuple[str, ...] = ()) -> Step:
+def _single_step(graph: HeadGraph, node: Node, backend: str, setting: Setting, earlier_reasons: tuple[str, ...] = ()) -> Step:
     """Return the step that computes one operation by itself. earlier_reasons: why no form of several operations
     computes it."""
     choices, _ = _choices(node.operation.forms, backend, _of_node(graph, node, setting), earlier_reasons)

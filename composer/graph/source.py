@@ -30,7 +30,7 @@ from blocks.operation import EVERY, Call, Form, Kind
 from blocks.part import Part
 from blocks.pattern import Bound
 from composer.graph.graph import INPUTS, OUTPUT, SINKS
-from composer.notices import warn_fallback
+from composer.system.notices import warn_fallback
 
 if TYPE_CHECKING:
     from composer.graph.program import CoveredOperation, Program, Step, Value
@@ -163,7 +163,7 @@ class _Writer:
     def __init__(self, program: Program, *, watched: bool) -> None:
         self.watched = watched
         self.namespace: dict[str, Any] = dict(PROVIDED)
-        self._taken = {*RESERVED, *INPUTS, SINKS}
+        self._reserved = {*RESERVED, *INPUTS, SINKS}
         covered = [covered for step in program.steps for covered in step.covers]
         self.names: dict[Value, str] = {(name, name): name for name in (*INPUTS, SINKS)}
         for value, name in names_of(covered, program.output).items():
@@ -277,8 +277,8 @@ class _Writer:
     def _free(self, name: str) -> str:
         """Return a name that nothing else in the source has."""
         candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-        free = next(free for free in candidates if free not in self._taken and not keyword.iskeyword(free))
-        self._taken.add(free)
+        free = next(free for free in candidates if free not in self._reserved and not keyword.iskeyword(free))
+        self._reserved.add(free)
         return free
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, PlainSerializer
 
 from blocks.part import Closed
-from composer.tables import Readable, Table, View
+from composer.reporting.tables import Readable, Table, View
 
 
 def plain(value: Any) -> Any:

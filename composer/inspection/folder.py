@@ -13,14 +13,14 @@ from typing import Annotated
 from pydantic import JsonValue, StringConstraints
 
 from blocks.part import Closed
-from composer import files
 from composer.errors import InspectionError
-from composer.escape import escape_html
 from composer.inspection.findings import Answered, Findings, plain
 from composer.inspection.pictures import draw_all
+from composer.reporting.escape import escape_html
 from composer.runs.store import RunStore
-from composer.state import read_state, write_state
-from composer.versions import versions_of
+from composer.system import files
+from composer.system.json_files import read_state, write_state
+from composer.system.versions import versions_of
 
 PACKAGES = ("attention-composer", "torch")
 CSS = """

@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from composer.devices import check_device
 from composer.errors import InspectionError, SourceError, TrainingError
 from composer.graph.lowering import AUTO
 from composer.inspection.findings import Findings
 from composer.inspection.options import InspectOptions
 from composer.inspection.texts import LookedText, prepare_text
+from composer.reporting.words import layers_in_words, ranges
 from composer.spec.dimensions import Dimensions
+from composer.system.devices import check_device
 from composer.tasks.writer import without_embedding
 from composer.weights.config import check_positions
-from composer.words import layers_in_words, ranges
 
 BINS = 1024
 """The most bins of columns: in a text of so many tokens or fewer, each token is a bin."""
@@ -68,8 +68,8 @@ def look(
     tell: Callable[[str], None] | None = None,
 ) -> Findings:
     """Return the findings on a model in memory, and its teacher if there is one, on a text."""
+    from composer.building.in_memory import trunk_of
     from composer.inspection.models import TextRun, stream_likeness
-    from composer.weights.in_memory import trunk_of
 
     resolved = student.config.read_spec()
     layers = _layers(options, resolved.dimensions)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from composer.arguments import Numbers, read_numbers
 from composer.errors import ComposerError, InspectionError
 from composer.evaluation.arguments import read_tasks
 from composer.evaluation.options import SHORTEST, EvaluationOptions
-from composer.options import option, options_class
-from composer.shared_options import (
+from composer.options.arguments import Numbers, read_numbers
+from composer.options.classes import option, options_class
+from composer.options.shared import (
     OUT,
     BackendOption,
     DeviceOption,

@@ -8,7 +8,7 @@ from typing import Any
 
 from composer.errors import InspectionError
 from composer.inspection.options import InspectOptions
-from composer.notices import warn_user
+from composer.system.notices import warn_user
 from composer.tasks.base import rng_of
 from composer.tasks.writer import Writer, hardly_written, unknown_token
 

@@ -55,12 +55,12 @@ def around(role: str, kind: str) -> dict[str, Any]:
         "memory": [{"kind": "window", "size": 5, "weight": "learned"}, {"kind": "state"}],
     }
     if role == "memory":
-        return {"position": "rope", **_alone(kind)}
+        return {"position": "rope", **_head_with(kind)}
     field = FIELDS.get(role, role)
     holders = [name for name, part in CATALOGUE["memory"].items() if field in part.model_fields.keys() - Memory.model_fields.keys()]
     if holders:
         holders.sort(key=lambda name: getattr(CATALOGUE["memory"][name], "grows"))  # noqa: B009 - those after the first
-        return {"position": "rope", **_alone(holders[0], **{field: kind})}
+        return {"position": "rope", **_head_with(holders[0], **{field: kind})}
     if role == "mix_input":
         head["memory"][0]["weight"] = "token"
     if role == "feature_map" and not CATALOGUE["feature map"][kind].positive:
@@ -69,7 +69,7 @@ def around(role: str, kind: str) -> dict[str, Any]:
     return head | {field: {"kind": kind}}
 
 
-def _alone(kind: str, **fields: Any) -> dict[str, Any]:
+def _head_with(kind: str, **fields: Any) -> dict[str, Any]:
     """Return a head of one memory; if it cannot be the only one, with a window above it and a state below."""
     part = CATALOGUE["memory"][kind]
     assert issubclass(part, Memory)
@@ -100,7 +100,7 @@ def heads_of(parts: Iterable[type[Part]]) -> dict[str, HeadSpec]:
 
 def _drops_alone(kind: str) -> bool:
     """Whether a memory is bounded and can be the only one, so that nothing else has received its pairs."""
-    return _alone(kind)["memory"][0].get("evict") == "drop"
+    return _head_with(kind)["memory"][0].get("evict") == "drop"
 
 
 def _above_a_state(kind: str) -> dict[str, Any]:

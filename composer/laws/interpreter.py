@@ -40,8 +40,8 @@ from triton.language.extra import libdevice
 from triton.runtime import interpreter
 
 from blocks.kernels import Kernel
-from composer import notices
 from composer.laws import operands
+from composer.system import notices
 
 assert isinstance(tl.cumsum, interpreter.InterpretedFunction), "Triton was imported before TRITON_INTERPRET was set"
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from transformers.utils.hub import cached_file
 
-from composer.trust import code_in_adapter
+from composer.system.trust import code_in_adapter
 from converters.bounded import MOST_CONFIG, check_file, read_json
 from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 

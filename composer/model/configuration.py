@@ -20,7 +20,7 @@ from transformers.models.llama.configuration_llama import LlamaConfig
 from composer.errors import BuildError
 from composer.spec.external_parts import find_unregistered_kind, needed_part_message, read_recorded_parts
 from composer.spec.resolve import Resolved
-from composer.versions import version_of
+from composer.system.versions import version_of
 from converters.model_types import OWN, PREFIX
 
 

@@ -10,8 +10,8 @@ import torch
 from composer.errors import BuildError
 from composer.model.classes import class_of
 from composer.model.configuration import configuration_of
-from composer.progress import silent_transformers
-from composer.trust import translate_transformers_errors
+from composer.reporting.progress import silent_transformers
+from composer.system.trust import translate_transformers_errors
 from converters.bounded import shorten
 from converters.config import decode_floats
 from converters.model_types import PREFIX

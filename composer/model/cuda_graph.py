@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from composer.model.cache import CACHE, CACHE_NAMES, ComposedCache
-from composer.notices import warn_fallback
+from composer.system.notices import warn_fallback
 
 Computation = Callable[[], Tensor]
 """Runs a step and returns the tensor of its logits, which is always the same one once the step is recorded."""

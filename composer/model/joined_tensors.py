@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from composer.model.classes import class_of
 from composer.model.hosts import layers_of
-from composer.progress import silent_transformers
+from composer.reporting.progress import silent_transformers
 
 
 def join_tensors(config: Any, index: int, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:

@@ -23,13 +23,13 @@ from blocks.memories.base import Memory
 from blocks.operation import Slot
 from blocks.part import Closed
 from blocks.tensors import accumulating
-from composer.devices import check_memory
 from composer.errors import ComposerError
 from composer.model.cache import SEEN, ComposedCache, new_cache
 from composer.model.head import anatomy
 from composer.model.heads import ComposedHeads
 from composer.spec.explain import state_size
-from composer.state import first_problem
+from composer.system.devices import check_memory
+from composer.system.json_files import first_problem
 from converters.bounded import brief, list_first, open_regular, reason
 from converters.errors import WeightsError
 from converters.shard import check_places, read_header

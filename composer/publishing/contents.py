@@ -13,13 +13,13 @@ import yaml
 
 from composer.drawing.picture import picture
 from composer.errors import PushError
-from composer.escape import escape_markdown, markdown_block, markdown_code, markdown_link
-from composer.files import read_text_file, sha256
+from composer.reporting.escape import escape_markdown, markdown_block, markdown_code, markdown_link
 from composer.spec.inherit import find_spec
 from composer.spec.loading import SpecLike, load_document, load_spec, variants_of
 from composer.spec.places import plain
 from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.writing import to_yaml
+from composer.system.files import read_text_file, sha256
 from composer.weights.card import PICTURE, model_card
 from composer.weights.record import CARD, RECORD, Record, StoredFile, not_of_the_build, read_record
 from composer.weights.target import on_source

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from composer.errors import PushError
 from composer.evaluation.folder import RESULTS
 from composer.evaluation.report import EvaluatedModelFacts, EvaluationReport
-from composer.files import sha256
-from composer.state import read_state
+from composer.system.files import sha256
+from composer.system.json_files import read_state
 from composer.weights.record import read_record
 from converters.bounded import MOST_LOG
 from converters.hub import read_recorded_names

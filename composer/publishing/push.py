@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from blocks.part import Closed
 from composer.errors import PushError
 from composer.publishing.contents import SPEC_FILES, Contents, ContentsKind
+from composer.reporting.tables import Readable, Table, View
 from composer.spec.built_models import NAMED
-from composer.tables import Readable, Table, View
 from composer.weights.record import RECORD
 from converters.bounded import brief, list_first
 from converters.composed import EXPORT, SPEC_FILE

@@ -10,9 +10,9 @@ from pydantic import BaseModel
 from blocks.part import Closed
 from composer.data.reading import files_of
 from composer.data.references import FileData, TaskData, parse_reference, tasks
-from composer.files import sha256
 from composer.runs.store import KEY_DIGITS, key_of
-from composer.state import Count
+from composer.system.files import sha256
+from composer.system.json_files import Count
 from composer.weights.record import find_known_sha256, record_of
 from converters.source import TOKENIZER, Source, small_files
 

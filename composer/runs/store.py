@@ -20,11 +20,11 @@ from typing import Any, Self, TypeVar
 
 from blocks.part import Closed
 from composer.errors import ComposerError
-from composer.files import backup_path, failing_as, move_folder, partial_of, visible_in, write_whole
-from composer.locks import beside, exclusive_lock, inside
-from composer.plotting import plotting, save
-from composer.state import read_state, write_state
-from composer.tables import Readable
+from composer.reporting.plotting import plotting, save
+from composer.reporting.tables import Readable
+from composer.system.files import backup_path, failing_as, move_folder, partial_of, visible_in, write_whole
+from composer.system.json_files import read_state, write_state
+from composer.system.locks import beside, exclusive_lock, inside
 from converters.bounded import brief
 
 SHOWN = 8

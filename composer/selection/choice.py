@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import SelectionError
-from composer.files import failing_as
 from composer.selection.report import LayerBy, LayerScore
 from composer.spec.document import REST, Spec
 from composer.spec.explain import explain_resolved
 from composer.spec.layer_rules import SOURCE, Group, key_heads_of, layers_at
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.resolve import Resolved
+from composer.system.files import failing_as
 from composer.weights.record import Record
 from composer.weights.target import Target, target_of
 from converters.source import Source

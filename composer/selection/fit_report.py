@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from blocks.part import Closed
+from composer.reporting.tables import Readable, Table, View
+from composer.reporting.words import plural, size
 from composer.spec.inherit import short_path
-from composer.tables import Readable, Table, View
-from composer.words import plural, size
 
 MOST_EXACT = 1 / 8
 """The part of a row that heads may keep exactly before the report warns."""

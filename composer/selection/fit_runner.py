@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from composer.building import ModelOptions, run_build_in_memory
+from composer.building.build import ModelOptions, run_build_in_memory
 from composer.errors import SelectionError
 from composer.evaluation.arguments import NamedTask
-from composer.files import write_whole
+from composer.reporting.words import plural, size
 from composer.runs.identity import fingerprint
 from composer.runs.store import RunStore
 from composer.selection.choice import HeadSubject, KeyHead, candidate_heads, heads_within, rank_heads, subject_of
@@ -38,11 +38,11 @@ from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.recipe import Recipe
 from composer.spec.resolve import fresh_parameters
 from composer.spec.writing import to_yaml
-from composer.state import read_state, write_state
+from composer.system.files import write_whole
+from composer.system.json_files import read_state, write_state
 from composer.training.run import TrainingOptions, load_student
 from composer.training.student import read_student
 from composer.training.teacher import Teacher
-from composer.words import plural, size
 
 RUN, FIT, GATES, MEASURED, SPECS, STUDENTS = "run.json", "fit.json", "gates", "measured", "specs", "students"
 STORE = RunStore("fit", SelectionError, mark=RUN, written=(GATES, MEASURED, SPECS, STUDENTS, SPEC, FIT), result=FIT)

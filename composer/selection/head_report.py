@@ -9,11 +9,11 @@ from typing import Any
 from pydantic import computed_field
 
 from blocks.part import Closed
-from composer.plotting import add_title, panels, plotting, save
+from composer.reporting.plotting import add_title, panels, plotting, save
+from composer.reporting.tables import Readable, Table, View
+from composer.reporting.words import ranges, size
 from composer.selection.report import By
 from composer.spec.inherit import short_path
-from composer.tables import Readable, Table, View
-from composer.words import ranges, size
 
 OUTLINE = "#D55E00"
 MOST = 32

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer.building import ModelOptions, run_build_in_memory
+from composer.building.build import ModelOptions, run_build_in_memory
 from composer.errors import SelectionError
 from composer.evaluation.arguments import NamedTask
 from composer.model.heads import ComposedHeads
 from composer.model.hosts import attentions_by_layer
+from composer.reporting.words import plural
 from composer.runs.identity import Fingerprint, fingerprint
 from composer.runs.store import RunStore
 from composer.selection.choice import HeadSubject, KeyHead, candidate_heads, heads_within, rank_heads
@@ -38,7 +39,6 @@ from composer.training.loop import run_stage
 from composer.training.run import TrainingOptions, load_student, setting_of
 from composer.training.student import read_student
 from composer.training.teacher import Teacher
-from composer.words import plural
 
 RUN, HEADS, CURVE = "heads.json", "heads.png", "curve.png"
 STORE = RunStore("selection of heads", SelectionError, mark=RUN, written=(GATES, SPEC, HEADS, CURVE, SELECTION), result=SELECTION)

@@ -14,12 +14,12 @@ from composer.data.packing import IGNORED, Batch, PackedRows
 from composer.errors import SelectionError
 from composer.evaluation.arguments import NamedTask, read_tasks
 from composer.evaluation.options import EvaluationOptions
-from composer.files import sha256
 from composer.model.modeling import ComposedForCausalLM
 from composer.runs.identity import Fingerprint, data_identity, fingerprint, list_named_files, tokenizer_identity
 from composer.runs.store import Settings
 from composer.spec.recipe import Recipe
 from composer.spec.resolve import Resolved
+from composer.system.files import sha256
 from composer.tasks.base import Sample, Split, Task, rng_of
 from composer.tasks.writer import Writer
 from composer.training.finetune import divergence

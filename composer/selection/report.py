@@ -10,13 +10,13 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 from pydantic import computed_field
 
 from blocks.part import Closed
-from composer.files import write_whole
-from composer.plotting import COLOURS, add_title, panels, plotting, save
+from composer.reporting.plotting import COLOURS, add_title, panels, plotting, save
+from composer.reporting.tables import Readable, Table, View
+from composer.reporting.words import ranges, size
 from composer.runs.store import RunStore
 from composer.spec.inherit import short_path
 from composer.spec.writing import to_yaml
-from composer.tables import Readable, Table, View
-from composer.words import ranges, size
+from composer.system.files import write_whole
 
 LayerBy = Literal["restored", "swapped", "error"]
 By = Literal["gates", "restored", "swapped", "error"]

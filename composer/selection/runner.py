@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from composer.arguments import Reference
-from composer.building import BuildOptions, run_build
+from composer.building.build import BuildOptions, run_build
 from composer.errors import SelectionError
+from composer.options.arguments import Reference
 from composer.runs.identity import Fingerprint, data_identity, fingerprint
 from composer.runs.store import RunStore, Settings
 from composer.selection.choice import best, candidates, count_within, keeping, state_bytes

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from composer.local_requests import PATIENCE, Receive, Scope, Send, foreign_request, headers_of
 from composer.serving.answers import Answers, ChatAnswers, CompletionAnswers
 from composer.serving.engine import BUSY, Engine, Job, WrittenPiece
 from composer.serving.prompts import PromptReader
@@ -22,6 +21,7 @@ from composer.serving.requests import (
     TextRequest,
     read_request,
 )
+from composer.system.local_requests import PATIENCE, Receive, Scope, Send, foreign_request, headers_of
 from converters.bounded import shorten
 
 LOG = logging.getLogger("composer.serving")

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer.devices import ran_out_of_memory
 from composer.serving.batch import DecodingGroup
 from composer.serving.requests import RequestError, TextRequest
 from composer.serving.sampling import TokenDrawer, TokenLogprobs, logprobs_of
 from composer.serving.text import PieceDecoder, StopFinder, special_tokens
+from composer.system.devices import ran_out_of_memory
 
 LOG = logging.getLogger("composer.serving")
 MOST_ROWS = 32

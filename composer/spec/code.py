@@ -6,9 +6,9 @@ from blocks.operation import Setting
 from blocks.part import Closed
 from composer.graph.lowering import AUTO, check_backend, compile_head
 from composer.graph.source import heading
+from composer.reporting.tables import Readable, View
+from composer.reporting.words import layers_in_words, plural
 from composer.spec.resolve import Resolved
-from composer.tables import Readable, View
-from composer.words import layers_in_words, plural
 
 
 class Code(Closed):

@@ -16,10 +16,10 @@ from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph
 from composer.graph.lowering import AUTO, Lowered, check_backend, list_forms
 from composer.graph.wiring import build_graph
+from composer.reporting.tables import Readable, View
 from composer.spec.layer_rules import Group
 from composer.spec.notes import notes_on_source
 from composer.spec.resolve import Resolved, graphs_of, head_parameters
-from composer.tables import Readable, View
 from converters.rotary import LengthRotation
 from converters.shard import BYTES
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from composer.reporting.tables import Table, View
+from composer.reporting.words import layers_in_words, plural, quantity, ranges, ratio, short_hashes, size
 from composer.spec.explain import Explanation, GroupCost
-from composer.tables import Table, View
-from composer.words import layers_in_words, plural, quantity, ranges, ratio, short_hashes, size
 
 
 def view_of(explanation: Explanation) -> View:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from blocks.part import FieldPath
 from composer.errors import SpecError
-from composer.notices import inform
 from composer.spec.built_models import FORM, is_built, spec_on_hub
 from composer.spec.fields import Alternatives, parts, under
 from composer.spec.places import SpecNode, at, brief, count, nearest, plain
 from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.shipped import shipped_specs
+from composer.system.notices import inform
 from converters.bounded import list_first, lost_link_message
 from converters.gguf import is_gguf
 from converters.hub import HUB

@@ -12,10 +12,10 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from blocks.part import Closed, FieldPath
 from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
+from composer.reporting.words import ranges
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import REST, HeadsOf, Name, Spec
 from composer.spec.places import nearest
-from composer.words import ranges
 from converters.bounded import list_first
 
 TWICE = "names a head twice: put all its query heads into one group"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from blocks.memories.base import Memory
 from composer.graph.composition import HeadSpec
+from composer.reporting.words import layers_in_words
 from composer.spec.resolve import Resolved
-from composer.words import layers_in_words
 from converters.rotary import LengthRotation
 
 IN_GENERAL = (

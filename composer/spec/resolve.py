@@ -28,13 +28,13 @@ from composer.graph.graph import HeadGraph
 from composer.graph.rules import check_graph
 from composer.graph.rules_of_spec import RESERVED
 from composer.graph.wiring import build_graph
+from composer.reporting.words import ranges
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Name, Spec
 from composer.spec.layer_rules import SOURCE, Group, find_unused_heads, key_heads_of, layers_of, names_in
 from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
-from composer.words import ranges
 
 NO_SIZES = {"rope_theta", "rope_scaling", "attention", "cached", "sees_ahead"}
 """Fields left out of the hash: resolving has copied them into positions and parameter names, or no head depends on them."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from composer.errors import TaskError
-from composer.files import MOST_SENTENCES, failing_as, read_text_file
+from composer.system.files import MOST_SENTENCES, failing_as, read_text_file
 from composer.tasks.babi import BUILT_IN, GIVERS, PLACES, THINGS, Question, ask
 from composer.tasks.base import Sample, Scored, Split, Task, make_sample, origin, stamp
 from composer.tasks.haystack import TRAINING_SHARE, Haystack, HaystackText, haystack_origin

@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from blocks.part import Closed
 from composer.errors import TaskError
-from composer.files import sha256
+from composer.system.files import sha256
 from composer.tasks.writer import Writer
 from converters.bounded import reason
 

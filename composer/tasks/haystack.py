@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from composer.errors import TaskError
-from composer.files import MOST_SENTENCES, read_text_file
+from composer.system.files import MOST_SENTENCES, read_text_file
 from composer.tasks.base import Split, apart, origin, stamp
 from composer.tasks.stories import story
 

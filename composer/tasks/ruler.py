@@ -9,8 +9,8 @@ from functools import lru_cache
 from importlib import resources
 from typing import ClassVar, Literal
 
+from composer.system.versions import version_of
 from composer.tasks.base import Sample, Scored, Task
-from composer.versions import version_of
 
 PartOfSpeech = Literal["adjective", "noun", "verb"]
 

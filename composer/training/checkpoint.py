@@ -25,8 +25,8 @@ from torch import Tensor
 
 from blocks.part import Closed
 from composer.errors import TrainingError, first_line
-from composer.files import failing_as, move_folder, partial_of, sha256, sync
-from composer.state import first_problem
+from composer.system.files import failing_as, move_folder, partial_of, sha256, sync
+from composer.system.json_files import first_problem
 from composer.training.options import AGAIN
 from composer.training.processes import by_all, by_first, count, own_rows, rank
 from composer.training.unit import Unit, UnitFacts

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from composer.devices import check_device
+from composer.building.rewrite import Adapter
 from composer.errors import ComposerError, TrainingError
 from composer.model.modeling import ComposedForCausalLM
+from composer.reporting.words import plural
 from composer.spec.inherit import short_path
 from composer.spec.recipe import Finetune, Stage, Train, Transfer
+from composer.system.devices import check_device
 from composer.training import checkpoint
 from composer.training.calibration import begin_transfer
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, fold_adapters, loss_of
@@ -31,8 +33,6 @@ from composer.training.teacher import Teacher, open_teacher
 from composer.training.transfer import ModelTransferCourse, TransferCourse, computing_alone
 from composer.training.unit import Course
 from composer.weights.record import Start
-from composer.weights.rewrite import Adapter
-from composer.words import plural
 
 TRAIN = "train"
 """The name of the stage that trains a model from nothing."""

@@ -13,14 +13,15 @@ from torch.nn import functional
 
 from blocks.kernels import FLASH_LINEAR_ATTENTION, Kernel, Refused, gpu_obstacle
 from blocks.operation import FLA, Setting
+from composer.building.rewrite import Adapter, Trained, write_trained
 from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.graph.lowering import AUTO
 from composer.model.cache import CACHE
 from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
-from composer.notices import warn_fallback
 from composer.spec.recipe import Average, Finetune, Lora
+from composer.system.notices import warn_fallback
 from composer.training.journal import CURVE, LOG
 from composer.training.on_policy import ContinuedBatch, continue_batch, generalised_divergence
 from composer.training.processes import add_over_processes, count, shares
@@ -29,7 +30,6 @@ from composer.training.stored_logits import TaughtBatch, stored_divergence
 from composer.training.unit import Unit, WholeCourse
 from composer.weights.load import load_model
 from composer.weights.record import TRAINING, Record
-from composer.weights.rewrite import Adapter, Trained, write_trained
 from converters.adapter import OTHERS
 from converters.trunk import dtype_name, is_composed
 

@@ -19,8 +19,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from blocks.part import Closed
 from composer.errors import TrainingError
-from composer.files import write_whole
-from composer.state import Count, Measured, read_log
+from composer.system.files import write_whole
+from composer.system.json_files import Count, Measured, read_log
 from composer.training.options import AGAIN
 from composer.training.processes import by_first
 from composer.training.tracking import Tracker
@@ -127,7 +127,7 @@ def draw(log: Path, target: Path, again: str = AGAIN) -> None:
     TrainingError if it cannot be written.
     """
     with _writable("curve", target.parent, again):
-        from composer.plotting import WIDTH, add_title, by_powers, plotting, save, whole_ticks
+        from composer.reporting.plotting import WIDTH, add_title, by_powers, plotting, save, whole_ticks
 
         lines = _lines(log)
         if not lines:
@@ -150,7 +150,7 @@ def _draw(axis: Any, lines: list[LogLine]) -> None:
     """The losses of one stage: separate colours, or, of many layers, from dark to light."""
     from matplotlib import colormaps
 
-    from composer.plotting import COLOURS, MAP, colour
+    from composer.reporting.plotting import COLOURS, MAP, colour
 
     units = list(dict.fromkeys(name for line in lines for name in line.loss))
     every = -(-len(units) // MOST_NAMED)

@@ -13,14 +13,15 @@ from safetensors.torch import save_file
 from blocks.part import Closed
 from composer.data.packing import PackedRows
 from composer.errors import TrainingError
-from composer.files import whole_file
 from composer.model.modeling import ComposedForCausalLM
+from composer.reporting.tables import Readable, View
+from composer.reporting.words import size
 from composer.runs.identity import fingerprint
 from composer.runs.store import RunStore
 from composer.spec.inherit import short_path
 from composer.spec.recipe import Recipe
-from composer.state import write_state
-from composer.tables import Readable, View
+from composer.system.files import whole_file
+from composer.system.json_files import write_state
 from composer.training.finetune import logits_at_targets
 from composer.training.folder import DataReferences
 from composer.training.rows import both_sides, tokenizer_of
@@ -28,7 +29,6 @@ from composer.training.run import TrainingOptions
 from composer.training.stored_logits import LOGITS, SHARD, SHARDS, LogitsRecord, hash_of_tokens, hashes_of
 from composer.training.teacher import Teacher, tokens_of
 from composer.weights.config import check_positions
-from composer.words import size
 
 STORE = RunStore("call of compose logits", TrainingError, mark=LOGITS, written=(SHARDS,))
 SHARD_BYTES = 64 * 2**20

@@ -17,10 +17,11 @@ from pydantic import Field, JsonValue
 
 from blocks.part import Closed
 from composer.data.packing import Batch, PackedRows, rows_of_step, steps_of
-from composer.devices import keep_freed_memory, seed_for_block
 from composer.errors import Stopped, TrainingError
+from composer.reporting.words import duration
 from composer.spec.recipe import Stage
-from composer.state import Count, Elapsed, Measured
+from composer.system.devices import keep_freed_memory, seed_for_block
+from composer.system.json_files import Count, Elapsed, Measured
 from composer.training import checkpoint
 from composer.training.journal import Journal
 from composer.training.options import AGAIN
@@ -28,7 +29,6 @@ from composer.training.processes import add_over_processes, broadcast_from_first
 from composer.training.signals import await_signals
 from composer.training.unit import Course, Losses
 from composer.weights.record import Start
-from composer.words import duration
 
 SLOW = 10.0
 """Seconds of a step from which its time is announced after its first part."""

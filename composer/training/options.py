@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from composer.arguments import check_known, several
 from composer.errors import ComposerError, TrainingError
-from composer.options import option, options_class
-from composer.shared_options import (
+from composer.options.arguments import check_known, several
+from composer.options.classes import option, options_class
+from composer.options.shared import (
     BackendOption,
     Bfloat16Option,
     DataOptions,
@@ -20,7 +20,7 @@ from composer.shared_options import (
     to_optional_path,
     to_optional_text,
 )
-from composer.versions import version_of
+from composer.system.versions import version_of
 
 if TYPE_CHECKING:
     from composer.training.loop import StepProgress

@@ -28,8 +28,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, Shard
 
 from composer.data.packing import Batch
-from composer.devices import processes_started
 from composer.errors import TrainingError, first_line
+from composer.system.devices import processes_started
 
 Result = TypeVar("Result")
 COMPUTE = "compute_with_whole_parameters"

@@ -14,13 +14,13 @@ from composer.data.packing import PackedRows, Packing
 from composer.errors import TrainingError
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import ALL, sources_of_pairs
+from composer.reporting.words import plural
 from composer.spec.recipe import Recipe, Stage
 from composer.spec.resolve import Resolved
+from composer.system.trust import load_tokenizer
 from composer.tasks.writer import hardly_written, unknown_token
 from composer.training.loop import Outcome, every, length_of
 from composer.training.processes import is_first
-from composer.trust import load_tokenizer
-from composer.words import plural
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

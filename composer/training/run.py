@@ -14,16 +14,18 @@ import torch
 from torch import Tensor
 
 from blocks.part import Closed
+from composer.building.rewrite import Adapter, Trained, write_trained
 from composer.data.packing import PackedRows
 from composer.errors import TrainingError
 from composer.graph.lowering import check_backend
 from composer.model.hosts import layers_of
 from composer.model.modeling import ComposedForCausalLM
+from composer.reporting.tables import Readable, Table, View
+from composer.reporting.words import quantity
 from composer.runs.identity import fingerprint
 from composer.spec.inherit import short_path
 from composer.spec.recipe import Finetune, Stage
 from composer.spec.resolve import graphs_of
-from composer.tables import Readable, Table, View
 from composer.training.finetune import warn_if_worse_than_uniform
 from composer.training.folder import STORE, DataReferences, RunSettings, TeacherFingerprint, check_run_folder, run_folder
 from composer.training.journal import CURVE, LOG, Journal, draw
@@ -47,8 +49,6 @@ from composer.weights.config import check_positions
 from composer.weights.load import load_model
 from composer.weights.output import check_output
 from composer.weights.record import HeldOut, TrainedStage, adapter_in, read_record, steps_in_words
-from composer.weights.rewrite import Adapter, Trained, write_trained
-from composer.words import quantity
 
 PART = 2**38
 """Tokens times parameters that a CPU processes at once: seconds of a core."""

@@ -15,9 +15,9 @@ from torch import Tensor
 from blocks.calibration import OutputSizes
 from composer.model.attention import ComposedAttention
 from composer.model.head import Head, anatomy
+from composer.reporting.words import plural
 from composer.spec.recipe import Transfer
 from composer.training.transfer import AttentionTarget, heads_output
-from composer.words import plural
 
 FAR = 4.0
 """The ratio of the student's size to the teacher's, or its inverse, above which a start is reported."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from composer.devices import processes_started
 from composer.errors import ComposerError
-from composer.progress import BarUpdate
-from composer.terminal import INTERRUPTED, MISTAKE, print_mistake, say, watch_progress
-from composer.words import duration
+from composer.reporting.progress import BarUpdate
+from composer.reporting.terminal import INTERRUPTED, MISTAKE, print_mistake, say, watch_progress
+from composer.reporting.words import duration
+from composer.system.devices import processes_started
 
 if TYPE_CHECKING:
     from composer.training.loop import StepProgress

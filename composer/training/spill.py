@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
-from composer.files import failing_as, partial_of, whole_file
+from composer.system.files import failing_as, partial_of, whole_file
 from composer.training.model_on_disk import StoredModel, read_rows
 from composer.weights.stream import blocks
 from converters.bounded import reason

@@ -23,7 +23,7 @@ from composer.runs.identity import Fingerprint
 from composer.runs.store import Settings
 from composer.spec.inherit import short_path
 from composer.spec.recipe import Average
-from composer.state import Count, Measured, read_state
+from composer.system.json_files import Count, Measured, read_state
 from composer.training.folder import DataReferences
 from converters.bounded import check_file, reason
 

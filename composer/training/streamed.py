@@ -22,12 +22,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from composer.data.packing import Batch, PackedRows, rows_of_step
-from composer.devices import give_back
 from composer.errors import TrainingError
-from composer.files import failing_as, whole_file
 from composer.model.attention import ComposedAttention
 from composer.model.hosts import attentions
 from composer.spec.recipe import Transfer
+from composer.system.devices import give_back
+from composer.system.files import failing_as, whole_file
 from composer.training.calibration import begin_layer, join_starts, rows_to_calibrate
 from composer.training.journal import Journal
 from composer.training.loop import Outcome, length_of, run_stage

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from composer.building import ModelOptions, run_build_in_memory
+from composer.building.build import ModelOptions, run_build_in_memory
 from composer.errors import TrainingError
-from composer.files import sha256
 from composer.graph.lowering import AUTO
 from composer.model.modeling import ComposedForCausalLM
-from composer.trust import load_tokenizer
+from composer.system.files import sha256
+from composer.system.trust import load_tokenizer
 from composer.weights.load import load_model
 from composer.weights.record import Record, StoredSource, StoredUnpacked
 from composer.weights.sources import describe_model, open_model

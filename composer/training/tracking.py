@@ -15,8 +15,8 @@ from pydantic import StringConstraints
 
 from blocks.part import Closed
 from composer.errors import TrainingError
-from composer.files import failing_as
-from composer.state import read_state, write_state
+from composer.system.files import failing_as
+from composer.system.json_files import read_state, write_state
 from composer.training.options import AGAIN
 
 TRACKED = "tracked.json"

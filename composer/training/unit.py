@@ -16,7 +16,7 @@ from composer.data.packing import Batch
 from composer.errors import TrainingError
 from composer.model.head import without_autocast
 from composer.spec.recipe import Stage
-from composer.state import Count, Measured
+from composer.system.json_files import Count, Measured
 from composer.training.processes import norm as norm_of
 
 RECENT = 20

@@ -1,7 +1,7 @@
 """Guard the live page: it answers only this machine's browser, with the token of its address, and requests of a bounded size.
 
-The address has a token, as Jupyter's has, which the first answer stores in a cookie. ``composer/local_requests.py`` checks the
-``Host`` and the ``Origin``.
+The address has a token, as Jupyter's has, which the first answer stores in a cookie. ``composer/system/local_requests.py`` checks
+the ``Host`` and the ``Origin``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
-from composer.local_requests import PATIENCE, Receive, Scope, Send, foreign_request, headers_of
+from composer.system.local_requests import PATIENCE, Receive, Scope, Send, foreign_request, headers_of
 
 ADDRESS = "127.0.0.1"
 """The only address that the page is served on."""

@@ -12,14 +12,14 @@ import webbrowser
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from composer.arguments import named_dtype
 from composer.drawing.picture import picture
 from composer.errors import ComposerError
-from composer.escape import escape_html
+from composer.options.arguments import named_dtype
+from composer.reporting.escape import escape_html
 from composer.spec.code import code_of
 from composer.spec.explain import explain_resolved
 from composer.spec.shipped import shipped_specs
-from composer.versions import install_command, version_of
+from composer.system.versions import install_command, version_of
 from composer.viewing.guard import ADDRESS, TOKEN, Guard
 from composer.viewing.reading import MOST_TOKENS, TYPED, EditorContext, parse_whole_number, resolve_text
 from converters.shard import BYTES

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import SourceError
-from composer.notices import inform
-from composer.trust import CONFIG, code_in_adapter, refuse_code, translate_transformers_errors
+from composer.system.notices import inform
+from composer.system.trust import CONFIG, code_in_adapter, refuse_code, translate_transformers_errors
 from composer.weights.output import copy_files, write_json
 from composer.weights.stream import check_loaded
 from converters.adapter import read_foreign_adapter

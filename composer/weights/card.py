@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from composer.escape import escape_markdown, markdown_block, markdown_code, markdown_link
+from composer.reporting.escape import escape_markdown, markdown_block, markdown_code, markdown_link
 from composer.spec.writing import to_yaml
 from composer.weights.config import read_recorded_trunk
 from composer.weights.record import RECORD, Record, StoredSource, TrainedStage, steps_in_words

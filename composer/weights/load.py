@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import ValidationError
 
 from blocks.part import Closed
-from composer.devices import check_place, room
 from composer.errors import ComposerError, SourceError
-from composer.files import sha256
 from composer.graph.lowering import AUTO, check_backend
-from composer.notices import warn_user
 from composer.spec.external_parts import find_changed_parts, find_unregistered_kind, needed_part_message, read_recorded_parts
 from composer.spec.resolve import Resolved, graphs_of
-from composer.state import FileName, first_problem
+from composer.system.devices import check_place, room
+from composer.system.files import sha256
+from composer.system.json_files import FileName, first_problem
+from composer.system.notices import warn_user
+from composer.system.trust import refuse_code, translate_transformers_errors
 from composer.tasks.catalogue import TASKS
-from composer.trust import refuse_code, translate_transformers_errors
 from composer.weights.config import dimensions
 from composer.weights.record import read_record
 from composer.weights.sources import open_model

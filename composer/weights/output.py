@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import BuildError
-from composer.files import move_folder, recover, sync, unique_partial_of
-from composer.locks import beside, exclusive_lock
+from composer.system.files import move_folder, recover, sync, unique_partial_of
+from composer.system.locks import beside, exclusive_lock
 from composer.weights.record import RECORD, Placement, not_of_the_build, read_record
 from composer.weights.stream import blocks
 from converters.bounded import check_file, circle_of_links, reason, within

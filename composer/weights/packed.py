@@ -15,11 +15,11 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer.devices import check_memory
 from composer.errors import SourceError
-from composer.files import system_errors
-from composer.progress import silent_transformers
-from composer.trust import problem_of_template, refuse_code, translate_transformers_errors
+from composer.reporting.progress import silent_transformers
+from composer.system.devices import check_memory
+from composer.system.files import system_errors
+from composer.system.trust import problem_of_template, refuse_code, translate_transformers_errors
 from composer.weights.output import copy_files, write_text
 from converters.bounded import list_first, parse_json, shorten
 from converters.errors import ConfigError
@@ -111,7 +111,7 @@ class PackedFile:
 
             config = self._config(dtype)
             self._check_fits(config, self._describe(config).trunk.layers, dtype)
-            with _alone(self.path) as where:
+            with _link_only(self.path) as where:
                 tokenizer = AutoTokenizer.from_pretrained(**where)
                 if problem := problem_of_template(tokenizer.chat_template):
                     raise SourceError(f"The tokenizer of {self.path} cannot be used: {problem}.")
@@ -313,7 +313,7 @@ def _config_of(file: Path, size: int, modified_ns: int) -> Any:
     """
     from transformers import AutoConfig
 
-    with _alone(file) as where:
+    with _link_only(file) as where:
         config: Any = AutoConfig.from_pretrained(**where)
     for key in NO_CONFIG:
         if hasattr(config, key):
@@ -322,7 +322,7 @@ def _config_of(file: Path, size: int, modified_ns: int) -> Any:
 
 
 @contextmanager
-def _alone(file: Path) -> Iterator[dict[str, Any]]:
+def _link_only(file: Path) -> Iterator[dict[str, Any]]:
     """A folder with a link to a GGUF file and nothing else, so that transformers reads no other file beside it; as arguments."""
     with tempfile.TemporaryDirectory(prefix="composer-") as folder:
         link = Path(folder, f"model{GGUF}")

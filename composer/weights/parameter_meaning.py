@@ -16,11 +16,11 @@ from blocks.part import Part
 from composer.errors import BuildError
 from composer.graph.graph import READ_NODE, Edge, HeadGraph, Node, ancestors
 from composer.graph.wiring import build_graph
+from composer.reporting.words import ranges
 from composer.spec.external_parts import find_unregistered_kind, needed_part_message
 from composer.spec.layer_rules import key_heads_of
 from composer.spec.resolve import Resolved, meaning, prefix
 from composer.spec.writing import format_value
-from composer.words import ranges
 from converters.composed import SPEC_KEYS
 
 READ = {Kind.HIDDEN, Kind.QUERY, Kind.KEY, Kind.PAIRS}

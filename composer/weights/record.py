@@ -12,12 +12,12 @@ from pydantic import Field, ValidationError
 
 from blocks.part import Closed
 from composer.errors import BuildError
-from composer.files import sha256
 from composer.graph.lowering import AUTO
 from composer.spec.external_parts import StoredPart, find_unregistered_kind, needed_part_message, read_recorded_parts
 from composer.spec.resolve import Resolved
-from composer.state import Digest, FileName, first_problem
-from composer.versions import versions_of
+from composer.system.files import sha256
+from composer.system.json_files import Digest, FileName, first_problem
+from composer.system.versions import versions_of
 from composer.weights.plan import Plan
 from converters.bounded import MOST_RECORD, read_bytes, reason, within
 from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS, RECORD

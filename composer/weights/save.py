@@ -17,9 +17,9 @@ import torch
 from transformers.utils.hub import cached_file
 
 from composer.errors import BuildError, ComposerError
-from composer.files import sha256, write_whole
 from composer.model.adapters import KEEPERS
-from composer.notices import warn_caller
+from composer.system.files import sha256, write_whole
+from composer.system.notices import warn_caller
 from composer.weights.config import own_parameters, read_recorded_trunk
 from composer.weights.output import STUB_TEXT, copy_files
 from composer.weights.plan import Inherited, Plan, make_plan, weights_of

@@ -24,12 +24,12 @@ from pydantic import ValidationError
 
 from blocks.part import Closed
 from composer.errors import BuildError, SourceError, name_of
-from composer.files import failing_as, sha256
-from composer.locks import exclusive_lock, inside
-from composer.notices import inform
 from composer.spec.loading import names_a_spec
-from composer.state import Digest, FileName
-from composer.versions import versions_of
+from composer.system.files import failing_as, sha256
+from composer.system.json_files import Digest, FileName
+from composer.system.locks import exclusive_lock, inside
+from composer.system.notices import inform
+from composer.system.versions import versions_of
 from composer.weights.adapted import Adapted, find_adapted
 from composer.weights.output import whole_or_nothing, write_json
 from composer.weights.packed import Packed, find_packed

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blocks.part import Fresh
-from composer.devices import check_memory
 from composer.errors import BuildError, SourceError
+from composer.system.devices import check_memory
 from converters.bounded import list_first, open_regular, reason, shorten
 from converters.shard import BYTES, Shard, StoredTensor, header_bytes
 from converters.trunk import Dtype

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import SourceError
-from composer.trust import translate_transformers_errors
+from composer.system.trust import translate_transformers_errors
 from composer.weights.output import copy_files, write_json
 from composer.weights.stream import inherit_piece, write_shard
 from converters.bounded import brief, is_name, list_first

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from composer.errors import BuildError
-from composer.trust import load_tokenizer
+from composer.reporting.words import plural
+from composer.system.trust import load_tokenizer
 from composer.weights.sources import tokenizer_folder
-from composer.words import plural
 from converters.bounded import brief
 from converters.source import TOKENIZER, Source, small_files
 

@@ -20,13 +20,14 @@ from typing import Any, Literal
 
 from blocks.part import Closed
 from composer.errors import BuildError, SpecError, name_of
-from composer.files import sha256
 from composer.graph.rules import check_graph
+from composer.reporting.tables import Readable, Table, View
+from composer.reporting.words import plural, short_hashes
 from composer.spec.built_models import WHOLE
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Resolved, fresh_parameters, resolve
-from composer.tables import Readable, Table, View
+from composer.system.files import sha256
 from composer.weights.config import config_dict
 from composer.weights.plan import Plan
 from composer.weights.record import (
@@ -42,7 +43,6 @@ from composer.weights.record import (
     read_record,
 )
 from composer.weights.stream import digest_and_counts
-from composer.words import plural, short_hashes
 from converters.adapter import check_adapter
 from converters.bounded import check_file, list_first, reason, shorten, within
 from converters.composed import ADAPTER_KEY, SPEC_KEYS

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from composer.tables import Table
+from composer.reporting.tables import Table
 from evidence.smollm2.plan import Plan
 from evidence.smollm2.report import Model, bootstrap_difference, harness_columns, retrieval_columns, text_columns
 

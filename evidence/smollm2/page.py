@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from composer.files import write_whole
+from composer.system.files import write_whole
 from evidence.smollm2.budget import build_budget_table
 from evidence.smollm2.plan import HEADS, HERE, PLAN, READING, Plan, read_plan
 from evidence.smollm2.report import Model, build_tables, draw, harness_columns, models_of

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from blocks.part import Closed
-from composer.files import sha256
 from composer.spec.places import plain
 from composer.spec.reading import read_text
+from composer.system.files import sha256
 from converters.bounded import MOST_CONFIG
 from converters.bounded import read_text as read_config
 

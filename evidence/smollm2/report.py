@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from composer.plotting import COLOURS, FAINT, TEACHER, WIDTH, add_title, label, legend, marker, plotting, save
-from composer.tables import Table
+from composer.reporting.plotting import COLOURS, FAINT, TEACHER, WIDTH, add_title, label, legend, marker, plotting, save
+from composer.reporting.tables import Table
 from evidence.smollm2.plan import Plan
 from evidence.smollm2.result import Result, read_result
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from blocks.part import Closed
-from composer.files import write_whole
+from composer.system.files import write_whole
 from converters.bounded import MOST_LOG, read_text
 
 RUNS = Path(__file__).parent / "runs"

@@ -20,13 +20,13 @@ from typing import Any
 
 import composer
 from composer.ablation.plan import PACKAGES
-from composer.devices import device_name
 from composer.errors import ComposerError, EvaluationError
 from composer.evaluation.folder import SAMPLES, SAMPLES_AGAIN
 from composer.evaluation.report import LoggedSample
-from composer.files import write_whole
-from composer.state import read_log
-from composer.versions import versions_of
+from composer.system.devices import device_name
+from composer.system.files import write_whole
+from composer.system.json_files import read_log
+from composer.system.versions import versions_of
 from composer.weights.record import TrainedStage, read_record
 from evidence.smollm2.choices import build_rules, choose_heads, read_scores
 from evidence.smollm2.plan import HERE, Inputs, Plan, Student, compute_identity

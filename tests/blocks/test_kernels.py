@@ -19,7 +19,7 @@ from blocks.kernels import FLASH_LINEAR_ATTENTION, TRITON_PACKAGE, Kernel, Packa
 from blocks.operation import Form, Setting
 from blocks.recurrences import additive
 from composer.graph.lowering import list_forms
-from composer.notices import FallsBack
+from composer.system.notices import FallsBack
 from tests.composer.graph.backends import forget
 from tests.composer.graph.heads import SIZE, graph_of, resolved
 from tests.laws.cases import Inputs, build_head, inputs, run

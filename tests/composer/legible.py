@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from composer.plotting import STYLE, WIDTH, offscreen
+from composer.reporting.plotting import STYLE, WIDTH, offscreen
 
 README = 900 / 96
 """Inches that a README shows a picture at."""

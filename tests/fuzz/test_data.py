@@ -14,12 +14,12 @@ import pyarrow.parquet
 import pytest
 from hypothesis import strategies as st
 
+from composer.data.chat_templates import render
 from composer.data.formats import drafts
 from composer.data.hub import CARDS, check_card
 from composer.data.reading import read_records
 from composer.data.references import FileData
 from composer.errors import ComposerError
-from composer.templates import render
 from tests.fuzz.mutations import CUTS, EDITS, VALUES, as_json, cut, edited
 from tests.fuzz.outcomes import LONGEST, fuzz, outcome
 

@@ -9,13 +9,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 import composer
+from composer.building.in_memory import build_fresh
 from composer.spec import load_spec, shipped_specs
 from composer.spec.dimensions import Dimensions
 from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_specs, resolve_spec
 from composer.spec.places import plain
 from composer.spec.reading import read_file
-from composer.weights.in_memory import build_fresh
 from tests.fuzz.mutations import CUTS, EDITS, VALUES, as_json, cut, edited
 from tests.fuzz.outcomes import fuzz, outcome
 

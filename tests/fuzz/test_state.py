@@ -18,7 +18,7 @@ from composer.ablation.ablate import ablate
 from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.runner import evaluate
 from composer.inspection.folder import SUMMARY, Summary, check_place
-from composer.state import write_state
+from composer.system.json_files import write_state
 from composer.training import journal
 from tests.composer.ablation.variants import request_for, write_spec
 from tests.composer.training.runs import make_student, make_teacher, run, write_texts

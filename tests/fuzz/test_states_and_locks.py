@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 import composer
+from composer.building.lock import read_lock
 from composer.model.cache import new_cache
 from composer.model.state_file import METADATA, load_cache, save_cache
 from composer.publishing.contents import contents_of
 from composer.spec.places import plain
 from composer.spec.reading import read_file
-from composer.weights.lock import read_lock
 from composer.weights.record import RECORD
 from composer.weights.verify import verify
 from tests.checkpoints import llama

@@ -18,7 +18,7 @@ from blocks.legend import Shape
 from blocks.operation import Setting, State
 from composer.graph.lowering import list_forms
 from composer.graph.wiring import build_graph
-from composer.notices import FallsBack
+from composer.system.notices import FallsBack
 from tests.laws.cases import Inputs, build_head, complete, inputs, pieces, run
 
 pytestmark = pytest.mark.gpu

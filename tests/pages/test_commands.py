@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from composer.cli.main import COMMANDS, load_command
-from composer.options import options_of
+from composer.options.classes import options_of
 from pages.commands import page
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")

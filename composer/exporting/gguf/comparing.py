@@ -18,8 +18,8 @@ from composer.exporting.gguf import worker
 from composer.exporting.gguf.types import TYPES, type_of_file
 from composer.exporting.plain import TOLERANCES, Comparison, ModelText, compare_logits
 from composer.exporting.plain_worker import KEPT, STEPS
-from composer.subprocesses import environment_of_child
-from composer.trust import load_tokenizer
+from composer.system.subprocesses import environment_of_child
+from composer.system.trust import load_tokenizer
 
 TEXT = "Once upon 12 times,  it's 3:45 o'clock!\n\n\tA girl's dog (Ärger, 日本) ran: x+=1;"
 """Spaces, digits, contractions, letters outside of ASCII and line ends, which kinds of tokenizers divide differently."""

@@ -14,7 +14,7 @@ from composer.exporting.gguf.types import name_of_file
 from composer.exporting.gguf.writing import Gguf, gguf_of, write_gguf
 from composer.exporting.native import native_of
 from composer.exporting.plain import sample_of
-from composer.files import system_errors
+from composer.system.files import system_errors
 from composer.weights.card import licence_fields
 from composer.weights.load import load_model
 from composer.weights.output import check_output, check_space, whole_or_nothing

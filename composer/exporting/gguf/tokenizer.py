@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import ExportError
-from composer.trust import load_tokenizer
+from composer.system.trust import load_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, ADDED, UNUSED, BYTE = range(1, 7)
 """llama.cpp's types of tokens."""

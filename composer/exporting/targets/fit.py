@@ -11,11 +11,11 @@ from pydantic import BaseModel
 
 from composer.exporting.targets.target import OWN_TRUNK, LayerType, NativeTarget, StudentModel
 from composer.graph.composition import HeadSpec
+from composer.reporting.words import layers_in_words
 from composer.spec.explain import FailedCondition
 from composer.spec.resolve import Resolved
 from composer.spec.writing import format_value
 from composer.weights.config import config_dict
-from composer.words import layers_in_words
 from converters.model_types import host_of
 from converters.trunk import Sizes
 

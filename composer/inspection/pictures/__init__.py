@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from composer.inspection.findings import Findings
 from composer.inspection.pictures import attention, parts
 from composer.inspection.pictures.style import DrawnFigure
-from composer.plotting import add_title, plotting
+from composer.reporting.plotting import add_title, plotting
 
 
 def draw_all(findings: Findings) -> Iterator[DrawnFigure]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from composer.inspection.findings import Findings, HeadFindings, PlainArray
 from composer.inspection.pictures.style import DrawnFigure, memory_colours, ticks
-from composer.plotting import MAP, MARK, STUDENT, TEACHER, label, legend, named_ticks, panels, plain, whole_ticks
+from composer.reporting.plotting import MAP, MARK, STUDENT, TEACHER, label, legend, named_ticks, panels, plain, whole_ticks
 
 LEAST = 1e-4
 """The smallest weight that differs in colour from 0."""

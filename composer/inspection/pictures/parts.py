@@ -9,7 +9,7 @@ import numpy as np
 
 from composer.inspection.findings import Findings, HeadFindings, ShownNumbers
 from composer.inspection.pictures.style import DrawnFigure, finite, from_zero
-from composer.plotting import FAINT, MAP, STUDENT, by_powers, colour, legend, line, named_ticks, panels, whole_ticks
+from composer.reporting.plotting import FAINT, MAP, STUDENT, by_powers, colour, legend, line, named_ticks, panels, whole_ticks
 
 MOST_NAMED = 16
 """Heads of a map that are named; of more, every so many."""

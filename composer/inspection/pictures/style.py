@@ -10,7 +10,7 @@ import numpy as np
 
 from blocks.memories import MEMORIES
 from composer.inspection.findings import Findings, PlainArray
-from composer.plotting import COLOURS, FAINT
+from composer.reporting.plotting import COLOURS, FAINT
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from blocks.scores.squared_error import SquaredError
 from composer.graph.composition import HeadSpec
 from composer.graph.lowering import list_forms, lower
 from composer.graph.wiring import build_graph
-from composer.notices import FallsBack
+from composer.system.notices import FallsBack
 from tests.blocks.fused.heads import ALIKE, GROUPED, assert_close, assert_defined
 from tests.blocks.fused.kernels import choose
 from tests.composer.graph.heads import graph_of

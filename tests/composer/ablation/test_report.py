@@ -17,7 +17,7 @@ from composer.ablation.plan import Chain
 from composer.ablation.rendering import draw_all, table
 from composer.ablation.report import AblationReport, Column, Figure, make_report
 from composer.ablation.steps import FAILURE, Figures
-from composer.plotting import RESOLUTION
+from composer.reporting.plotting import RESOLUTION
 from tests.composer.ablation.variants import SECOND_STAGES, chains_of, write_spec
 
 pytestmark = pytest.mark.drawn

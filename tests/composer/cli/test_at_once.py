@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from composer import locks
 from composer.benching import runner as benching
 from composer.benching.options import BenchOptions
+from composer.building import folder as building
 from composer.errors import BenchError
-from composer.locks import beside, exclusive_lock, inside
-from composer.weights import build as building
+from composer.system import locks
+from composer.system.locks import beside, exclusive_lock, inside
 from composer.weights.verify import verify
 from tests.checkpoints import fingerprint
 from tests.composer.ablation.variants import write_spec

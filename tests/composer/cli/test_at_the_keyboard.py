@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from composer import terminal
 from composer.cli.main import app
+from composer.reporting import terminal
 from composer.spec.shipped import shipped_specs
 from tests.composer.cli.conftest import Compose
 from tests.composer.programs import printed_behind

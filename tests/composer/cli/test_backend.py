@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from composer.state import write_state
+from composer.system.json_files import write_state
 from composer.training.folder import RUN, STORE
 from composer.weights.record import read_record
 from tests.composer.cli.conftest import Compose

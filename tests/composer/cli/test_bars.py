@@ -9,9 +9,9 @@ import rich.console
 
 from composer.commands import distill
 from composer.errors import TrainingError
-from composer.notices import warn_user
-from composer.progress import BarUpdate
-from composer.terminal import watch_progress
+from composer.reporting.progress import BarUpdate
+from composer.reporting.terminal import watch_progress
+from composer.system.notices import warn_user
 from composer.training.loop import StepProgress
 from composer.training.screen import training_steps
 from tests.composer.cli.conftest import Compose

@@ -20,7 +20,7 @@ import pytest
 import composer
 from composer.cli import entry
 from composer.cli.main import COMMANDS
-from composer.subprocesses import SAFE_PATH, environment_of_child
+from composer.system.subprocesses import SAFE_PATH, environment_of_child
 from tests.composer.ablation.variants import write_spec
 from tests.composer.training.runs import RECIPE, SPEC, make_student, write_texts
 from tests.test_house import ROOT, named
@@ -98,9 +98,9 @@ WAYS = {
     "composer/benching/memory.py": "environment_of_child",
     "composer/exporting/gguf/comparing.py": "environment_of_child",
     "composer/exporting/plain.py": "environment_of_child",
-    "composer/templates.py": "environment_of_child",
+    "composer/data/chat_templates.py": "environment_of_child",
 }
-"""The files that start processes, and the function of ``composer.subprocesses`` by which they do."""
+"""The files that start processes, and the function of ``composer.system.subprocesses`` by which they do."""
 STARTS = re.compile(
     r"\b(subprocess\.|Popen|ProcessPoolExecutor|get_context|ray\.init|os\.(exec|spawn|posix_spawn|system|popen)|mp\.spawn|num_proc"
     r"|num_workers|sys\.executable)"

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 import composer
 from composer.model.modeling import ComposedForCausalLM
-from composer.words import size
+from composer.reporting.words import size
 from tests.composer.cli.conftest import Compose
 
 PROMPT = "once upon a time there was a cat"

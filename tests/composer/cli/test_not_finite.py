@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 import composer
+from composer.building import folder as building
 from composer.errors import ComposerError
 from composer.training import model_on_disk
-from composer.weights import build as building
 from composer.weights.plan import FRESH_FILE
 from composer.weights.sources import open_model
 from converters.source import SINGLE

@@ -24,7 +24,7 @@ from composer.benching import memory
 from composer.benching.trial import Trial
 from composer.cli.main import COMMANDS, load_command
 from composer.errors import ComposerError, SpecError
-from composer.options import options_of
+from composer.options.classes import options_of
 from composer.weights.record import read_record
 from tests.composer.cli.conftest import Compose
 from tests.outside import EXAMPLE, GATE, fake_distribution, restored

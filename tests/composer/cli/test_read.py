@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 import composer
 from composer.model.cache import new_cache
-from composer.words import size
+from composer.reporting.words import size
 from tests.composer.cli.conftest import WORDS, Compose
 
 TEXT = "once upon a time there was a cat and it slept " * 20

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from composer import progress, terminal
 from composer.errors import ComposerError
-from composer.notices import inform, warn_user
-from composer.tables import Table, View
+from composer.reporting import progress, terminal
+from composer.reporting.tables import Table, View
+from composer.system.notices import inform, warn_user
 from tests.composer.cli.conftest import Compose
 from tests.composer.programs import composed
 
@@ -180,7 +180,7 @@ def test_output_passes_through_one_module() -> None:
         and ast.unparse(node.func) in ("print", "typer.echo", "typer.secho", "sys.stdout.write", "sys.stderr.write")
     }
     assert calls == {
-        "composer/terminal.py",
+        "composer/reporting/terminal.py",
         "composer/cli/entry.py",  # before any import
         "composer/benching/memory.py",  # to its parent process
         "composer/exporting/gguf/worker.py",  # the same

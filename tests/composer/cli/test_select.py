@@ -217,7 +217,7 @@ def test_a_stopped_selection_goes_on_on_another_file_system(tmp_path: Path, monk
     def elsewhere(*_: object, **__: object) -> None:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
-    monkeypatch.setattr("composer.weights.build.HASHED_ANYWAY", 0)
+    monkeypatch.setattr("composer.building.folder.HASHED_ANYWAY", 0)
     out = tmp_path / "out"
     with monkeypatch.context() as apart:
         apart.setattr("os.link", elsewhere)

@@ -13,7 +13,7 @@ import yaml
 
 import composer
 from composer.ablation.plan import read_variants
-from composer.arguments import Numbers
+from composer.options.arguments import Numbers
 from composer.spec.overrides import Overrides
 from composer.tasks.passkey import Passkey
 from tests.composer.programs import ROOT

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import composer
-from composer.arguments import LEAST_SEED, numbers_of, read_tokens
 from composer.cli.main import COMMANDS, load_command
 from composer.errors import BenchError, ComposerError, EvaluationError
-from composer.options import options_of
+from composer.options.arguments import LEAST_SEED, numbers_of, read_tokens
+from composer.options.classes import options_of
 from tests.composer.cli.conftest import Compose
 from tests.composer.programs import ROOT
 

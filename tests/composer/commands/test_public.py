@@ -16,8 +16,8 @@ import pytest
 from typer.main import get_command
 
 import composer
-from composer.arguments import read_tokens
 from composer.cli.main import COMMANDS, app, load_command
+from composer.options.arguments import read_tokens
 from tests.composer.programs import ROOT
 
 FUNCTIONS = {name: getattr(composer, name) for name in dir(composer) if name != "ComposerError"}

@@ -12,7 +12,7 @@ import pytest
 
 import composer
 from composer.commands.generate import Generated
-from composer.tables import Readable
+from composer.reporting.tables import Readable
 from tests.composer.benching import made_up
 
 SCRIPT = "<script>alert(1)</script>"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from composer import templates
+from composer.data import chat_templates as templates
 from composer.data.chat import end_of_turn, render
 from composer.data.formats import DAY
 from composer.errors import DataError

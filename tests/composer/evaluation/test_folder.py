@@ -12,7 +12,7 @@ import pytest
 from composer.errors import EvaluationError
 from composer.evaluation.folder import HARNESS, PLOTS, RESULTS, RUN, SAMPLES, ScoreLog, open_score_log
 from composer.evaluation.report import CellKey, EvaluatedModelFacts, EvaluationSetting, HarnessResult, SampleResult, TaskIdentity
-from composer.files import write_whole
+from composer.system.files import write_whole
 from tests.composer.training.processes import ending, forked
 
 KEY = CellKey("model", "recall", 64)

@@ -13,13 +13,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import composer
-from composer.devices import ran_out_of_memory
 from composer.errors import EvaluationError
 from composer.evaluation import scoring
 from composer.evaluation.arguments import Perplexity
 from composer.evaluation.report import SampleResult, bucket_size
 from composer.evaluation.scoring import MORE, CellFailed, draw_samples, ends_of, judge_tokens, score_cell, write
 from composer.model.cache import CACHE
+from composer.system.devices import ran_out_of_memory
 from composer.tasks.base import Sample
 from composer.tasks.mqar import Mqar
 from composer.tasks.passkey import Passkey

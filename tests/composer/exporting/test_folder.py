@@ -150,7 +150,7 @@ def test_verify_checks_files_code_and_logits(exported: Path, model: Path, tmp_pa
     file.write_text(file.read_text(encoding="utf-8") + "\nopen('ran', 'w')\n", encoding="utf-8")
     assert [check.subject for check in composer.verify(out).failed] == [file.name]
     stated = json.loads((out / "export.json").read_text(encoding="utf-8"))
-    stated["files"][file.name] = composer.files.sha256(file)
+    stated["files"][file.name] = composer.system.files.sha256(file)
     (out / "export.json").write_text(json.dumps(stated), encoding="utf-8")
     (failed,) = composer.verify(out).failed
     assert (failed.what, failed.subject) == ("code", file.name), "a file that differs from what is written does not run"

@@ -18,8 +18,8 @@ from composer.graph.program import HeadInputs
 from composer.graph.source import write_source
 from composer.graph.wiring import build_graph
 from composer.model.head import Head
-from composer.notices import FallsBack
 from composer.spec.explain import explain_resolved
+from composer.system.notices import FallsBack
 from tests.composer.graph.backends import NAME, SAYS, own_backend
 from tests.composer.graph.heads import SIZE, graph_of, resolved, shipped
 from tests.laws.cases import build_head, inputs, run

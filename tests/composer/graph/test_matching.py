@@ -21,7 +21,7 @@ from composer.graph import matching
 from composer.graph.lowering import check_backend, list_forms, lower
 from composer.graph.program import Program
 from composer.graph.source import write_source
-from composer.notices import FallsBack
+from composer.system.notices import FallsBack
 from tests.blocks.support import form_of
 from tests.composer.graph.backends import forget
 from tests.composer.graph.heads import graph_of

@@ -18,7 +18,7 @@ from blocks.memories import ring
 from composer.model import cuda_graph
 from composer.model.cuda_graph import Recorder
 from composer.model.modeling import ComposedForCausalLM
-from composer.notices import FallsBack
+from composer.system.notices import FallsBack
 from tests.composer.model.models import CAUSAL, tokens
 from tests.composer.model.recording import on_a_cpu
 from tests.composer.model.test_in_place import small

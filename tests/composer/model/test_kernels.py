@@ -16,7 +16,7 @@ import torch
 import blocks.kernels
 import composer
 from blocks.kernels import FLASH_LINEAR_ATTENTION, TRITON_PACKAGE
-from composer.notices import FallsBack
+from composer.system.notices import FallsBack
 from tests.composer.graph.backends import forget
 from tests.interpreter import count_launches
 

@@ -121,7 +121,7 @@ def test_large_linked_weights_are_hashed_by_the_push(
     hub: LocalHub, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pushed record has the hash. Weights that were written to since the build are refused."""
-    monkeypatch.setattr("composer.weights.build.HASHED_ANYWAY", 0)
+    monkeypatch.setattr("composer.building.folder.HASHED_ANYWAY", 0)
     source = shutil.copytree(teacher, tmp_path / "source")
     folder = composer.build_folder("lolcats", source, tmp_path / "linked").out
     assert json.loads((folder / "composition.json").read_text())["files"][WEIGHTS]["sha256"] is None

@@ -21,7 +21,7 @@ IMPORTED = (
     "datasets",
     "peft",
     "torch.distributed.fsdp",
-    "composer.plotting",
+    "composer.reporting.plotting",
     "composer.tasks.catalogue",
     "composer.training.journal",
 )

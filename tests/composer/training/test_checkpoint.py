@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from composer.errors import TrainingError
-from composer.files import sha256
 from composer.spec.recipe import Stage
+from composer.system.files import sha256
 from composer.training import checkpoint
 from composer.training.checkpoint import FACTS, TENSORS
 from composer.training.loop import StageState

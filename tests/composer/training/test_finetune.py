@@ -13,8 +13,8 @@ import tests.interpreter  # noqa: F401
 from blocks.kernels import Kernel, Refused
 from composer.data.packing import Batch
 from composer.model.modeling import ComposedForCausalLM
-from composer.notices import FallsBack
 from composer.spec.recipe import Finetune, Lora
+from composer.system.notices import FallsBack
 from composer.training.finetune import (
     ENTROPY,
     FinetuneCourse,

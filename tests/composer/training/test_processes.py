@@ -20,10 +20,10 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from composer.devices import seed_for_block
 from composer.errors import TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Stage
+from composer.system.devices import seed_for_block
 from composer.training import checkpoint, distill, loop, processes
 from composer.training.distill import train
 from composer.training.processes import (

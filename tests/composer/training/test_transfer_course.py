@@ -8,6 +8,7 @@ from weakref import WeakSet
 import pytest
 import torch
 
+from composer.building.in_memory import trunk_of
 from composer.errors import TrainingError
 from composer.model.hosts import attentions
 from composer.spec.loading import resolve_spec
@@ -17,7 +18,6 @@ from composer.training.finetune import add_adapters
 from composer.training.student import check_transfer
 from composer.training.transfer import TransferCourse, layers_alike
 from composer.weights.config import dimensions
-from composer.weights.in_memory import trunk_of
 from tests.composer.hosts.families import small
 from tests.composer.training.runs import SPEC, gradients, learned, rows_of, small_llama, student_of, teacher_of, whole
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer.drawing.picture import TYPICAL
+from composer.reporting.words import size
 from composer.spec.code import code_of
 from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_spec
@@ -16,7 +17,6 @@ from composer.spec.resolve import resolve
 from composer.spec.shipped import shipped_specs
 from composer.viewing.page import answer
 from composer.viewing.reading import TYPED, EditorContext
-from composer.words import size
 
 SIZES = tuple(getattr(TYPICAL, name) for name in TYPED)
 LOLCATS = shipped_specs()["lolcats"].read_text(encoding="utf-8")

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from composer.building.folder import BuildReport, build_folder
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Resolved, resolve
-from composer.weights.build import BuildReport, build_folder
 from composer.weights.config import dimensions
 from composer.weights.plan import Plan, make_plan, weights_of
 from composer.weights.sources import open_model

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from composer.building import folder as build_module
 from composer.errors import BuildError
-from composer.files import backup_path, sha256, unique_partial_of
-from composer.weights import build as build_module
+from composer.system.files import backup_path, sha256, unique_partial_of
 from composer.weights import output, stream
 from composer.weights.output import check_output, copy_file, link_or_copy, whole_or_nothing
 from composer.weights.sources import open_model

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from composer import files
 from composer.errors import BuildError
+from composer.system import files
 from composer.weights import output
 from composer.weights.output import whole_or_nothing
 from tests.composer.training.processes import ending, forked

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import composer
 from composer.errors import BuildError, ComposerError, SourceError
-from composer.files import sha256
+from composer.system.files import sha256
 from composer.weights.record import read_record
 from composer.weights.sources import CACHE, FOLDER, describe_model, open_model
 from tests.checkpoints import logits

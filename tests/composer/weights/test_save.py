@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingA
 from transformers.utils.hub import PushToHubMixin
 
 import composer
+from composer.building.in_memory import IN_MEMORY
+from composer.building.rewrite import Adapter, Trained, write_trained
 from composer.model.modeling import ComposedPreTrainedModel
-from composer.weights.in_memory import IN_MEMORY
 from composer.weights.record import RECORD, Record, read_record
-from composer.weights.rewrite import Adapter, Trained, write_trained
 from composer.weights.verify import verify
 from tests.checkpoints import logits
 from tests.composer.cli.conftest import Compose

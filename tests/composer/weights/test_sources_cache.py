@@ -10,7 +10,7 @@ import pytest
 
 import composer
 from composer.errors import BuildError, SourceError
-from composer.files import sha256
+from composer.system.files import sha256
 from composer.weights import packed, sources
 from composer.weights.sources import CACHE, FOLDER, MANIFEST, cache_folder, open_model
 from tests.gguf_files import gguf_model, write_gguf
@@ -114,7 +114,7 @@ def test_stopped_runs_leave_no_cache_entry(tmp_path: Path, cache: Path, monkeypa
 
 def test_memory_is_compared_before_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = made(tmp_path)
-    monkeypatch.setattr("composer.devices.free_memory", lambda: 1000)
+    monkeypatch.setattr("composer.system.devices.free_memory", lambda: 1000)
     with pytest.raises(
         BuildError, match=r"Not enough memory for unpacking .*model.gguf: it needs 197,248 bytes, and 1,000 are free"
     ):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from composer.building import folder as build_module
 from composer.errors import BuildError
-from composer.weights import build as build_module
 from composer.weights.plan import FRESH_FILE
 from composer.weights.record import RECORD, read_record
 from composer.weights.verify import VerifyReport, verify
@@ -152,7 +152,7 @@ class TestUnhashed:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_value_that_is_not_finite_is_named(source: Path, tmp_path: Path, value: float, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("composer.weights.build.HASHED_ANYWAY", 0)  # so that the build does not read the linked file
+    monkeypatch.setattr("composer.building.folder.HASHED_ANYWAY", 0)  # so that the build does not read the linked file
     name = "model.layers.1.mlp.up_proj.weight"
     edit_tensors(source / "model.safetensors", lambda t: t.update({name: t[name].index_fill(0, torch.tensor([7]), value)}))
     build(source, tmp_path / "out", LAWCAT)

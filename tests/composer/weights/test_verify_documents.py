@@ -14,10 +14,10 @@ import torch
 from transformers import AutoConfig
 
 import composer
+from composer.building.rewrite import Adapter, Trained, write_trained
 from composer.errors import BuildError
 from composer.weights.plan import FRESH_FILE
 from composer.weights.record import RECORD
-from composer.weights.rewrite import Adapter, Trained, write_trained
 from composer.weights.verify import verify
 from tests.checkpoints import edit_config, edit_tensors
 from tests.composer.weights.students import LAWCAT, SOFTMAX, build

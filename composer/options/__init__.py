@@ -1,0 +1,1 @@
+"""Options classes, from which functions, commands and their checks are derived."""

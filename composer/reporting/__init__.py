@@ -1,0 +1,1 @@
+"""How results are shown: tables, plots, words for numbers, progress, the terminal."""

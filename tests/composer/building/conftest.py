@@ -1,0 +1,5 @@
+"""Sources to build from."""
+
+from tests.composer.weights.conftest import compose, sharded, source, teacher
+
+__all__ = ["compose", "sharded", "source", "teacher"]
