@@ -24,7 +24,7 @@ from blocks.memories.window_above_state import WINDOW_ABOVE_STATE
 from blocks.registry import Role
 
 MEMORIES = Role(
-    "memory", Memory, Full, Compressed, First, Meta, Window, Sparse, StateMemory, Delta, Latents, Rwkv7, Gdn2, Mesa, LogLinear
+    "memory", Memory, Full, First, Meta, Window, Sparse, StateMemory, Delta, Latents, Rwkv7, Gdn2, Mesa, LogLinear, Compressed
 )
 MemoryConfig = Annotated[Memory, MEMORIES]
 PATTERNS = (LOLA, WINDOW_ABOVE_STATE, SPARSE_ABOVE_STATE)

@@ -22,7 +22,6 @@ from blocks.positions import NoPosition
 from blocks.softmax import dense, fla_forms
 from blocks.tensors import accumulating, repeat_heads
 
-SOFTMAX = Full()
 UNROTATED = NoPosition()
 DISTANCES = 64
 """Distances between query and key over which a start averages rotations; they grow geometrically up to the length of its rows."""
@@ -145,9 +144,10 @@ class Compressed(Memory):
         return True
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
+        softmax = Full()
         masked, by_kernel, natively = (
             partial(self.compute_output, attention=attention)
-            for attention in (SOFTMAX.attend_masked, SOFTMAX.attend_by_kernel, SOFTMAX.attend_natively)
+            for attention in (softmax.attend_masked, softmax.attend_by_kernel, softmax.attend_natively)
         )
         kernel, step = fla_forms.ATTENTION, Form(TORCH, "stored vectors, with projected queries", self.compute_step, decode=True)
         return (

@@ -41,7 +41,9 @@ class JoinedState(Readable, Closed):
 
 @options_class
 class JoinOptions(ForceOption, BackendOption, DeviceOption, PartsOption):
-    """Join the states of two texts that were read apart, the second text after the first.
+    """Join the states of two texts that were read apart.
+
+    The second text follows directly after the first.
 
     Of memories that keep pairs one by one: softmax over all pairs, a window that discards, the first pairs. Keys of the second text
     are rotated by the length of the first. In a model of several layers this approximates the state of both texts read as one.

@@ -268,7 +268,7 @@ class ComposedAttention(nn.Module):
             if name in options:
                 cache = options[name]
                 assert cache is None or isinstance(cache, ComposedCache), "ComposedModel.forward has checked the cache's type"
-                return None if cache is None else cache.state(self.layer)
+                return None if cache is None else cache.layers[self.layer]  # pyright: ignore[reportReturnType]
         return None
 
 

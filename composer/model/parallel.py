@@ -23,20 +23,30 @@ from composer.model.heads import ComposedHeads
 
 
 class PieceLayer(StateLayer):
-    """The states of one layer for a piece of a text. before: the same layer of the piece before, until its state is taken over."""
+    """The states of one layer for a piece of a text, which are those of the piece before when they are first read.
+
+    before: the same layer of the piece before, until its states are taken over.
+    """
 
     def __init__(self, before: PieceLayer | None, columns: int) -> None:
         super().__init__()
         self.before, self.columns, self.is_kept, self.is_lost = before, columns, Event(), False
+        self._tensors: State = {}
 
-    def take_over(self) -> None:
-        """Wait for the state of the piece before, and take it over. Raises RuntimeError if that piece has failed."""
+    @property
+    def tensors(self) -> State:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Wait for the states of the piece before, and take them over. Raises RuntimeError if that piece has failed."""
         before, self.before = self.before, None
         if before is not None:
             before.is_kept.wait()
             if before.is_lost:
                 raise RuntimeError("an earlier piece of the text was not read")
-            self.tensors, before.tensors = {name: tensor for name, tensor in before.tensors.items() if name != SEEN}, {}
+            self._tensors, before._tensors = {name: tensor for name, tensor in before._tensors.items() if name != SEEN}, {}
+        return self._tensors
+
+    @tensors.setter
+    def tensors(self, tensors: State) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._tensors = tensors
 
     def keep(self, state: State, columns: int) -> None:
         super().keep(state, columns)
@@ -59,11 +69,6 @@ class PieceCache(ComposedCache):
     def piece_layer(self, layer: int) -> PieceLayer:
         held = self.layers[layer]
         assert isinstance(held, PieceLayer)
-        return held
-
-    def state(self, layer: int) -> StateLayer:
-        held = self.piece_layer(layer)
-        held.take_over()
         return held
 
     def count_tokens(self) -> Tensor | None:

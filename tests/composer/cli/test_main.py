@@ -99,6 +99,7 @@ def test_the_list_of_commands_is_complete() -> None:
         "fit",
         "generate",
         "inspect",
+        "join",
         "lock",
         "logits",
         "merge",

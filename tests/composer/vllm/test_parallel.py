@@ -25,6 +25,8 @@ CAUSAL = [path.stem for path in sorted((ROOT / "specs").glob("*.yaml")) if load_
 TOGETHER = ("hypenet", "latte", "latte-conv", "latte-macchiato", "latte-rglru", "mamba2", "retention")
 """Specs with latents that all heads share, a norm over all heads, or decays that follow from the number of a head."""
 ONE_KEY_HEAD = ("mixed-heads",)
+JOINED = "compressed"
+"""A spec with a matrix that belongs to several heads at once."""
 BY_HEAD = {
     "compose": 1,
     "name": "by-head",
@@ -73,7 +75,7 @@ def check(model: Any, tokens: int = 100) -> None:
         assert float((logits - wanted).abs().max() / wanted.abs().max()) < 2e-5
 
 
-@pytest.mark.parametrize("name", [name for name in CAUSAL if name not in (*TOGETHER, *ONE_KEY_HEAD)])
+@pytest.mark.parametrize("name", [name for name in CAUSAL if name not in (*TOGETHER, *ONE_KEY_HEAD, JOINED)])
 def test_two_shares_have_the_logits_of_every_shipped_spec(name: str) -> None:
     check(randomised(composer.build(name, TEACHER, overrides=["trunk=null"])))
 
@@ -82,6 +84,12 @@ def test_two_shares_have_the_logits_of_every_shipped_spec(name: str) -> None:
 def test_heads_that_depend_on_each_other_are_refused(name: str) -> None:
     model = randomised(composer.build(name, TEACHER, overrides=["trunk=null"]))
     with pytest.raises(ValueError, match=r"--tensor-parallel-size 2: the heads 'head' depend on all heads"):
+        divide(model, 0, 2, lambda partial: partial)
+
+
+def test_a_matrix_of_several_heads_is_refused() -> None:
+    model = randomised(composer.build(JOINED, TEACHER, overrides=["trunk=null"]))
+    with pytest.raises(ValueError, match=r"--tensor-parallel-size 2: compressed.down of the head 'head' belongs to several heads"):
         divide(model, 0, 2, lambda partial: partial)
 
 
