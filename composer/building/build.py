@@ -164,6 +164,7 @@ class BuildOptions(
             "--tokenizer": self.tokenizer,
             "--text-only": self.text_only,
             "--lolcats": self.lolcats,
+            "--revision": self.revision if self.source is None else None,
         }
         if flags := [flag for flag, value in decided.items() if value]:
             raise BuildError(f"{self.spec} is a lock, which decides {flags[0]}: leave that out, or lock the spec again.")

@@ -2,13 +2,16 @@
 
 A layer's state after a piece of a text depends on this layer's state before the piece, and on the layers below. So several pieces
 can be read at once: a layer of a piece waits until the same layer of the piece before has its state. The states are those of
-``read_in_pieces``, for every head. Threads spend their time in PyTorch's kernels, where Python does not hold them up.
+``read_in_pieces``, for every head. Threads spend their time in PyTorch's kernels, where Python does not hold them up. At most
+as many pieces as threads are begun, so memory does not grow with the text.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
 from typing import Any
 
@@ -71,6 +74,11 @@ class PieceCache(ComposedCache):
         assert isinstance(held, PieceLayer)
         return held
 
+    def lose(self) -> None:
+        """Mark the states of all layers that have none as lost, and let the next piece continue."""
+        for layer in range(len(self.layers)):
+            self.piece_layer(layer).lose()
+
     def count_tokens(self) -> Tensor | None:
         return torch.tensor([self.columns]) if self.columns else None
 
@@ -92,25 +100,37 @@ def read_in_parallel(
 
     ids, watch: as in ``read_in_pieces``. The model has no ``parallel_obstacle``.
     """
+    length, layers, threads = ids.shape[1], len(cache.layers), torch.get_num_threads()
+    count = min(count, math.ceil(length / PIECE))
     if count == 1:
         return read_in_pieces(model, ids, cache, watch)
-    length, layers, threads = ids.shape[1], len(cache.layers), torch.get_num_threads()
-    last = None
+    last, reading, read = None, deque[tuple[Future[None], PieceCache]](), 0
     torch.set_num_threads(max(1, threads // count))
     executor = ThreadPoolExecutor(count, "composer-read")
+
+    def finish_first() -> None:
+        nonlocal read
+        future, _ = reading.popleft()
+        future.result()
+        read = min(read + PIECE, length)
+        if watch is not None:
+            watch(read, length)
+
     try:
-        futures = []
         for start in range(0, length, PIECE):
             last = PieceCache(last, layers, start)
-            futures.append(executor.submit(_read_piece, model, ids[:, start : start + PIECE], last))
-        for index, future in enumerate(futures):
-            future.result()
-            if watch is not None:
-                watch(min((index + 1) * PIECE, length), length)
+            reading.append((executor.submit(_read_piece, model, ids[:, start : start + PIECE], last), last))
+            if len(reading) == count:
+                finish_first()
+        while reading:
+            finish_first()
     finally:
-        executor.shutdown(cancel_futures=True)
+        for future, piece in reading:
+            if future.cancel():  # nothing else lets the next piece continue
+                piece.lose()
+        executor.shutdown()
         torch.set_num_threads(threads)
-    assert last is not None, "the text has tokens"
+    assert last is not None, "the text has more than one piece"
     for layer in range(layers):
         held = cache.state(layer)
         held.tensors, held.columns, held.is_initialized = last.state(layer).tensors, length, True
@@ -120,5 +140,4 @@ def _read_piece(model: Any, piece: Tensor, cache: PieceCache) -> None:
     try:
         read_in_pieces(model, piece, cache)
     finally:
-        for layer in range(len(cache.layers)):
-            cache.piece_layer(layer).lose()
+        cache.lose()

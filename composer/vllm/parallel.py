@@ -56,9 +56,8 @@ def check_divisible(config: Any, size: int) -> None:
 
 def divide(model: ComposedForCausalLM, rank: int, size: int, reduce: Reduce) -> None:
     """Keep one process's share of the model, in place. Raises ValueError if the outputs of a group's heads depend on each other."""
-    checked: set[str] = set()
     for _, attention in attentions(model):
-        _divide_attention(attention, rank, size, reduce, checked)
+        _divide_attention(attention, rank, size, reduce)
     by_parent: dict[str, list[tuple[nn.Module, str | None]]] = {}
     plan = _plan(model.config)
     for name, module in model.base.named_modules():
@@ -78,8 +77,8 @@ def _plan(config: Any) -> dict[str, str]:
     return getattr(config.get_text_config(), "base_model_tp_plan", None) or {}
 
 
-def _divide_attention(attention: ComposedAttention, rank: int, size: int, reduce: Reduce, checked: set[str]) -> None:
-    """checked: the names of the heads whose shares have been compared, which this extends."""
+def _divide_attention(attention: ComposedAttention, rank: int, size: int, reduce: Reduce) -> None:
+    """Keep one process's share of an attention, in place. Raises ValueError if it belongs to all heads together."""
     facts, heads = attention.facts, attention.composed
     for name, parameter in attention.named_parameters():
         is_projection = any(name.startswith(f"{projection}.") for projection in PROJECTIONS)
@@ -90,7 +89,7 @@ def _divide_attention(attention: ComposedAttention, rank: int, size: int, reduce
     shares = [numbers[rank * len(numbers) // size :][: len(numbers) // size] for numbers in key_heads_of(heads._groups)]
     keys, per_key = sorted(chain.from_iterable(shares)), facts.heads // facts.key_heads
     queries = _queries(keys, per_key)
-    attention.composed = _divide_heads(heads, [[keys.index(key) for key in share] for share in shares], rank, size, checked)
+    attention.composed = _divide_heads(heads, [[keys.index(key) for key in share] for share in shares], rank, size)
     attention.facts = replace(facts, heads=len(queries), key_heads=len(keys))
     for name, style in PROJECTIONS.items():
         of_queries = name in ("q_proj", "o_proj")
@@ -105,7 +104,7 @@ def _queries(keys: Sequence[int], per_key: int) -> list[int]:
     return [per_key * key + index for key in keys for index in range(per_key)]
 
 
-def _divide_heads(heads: ComposedHeads, shares: list[list[int]], rank: int, size: int, checked: set[str]) -> ComposedHeads:
+def _divide_heads(heads: ComposedHeads, shares: list[list[int]], rank: int, size: int) -> ComposedHeads:
     """Return one process's heads of a layer. shares: the key heads of each group among those of the process."""
     divided = ComposedHeads.__new__(ComposedHeads)
     nn.Module.__init__(divided)
@@ -116,9 +115,7 @@ def _divide_heads(heads: ComposedHeads, shares: list[list[int]], rank: int, size
     divided._names, divided._mixes = heads._names, heads._mixes
     divided._runs, divided._key_heads = runs_of(divided._groups), sum(map(len, shares))
     for (name, head), share in zip(groups_of(heads), shares, strict=True):
-        if name not in checked:
-            _check_shares(name, head, share, size)
-            checked.add(name)
+        _check_shares(name, head, share, size)
         divided.add_module(name, _divide_head(name, head, share, rank, size))
     return divided
 

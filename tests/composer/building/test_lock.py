@@ -97,7 +97,13 @@ def test_other_bytes_and_other_versions_are_named(locked: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "flag"),
-    [({"seed": 4}, "seed"), ({"dtype": "float32"}, "dtype"), ({"overrides": ["name=x"]}, "overrides"), ({"fresh": True}, "fresh")],
+    [
+        ({"seed": 4}, "seed"),
+        ({"dtype": "float32"}, "dtype"),
+        ({"overrides": ["name=x"]}, "overrides"),
+        ({"fresh": True}, "fresh"),
+        ({"revision": "main"}, "revision"),
+    ],
 )
 def test_options_that_a_lock_decides_are_refused(locked: Path, options: dict, flag: str) -> None:
     with pytest.raises(BuildError, match=f"is a lock, which decides `{flag}"):

@@ -72,6 +72,24 @@ def test_an_error_in_one_piece_ends_the_reading(monkeypatch: pytest.MonkeyPatch)
     assert (cache.get_seq_length(), len(calls), torch.get_num_threads()) == (0, 2, threads)
 
 
+def test_no_more_pieces_are_begun_than_threads_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error no later piece waits, however long the text is."""
+    read, begun = parallel._read_piece, []
+
+    def fail(model: Any, piece: Tensor, cache: parallel.PieceCache) -> None:
+        begun.append(cache.columns)
+        if cache.columns == PIECE:
+            cache.lose()
+            raise MemoryError("the second piece")
+        read(model, piece, cache)
+
+    monkeypatch.setattr(parallel, "_read_piece", fail)
+    model = student("lolcats")
+    with pytest.raises(MemoryError, match="the second piece"):
+        parallel.read_in_parallel(model, tokens(1, 40 * PIECE), new_cache(model.config), 3)
+    assert {0, PIECE} <= set(begun) <= {0, PIECE, 2 * PIECE, 3 * PIECE}
+
+
 def test_a_rotation_by_the_length_of_a_call_is_refused() -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     model = composer.build("softmax", llama(rope_parameters=rope))
