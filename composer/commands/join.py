@@ -78,7 +78,7 @@ def run_join(options: JoinOptions) -> JoinedState:
         check_state_files(path, None, force=options.force)
     check_device(device)
     with room_for(f"on {device}", "Join states of shorter texts, or use a smaller model."), silent_transformers("error"):
-        from composer.model.joining import join_caches, parts_with_state
+        from composer.model.joined_states import join_caches, parts_with_state
         from composer.model.state_file import load_cache, save_cache
 
         loaded, folder = load_writer(model, device, options.backend, built=True)

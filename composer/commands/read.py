@@ -96,8 +96,8 @@ def run_read(options: ReadOptions) -> ReadText:
         import torch
 
         from composer.model.cache import new_cache
-        from composer.model.parallel import parallel_obstacle, read_in_parallel
         from composer.model.state_file import growing_layers, save_cache
+        from composer.model.threaded_reading import parallel_obstacle, read_in_parallel
 
         loaded, folder = load_writer(model, device, options.backend, built=True)
         tokenizer = tokenizer_of_writer(folder)

@@ -41,8 +41,8 @@ from composer.vllm import FORMAT
 from composer.vllm.folder import check_servable, configuration_of_folder, keeps_states, load_for_serving
 from composer.vllm.heads import CurrentStep, ServedHeads, serve_heads, slots_of
 from composer.vllm.pages import Field, Pages, layout
-from composer.vllm.parallel import check_divisible, divide
 from composer.vllm.step import EngineStep
+from composer.vllm.tensor_parallel import check_divisible, divide
 
 KIND = MambaAttentionBackendEnum.CUSTOM
 """The kind of a layer of states among those of vLLM."""

@@ -18,6 +18,8 @@ from tests.blocks.fused.builds import assert_they_are_built
 from tests.blocks.fused.heads import ALIKE, GROUPED, assert_defined
 from tests.laws.kernels import LENGTH, packed_tokens, padded_tokens
 
+pytestmark = pytest.mark.long
+
 SAYS = "blocks of queries against their window, with its mass"
 SHORT = {"kind": "window", "size": 5}
 ABOVE = {"kind": "state", "normalise": False, "gate": "head"}

@@ -25,6 +25,8 @@ from composer.ablation.steps import FAILURE, MARK, WARNINGS, Figures
 from composer.errors import AblationError
 from tests.composer.ablation.variants import SECOND_STAGES, chains_of, write_spec
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(composer.__file__).parent.parent
 
 

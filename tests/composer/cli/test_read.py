@@ -74,7 +74,7 @@ def test_a_prompt_continues_the_text(compose: Compose, folder: Path) -> None:
 
 
 def test_a_text_read_in_parallel_leaves_the_same_state(compose: Compose, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("generation", "parallel"):
+    for module in ("generation", "threaded_reading"):
         monkeypatch.setattr(f"composer.model.{module}.PIECE", 64)
     for name, count in (("one", 1), ("four", 4)):
         result = compose("read", folder, "--text", "book.txt", "--parallel", count, "-o", f"{name}.state")
@@ -82,7 +82,7 @@ def test_a_text_read_in_parallel_leaves_the_same_state(compose: Compose, folder:
     first, second = (load_file(f"{name}.state") for name in ("one", "four"))
     for name, tensor in first.items():
         torch.testing.assert_close(second[name], tensor, rtol=1e-5, atol=1e-5)
-    monkeypatch.setattr("composer.model.parallel.parallel_obstacle", lambda _: "it reads in order")
+    monkeypatch.setattr("composer.model.threaded_reading.parallel_obstacle", lambda _: "it reads in order")
     message = refused(compose, "read", folder, "--text", "book.txt", "--parallel", 2, "-o", "no.state")
     assert "--parallel 2: it reads in order. Leave --parallel out" in message
     assert not Path("no.state").exists()

@@ -24,6 +24,8 @@ from tests.composer.hosts.families import small
 from tests.composer.model.models import llama, moved, tokens
 from tests.composer.vllm.engine import serve
 
+pytestmark = pytest.mark.long
+
 KEY_HEADS, LAYERS, LENGTH = 4, 2, 24
 HEADS: dict[str, dict[str, Any]] = {
     "exact": {"position": "none", "memory": ["full"]},

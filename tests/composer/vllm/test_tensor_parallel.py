@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import composer
 from composer.spec.loading import load_spec
-from composer.vllm.parallel import check_divisible, divide
+from composer.vllm.tensor_parallel import check_divisible, divide
 from tests.composer.exporting.models import randomised
 from tests.composer.vllm.test_served_heads import SMALL
 

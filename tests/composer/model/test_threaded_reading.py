@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import composer
-from composer.model import parallel
+from composer.model import threaded_reading
 from composer.model.attention import ComposedAttention
 from composer.model.cache import ComposedCache, new_cache
 from composer.model.generation import continuation, read_in_pieces
@@ -20,7 +20,7 @@ PIECE, LENGTH = 16, 70
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "PIECE", PIECE)
+    monkeypatch.setattr(threaded_reading, "PIECE", PIECE)
     monkeypatch.setattr("composer.model.generation.PIECE", PIECE)
 
 
@@ -29,7 +29,7 @@ def read_both_ways(spec: str, count: int) -> tuple[Any, ComposedCache, ComposedC
     model, ids = student(spec), tokens(1, LENGTH)
     caches = new_cache(model.config), new_cache(model.config)
     read_in_pieces(model, ids, caches[0])
-    parallel.read_in_parallel(model, ids, caches[1], count)
+    threaded_reading.read_in_parallel(model, ids, caches[1], count)
     return model, *caches
 
 
@@ -68,30 +68,30 @@ def test_an_error_in_one_piece_ends_the_reading(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(last, "run_heads", fail)
     cache, threads = new_cache(model.config), torch.get_num_threads()
     with pytest.raises(MemoryError, match="the second piece"):
-        parallel.read_in_parallel(model, tokens(1, LENGTH), cache, 3)
+        threaded_reading.read_in_parallel(model, tokens(1, LENGTH), cache, 3)
     assert (cache.get_seq_length(), len(calls), torch.get_num_threads()) == (0, 2, threads)
 
 
 def test_no_more_pieces_are_begun_than_threads_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an error no later piece waits, however long the text is."""
-    read, begun = parallel._read_piece, []
+    read, begun = threaded_reading._read_piece, []
 
-    def fail(model: Any, piece: Tensor, cache: parallel.PieceCache) -> None:
+    def fail(model: Any, piece: Tensor, cache: threaded_reading.PieceCache) -> None:
         begun.append(cache.columns)
         if cache.columns == PIECE:
             cache.lose()
             raise MemoryError("the second piece")
         read(model, piece, cache)
 
-    monkeypatch.setattr(parallel, "_read_piece", fail)
+    monkeypatch.setattr(threaded_reading, "_read_piece", fail)
     model = student("lolcats")
     with pytest.raises(MemoryError, match="the second piece"):
-        parallel.read_in_parallel(model, tokens(1, 40 * PIECE), new_cache(model.config), 3)
+        threaded_reading.read_in_parallel(model, tokens(1, 40 * PIECE), new_cache(model.config), 3)
     assert {0, PIECE} <= set(begun) <= {0, PIECE, 2 * PIECE, 3 * PIECE}
 
 
 def test_a_rotation_by_the_length_of_a_call_is_refused() -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     model = composer.build("softmax", llama(rope_parameters=rope))
-    assert parallel.parallel_obstacle(student("softmax")) is None
-    assert parallel.parallel_obstacle(model) == "the rotation of this model depends on the length of the text so far"
+    assert threaded_reading.parallel_obstacle(student("softmax")) is None
+    assert threaded_reading.parallel_obstacle(model) == "the rotation of this model depends on the length of the text so far"
