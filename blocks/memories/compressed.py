@@ -15,7 +15,7 @@ from blocks.flow import Pairs, Partial
 from blocks.initialise import Fill
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
-from blocks.memories.full import Full, find_visible, native_obstacle, packed_obstacle
+from blocks.memories.full import Full, count_seen_pairs, find_visible, forget_ended_documents, native_obstacle, packed_obstacle
 from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Slot, State
 from blocks.part import Fresh, Parameters, Problem
 from blocks.positions import NoPosition
@@ -169,8 +169,7 @@ class Compressed(Memory):
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
         """Return the mean over the tokens, with restored pairs."""
-        most = min(tokens, shape.window or tokens)
-        seen = most * (most + 1) // 2 + (tokens - most) * most
+        seen = count_seen_pairs(shape, tokens)
         each = 2 * (shape.head_dim + shape.value_dim)
         return 4 * self._rank(shape) * _joined(shape) + seen * shape.heads * each // max(1, tokens)
 
@@ -197,7 +196,7 @@ class Compressed(Memory):
             by_query = repeat_heads(kept, shape.heads, dim=0).expand(*query.shape[:2], -1, -1)
             query = query.scatter(-1, by_query, rotated.gather(-1, by_query))
             key = key.scatter(-1, kept.expand(*key.shape[:2], -1, -1), held["key"])
-        return (attention(query, key, value, held["position"], pairs, call),), _forget(held, call)
+        return (attention(query, key, value, held["position"], pairs, call),), _forget(held, call, query.shape[1])
 
     def compute_step(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
@@ -222,7 +221,7 @@ class Compressed(Memory):
         scale = math.sqrt(projected.shape[-1] / shape.head_dim)  # ``dense`` divides by the root of the width
         result = dense(projected * scale, key, code, visible, shape.softcap)
         output = torch.einsum("bthr,hvr->bthv", result.output, of_values)
-        return (Partial(output.to(query.dtype), result.lse),), _forget(held, call)
+        return (Partial(output.to(query.dtype), result.lse),), _forget(held, call, query.shape[1])
 
     def _kept(self, parameters: Parameters, shape: Shape) -> Int[Tensor, "K n"]:
         if not self.rope:
@@ -248,12 +247,10 @@ def without_coordinates(states: Float[Tensor, "B T h D"], kept: Int[Tensor, "h n
     return states * torch.ones_like(states[0, 0]).scatter(-1, kept, 0.0)
 
 
-def _forget(held: State, call: Call) -> State:
-    """Return the state without the pairs of documents that have ended."""
-    if call.tokens.segment is None:
-        return held
-    segment = call.tokens.extend_segment(held["position"].shape[1] - call.tokens.segment.shape[1])
-    return held | {"position": held["position"].masked_fill(segment != call.tokens.last_segment(), -1)}
+def _forget(held: State, call: Call, length: int) -> State:
+    """Return the state without the pairs of documents that have ended. length: the tokens of the call."""
+    position = held["position"]
+    return held | {"position": forget_ended_documents(position, call.tokens, position.shape[1] - length)}
 
 
 def _roots(weight: Float[Tensor, "M M"]) -> tuple[Tensor, Tensor]:

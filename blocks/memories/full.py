@@ -154,8 +154,7 @@ class Full(Memory):
         bidirectional tokens see all."""
         if shape.both_ways:
             return 2 * tokens * shape.heads * (shape.head_dim + shape.value_dim)
-        most = min(tokens, shape.window or tokens)
-        seen = most * (most + 1) // 2 + (tokens - most) * most
+        seen = count_seen_pairs(shape, tokens)
         return seen * shape.heads * (2 * (shape.head_dim + shape.value_dim) + self.fades) // max(1, tokens)
 
     def compute_output(
@@ -176,9 +175,7 @@ class Full(Memory):
         position = torch.cat((state["position"], pairs.position), dim=1)
         faded = self._compute_fading(call, decay)
         result = attention(query, key, value, position, pairs, call, faded)
-        if tokens.segment is not None:
-            segment = tokens.extend_segment(earlier)
-            position = position.masked_fill(segment != tokens.last_segment(), -1)
+        position = forget_ended_documents(position, tokens, earlier)
         return (result,), {"key": key, "value": value, "position": position} | _carry(faded)
 
     def compute_step(
@@ -286,6 +283,19 @@ class Full(Memory):
             visible = visible & (tokens.segment[:, :, None] == tokens.segment[:, None])
         result = dense(call.rotate(query, rotation), pairs.rotate(rotation), pairs.value, visible, call.shape.softcap)
         return (result,), {}
+
+
+def count_seen_pairs(shape: Shape, tokens: int) -> int:
+    """Return the sum over tokens of the pairs that each sees: all earlier ones, or the last ones in a model with a window."""
+    most = min(tokens, shape.window or tokens)
+    return most * (most + 1) // 2 + (tokens - most) * most
+
+
+def forget_ended_documents(position: Int[Tensor, "B S"], tokens: Tokens, earlier: int) -> Int[Tensor, "B S"]:
+    """Mark the pairs of documents that have ended as absent. earlier: the number of pairs of earlier calls."""
+    if tokens.segment is None:
+        return position
+    return position.masked_fill(tokens.extend_segment(earlier) != tokens.last_segment(), -1)
 
 
 def find_visible(position: Tensor, pairs: Pairs, call: Call, earlier: int, ahead: Tensor | None = None) -> Bool[Tensor, "B T S"]:

@@ -77,18 +77,18 @@ def run_join(options: JoinOptions) -> JoinedState:
     for path in files:
         check_state_files(path, None, force=options.force)
     check_device(device)
+    exact = described.trunk.layers == 1 and not described.trunk.learns_positions
+    if not exact and not options.approximate:
+        raise ComposerError(
+            f"{model} has several layers, or learned positions, and read the second text without the first. The joined state "
+            "is an approximation. Accept it with --approximate, or read both texts as one with `compose read`"
+        )
     with room_for(f"on {device}", "Join states of shorter texts, or use a smaller model."), silent_transformers("error"):
-        from composer.model.joined_states import join_caches, parts_with_state
+        from composer.model.joined_states import join_caches
         from composer.model.state_file import load_cache, save_cache
 
         loaded, folder = load_writer(model, device, options.backend, built=True)
         owner = owner_of(model, folder, loaded)
-        exact = len({layer for layer, *_ in parts_with_state(loaded)}) == 1 and not described.trunk.learns_positions
-        if not exact and not options.approximate:
-            raise ComposerError(
-                f"{model} has several layers, or learned positions, and read the second text without the first. The joined state "
-                "is an approximation. Accept it with --approximate, or read both texts as one with `compose read`"
-            )
         first, second = (load_cache(path, loaded, owner) for path in files)
         if options.drop >= second.get_seq_length():
             raise ComposerError(f"--drop {options.drop}: the second text has {plural(second.get_seq_length(), 'token')}")

@@ -83,6 +83,13 @@ class ReadOptions(ForceOption, BackendOption, DeviceOption, PartsOption):
     )
     progress: bool | Callable[[int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
+    def check(self) -> None:
+        if self.parallel > 1 and (kind := self.device.partition(":")[0]) != "cpu":
+            raise ComposerError(
+                f"--parallel {self.parallel}: on {kind} pieces are computed one after the other, and kernels use the whole device. "
+                "Leave --parallel out"
+            )
+
 
 @translate_errors
 def run_read(options: ReadOptions) -> ReadText:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from blocks.positions import Rotary
 from composer.graph.composition import HeadSpec
 from composer.graph.program import HeadInputs
 from composer.model.head import Head, anatomy
-from composer.spec.layer_rules import key_heads_of, runs_of
+from composer.spec.layer_rules import Group, key_heads_of, runs_of
 from composer.spec.resolve import Resolved
 
 
@@ -153,13 +153,18 @@ def split_inputs(heads: ComposedHeads, inputs: HeadInputs) -> Iterator[HeadInput
 
 def without_groups(heads: ComposedHeads, groups: Container[str]) -> ComposedHeads:
     """Return a copy without these groups, in which the heads of the other groups follow each other. The modules are shared."""
-    kept = copy.copy(heads)
-    others = (group for group in heads._groups if group.head not in groups)
-    kept._groups = tuple(group.model_copy(update={"numbers": None}) for group in others)
-    kept._runs, kept._key_heads = runs_of(kept._groups), sum(group.key_heads for group in kept._groups)
-    kept._names = {name: parts for name, parts in heads._names.items() if name not in groups}
-    kept._modules = {name: heads._modules[name] for name in kept._names}
-    return kept
+    kept = [group.model_copy(update={"numbers": None}) for group in heads._groups if group.head not in groups]
+    return regroup(heads, kept, {group.head: cast("Head", heads._modules[group.head]) for group in kept})
+
+
+def regroup(heads: ComposedHeads, groups: Sequence[Group], modules: Mapping[str, Head]) -> ComposedHeads:
+    """Return a copy of a layer's heads with some of its groups, perhaps with other numbers of heads. modules: by head."""
+    copied = copy.copy(heads)
+    copied._groups = tuple(groups)
+    copied._runs, copied._key_heads = runs_of(copied._groups), sum(group.key_heads for group in groups)
+    copied._names = {group.head: heads._names[group.head] for group in groups}
+    copied._modules = dict(modules)
+    return copied
 
 
 def group_slots(heads: ComposedHeads, group: str) -> dict[str, Slot]:

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from blocks.operation import State
-from composer.model.cache import SEEN, ComposedCache, StateLayer
+from composer.model.cache import SEEN, ArrivingLayer, ComposedCache
 from composer.model.generation import PIECE, read_in_pieces
 from composer.model.head import anatomy
 from composer.model.heads import ComposedHeads
 
 
-class PieceLayer(StateLayer):
+class PieceLayer(ArrivingLayer):
     """The states of one layer for a piece of a text, which are those of the piece before when they are first read.
 
     before: the same layer of the piece before, until its states are taken over.
@@ -34,22 +34,17 @@ class PieceLayer(StateLayer):
     def __init__(self, before: PieceLayer | None, columns: int) -> None:
         super().__init__()
         self.before, self.columns, self.is_kept, self.is_lost = before, columns, Event(), False
-        self._tensors: State = {}
 
-    @property
-    def tensors(self) -> State:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def arrive(self) -> State:
         """Wait for the states of the piece before, and take them over. Raises RuntimeError if that piece has failed."""
         before, self.before = self.before, None
-        if before is not None:
-            before.is_kept.wait()
-            if before.is_lost:
-                raise RuntimeError("an earlier piece of the text was not read")
-            self._tensors, before._tensors = {name: tensor for name, tensor in before._tensors.items() if name != SEEN}, {}
-        return self._tensors
-
-    @tensors.setter
-    def tensors(self, tensors: State) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        self._tensors = tensors
+        if before is None:
+            return {}
+        before.is_kept.wait()
+        if before.is_lost:
+            raise RuntimeError("an earlier piece of the text was not read")
+        states, before.tensors = before.tensors, {}
+        return {name: tensor for name, tensor in states.items() if name != SEEN}
 
     def keep(self, state: State, columns: int) -> None:
         super().keep(state, columns)
@@ -85,8 +80,6 @@ class PieceCache(ComposedCache):
 
 def parallel_obstacle(model: Any) -> str | None:
     """Return why several pieces of a text cannot be read at once, or None."""
-    if model.device.type != "cpu":
-        return f"on {model.device.type} pieces are computed one after the other, and kernels use the whole device"
     heads = (head for module in model.modules() if isinstance(module, ComposedHeads) for head in module.children())
     if any(memory.rotation.by_call for head in heads for _, memory in anatomy(head).graph.memories):  # pyright: ignore[reportArgumentType]
         return "the rotation of this model depends on the length of the text so far"

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from blocks.operation import State
 from composer.data.packing import Batch, RowPiece
 from composer.errors import TrainingError
-from composer.model.cache import ComposedCache, StateLayer
+from composer.model.cache import ArrivingLayer, ComposedCache
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Finetune, Stage
 from composer.training.options import TrainingOptions
@@ -71,23 +71,15 @@ class HandedCache(ComposedCache):
         return cast("Tensor", _Tied.apply(logits, *self.ties)) if torch.is_grad_enabled() else logits
 
 
-class HandedLayer(StateLayer):
+class HandedLayer(ArrivingLayer):
     """The states of one layer, which are received when they are first read, and sent as soon as they are known."""
 
     def __init__(self, cache: HandedCache) -> None:
         super().__init__()
         self._cache = cache
-        self._tensors: State | None = None
 
-    @property
-    def tensors(self) -> State:  # pyright: ignore[reportIncompatibleVariableOverride]
-        if self._tensors is None:
-            self._tensors = self._cache.receive()
-        return self._tensors
-
-    @tensors.setter
-    def tensors(self, tensors: State) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        self._tensors = tensors
+    def arrive(self) -> State:
+        return self._cache.receive()
 
     def keep(self, state: State, columns: int) -> None:
         self._cache.send(state)

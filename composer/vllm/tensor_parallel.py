@@ -21,10 +21,10 @@ from composer.graph.lowering import AUTO
 from composer.graph.program import HeadInputs
 from composer.model.attention import ComposedAttention
 from composer.model.head import Head, anatomy
-from composer.model.heads import ComposedHeads, groups_of
+from composer.model.heads import ComposedHeads, groups_of, regroup
 from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
-from composer.spec.layer_rules import key_heads_of, runs_of
+from composer.spec.layer_rules import key_heads_of
 
 OPTION = "--tensor-parallel-size"
 PROJECTIONS = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
@@ -106,18 +106,12 @@ def _queries(keys: Sequence[int], per_key: int) -> list[int]:
 
 def _divide_heads(heads: ComposedHeads, shares: list[list[int]], rank: int, size: int) -> ComposedHeads:
     """Return one process's heads of a layer. shares: the key heads of each group among those of the process."""
-    divided = ComposedHeads.__new__(ComposedHeads)
-    nn.Module.__init__(divided)
-    divided._groups = tuple(
-        group.model_copy(update={"heads": group.heads // size, "key_heads": len(share), "numbers": tuple(share)})
-        for group, share in zip(heads._groups, shares, strict=True)
-    )
-    divided._names, divided._mixes = heads._names, heads._mixes
-    divided._runs, divided._key_heads = runs_of(divided._groups), sum(map(len, shares))
-    for (name, head), share in zip(groups_of(heads), shares, strict=True):
+    groups, modules = [], {}
+    for group, (name, head), share in zip(heads._groups, groups_of(heads), shares, strict=True):
         _check_shares(name, head, share, size)
-        divided.add_module(name, _divide_head(name, head, share, rank, size))
-    return divided
+        groups.append(group.model_copy(update={"heads": group.heads // size, "key_heads": len(share), "numbers": tuple(share)}))
+        modules[name] = _divide_head(name, head, share, rank, size)
+    return regroup(heads, groups, modules)
 
 
 @torch.no_grad()
