@@ -241,7 +241,7 @@ class Memory(Part):
         return None
 
     def join(self, first: State, second: State, dropped: int, offset: int) -> State | str:
-        """Return the state after two texts of one row, from the states of each by itself, or the reason why there is none.
+        """Return the state after two texts, given the state of each text alone, or the reason why they cannot be joined.
 
         dropped: the number of pairs at the start of the second text that are left out. offset: added to positions of the second.
         """

@@ -23,8 +23,7 @@ from composer.weights.sources import describe_model
 
 
 class JoinedState(Readable, Closed):
-    """The state of two texts. exact: whether it is that of the texts read as one. state_bytes: of the state; file_bytes: with the
-    header of the file."""
+    """The state of two texts. exact: whether it equals that of the texts read as one. file_bytes: with the header of the file."""
 
     out: Path
     tokens: int
@@ -43,10 +42,9 @@ class JoinedState(Readable, Closed):
 class JoinOptions(ForceOption, BackendOption, DeviceOption, PartsOption):
     """Join the states of two texts that were read apart.
 
-    The second text follows directly after the first.
-
-    Of memories that keep pairs one by one: softmax over all pairs, a window that discards, the first pairs. Keys of the second text
-    are rotated by the length of the first. In a model of several layers this approximates the state of both texts read as one.
+    The second text follows directly after the first. Its keys are rotated by the length of the first. Only memories that keep pairs
+    one by one can be joined: softmax over all pairs, a window that discards, the first pairs. In a model of several layers the
+    result approximates the state of both texts read as one.
     """
 
     example: ClassVar[str] = 'composer.join("mine", "a.state", "b.state", "both.state", approximate=True).tokens'
@@ -60,7 +58,7 @@ class JoinOptions(ForceOption, BackendOption, DeviceOption, PartsOption):
         **OUT_FILE,
     )
     drop: int = option(
-        "Tokens at the start of the second text to leave out, such as a heading. Pairs of the very first tokens are unusual.",
+        "Tokens at the start of the second text to leave out, such as a heading. Many heads attend to the first tokens of a text.",
         default=0,
         least=0,
     )

@@ -128,7 +128,7 @@ class ArrivingLayer(StateLayer):
         self._tensors: State | None = None
 
     def arrive(self) -> State:
-        """Return the states, perhaps after waiting for them."""
+        """Return the states of the calls before. It may wait for them."""
         raise NotImplementedError
 
     @property

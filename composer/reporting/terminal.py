@@ -38,7 +38,7 @@ HUB_LOG = "converters.hub"
 MISTAKE, INTERRUPTED = 2, 130
 """Exit codes."""
 NO_GPU = "Triton is not supported on current platform"
-"""The beginning of a warning that fla shows whenever a program imports it without a GPU. The commands do not show it."""
+"""The beginning of fla's warning when it is imported without a GPU. Commands do not show it."""
 Arguments = ParamSpec("Arguments")
 
 
