@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 from composer.weights import registration
 
 if TYPE_CHECKING:
+    from composer.building.build import load
     from composer.commands.ablate import ablate
     from composer.commands.bench import bench
-    from composer.commands.build import build, build_folder, load
+    from composer.commands.build import build, build_folder
     from composer.commands.chat import chat
     from composer.commands.check import check
     from composer.commands.diff import diff
@@ -102,7 +103,7 @@ _ELSEWHERE = {
     "evaluate": "commands.eval",
     "expand": "spec.loading",
     "known_tasks": "commands.tasks",
-    "load": "commands.build",
+    "load": "building.build",
     "load_spec": "spec.loading",
     "merge": "commands.distill",
     "schema": "commands.new",

@@ -19,7 +19,7 @@ FLOORS = (
     {"runs"},
     {"options"},
     {"building"},
-    {"evaluation", "training"},
+    {"evaluation", "generation", "training"},
     {"ablation", "benching", "exporting", "inspection", "laws", "selection", "serving", "viewing"},
     {"publishing", "vllm"},
     {"commands"},

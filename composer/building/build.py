@@ -1,14 +1,17 @@
-"""Builds a model out of a spec and a source, as a folder or in memory: for `build`, and for all commands that need such a model."""
+"""Builds a model out of a spec and a source, as a folder or in memory, and loads such a folder."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from composer.building.lock import Lock, read_lock
 from composer.errors import BuildError, ComposerError, SourceError, translate_errors
+from composer.graph.lowering import AUTO
+from composer.options.arguments import DtypeLike, named_dtype
 from composer.options.classes import option, options_class
 from composer.options.shared import (
     OUT,
@@ -28,10 +31,11 @@ from composer.options.shared import (
     to_references,
 )
 from composer.reporting.progress import BarUpdate, progress_callback, silent_transformers
+from composer.spec.external_parts import PartReference, use_parts
 from composer.spec.loading import load_spec, resolve_spec
 from composer.system.trust import refuse_code, translate_transformers_errors
 from composer.weights.config import dimensions
-from composer.weights.sources import check_merged, default_output, describe_model, open_model
+from composer.weights.sources import check_merged, default_output, describe_model, local_folder, open_model
 from composer.weights.tokenizer import open_tokenizer
 from converters.bounded import brief
 
@@ -241,3 +245,26 @@ def check_origin(source: object, fresh: bool, revision: str | None) -> None:
         raise BuildError("no source is named: set --from SOURCE, or --fresh, which uses the spec's own trunk")
     if fresh and revision is not None:
         raise BuildError("--revision is for a source of the Hub, and --fresh has no source: leave one of them out")
+
+
+@translate_errors
+def load(
+    folder: str | os.PathLike[str],
+    *,
+    dtype: DtypeLike | None = None,
+    device: str = "cpu",
+    backend: str = AUTO,
+    parts: PartReference | Sequence[PartReference] = (),
+) -> Composed:
+    """Return a built model, in evaluation mode. Unlike ``from_pretrained`` it refuses a folder that lacks a parameter.
+
+    - backend: which forms run its heads: auto (the first that fits), reference, torch, fla, triton, or another that a part has.
+    - parts: Python modules or files (.py) with your own parts. Those of installed packages need no option.
+    """
+    use_parts(parts)
+    dtype = named_dtype(dtype, BuildError)
+    where = local_folder(folder)
+    with silent_transformers():
+        from composer.weights.load import load_model
+
+        return load_model(where, dtype, device, backend)

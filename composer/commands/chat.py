@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import typer
 
 from blocks.part import Closed
-from composer.commands.writers import drawing_options, load_writer, no_room, settings_refused, tokenizer_of_writer
 from composer.data.chat import Message, ends_of, first_messages, prompt_tokens
 from composer.errors import ComposerError, translate_errors
+from composer.generation.writers import drawing_options, load_writer, no_room, settings_refused, tokenizer_of_writer
 from composer.options.arguments import MOST_SEED
 from composer.options.classes import function_of, option, options_class
 from composer.options.command import Screen, command

@@ -10,10 +10,18 @@ from typing import Any, ClassVar
 import typer
 
 from blocks.part import Closed
-from composer.commands.read import check_composed, check_state_files, check_tokens, owner_of, save_continued
-from composer.commands.writers import LAST, drawing_options, load_writer, no_room, settings_refused, tokenizer_of_writer
 from composer.data.chat import ends_of, first_messages, prompt_tokens
 from composer.errors import ComposerError, translate_errors
+from composer.generation.states import check_composed, check_state_files, owner_of, save_continued
+from composer.generation.writers import (
+    LAST,
+    check_tokens,
+    drawing_options,
+    load_writer,
+    no_room,
+    settings_refused,
+    tokenizer_of_writer,
+)
 from composer.options.classes import function_of, option, options_class
 from composer.options.command import Screen, command
 from composer.options.shared import (

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from blocks.part import Closed
-from composer.commands.read import EXAMPLE, check_composed, check_state_files, owner_of
-from composer.commands.writers import check_output_file, load_writer, output_file
 from composer.errors import ComposerError, translate_errors
+from composer.generation.states import EXAMPLE, check_composed, check_state_files, owner_of
+from composer.generation.writers import load_writer
 from composer.options.classes import argument, function_of, option, options_class
 from composer.options.command import Screen, command
 from composer.options.shared import OUT_FILE, BackendOption, DeviceOption, ForceOption, PartsOption, to_path, to_text
@@ -16,6 +16,7 @@ from composer.reporting.progress import silent_transformers
 from composer.reporting.tables import Readable, View
 from composer.reporting.terminal import at_once, print_report
 from composer.reporting.words import plural, size
+from composer.runs.output import check_output_file, output_file
 from composer.spec.inherit import short_path
 from composer.system.devices import check_device, room_for
 from composer.weights.config import check_positions
@@ -75,12 +76,6 @@ def run_join(options: JoinOptions) -> JoinedState:
     for path in files:
         check_state_files(path, None, force=options.force)
     check_device(device)
-    exact = described.trunk.layers == 1 and not described.trunk.learns_positions
-    if not exact and not options.approximate:
-        raise ComposerError(
-            f"{model} has several layers, or learned positions, and read the second text without the first. The joined state "
-            "is an approximation. Accept it with --approximate, or read both texts as one with `compose read`"
-        )
     with room_for(f"on {device}", "Join states of shorter texts, or use a smaller model."), silent_transformers("error"):
         from composer.model.joined_states import join_caches
         from composer.model.state_file import load_cache, save_cache
@@ -93,6 +88,12 @@ def run_join(options: JoinOptions) -> JoinedState:
         total = first.get_seq_length() + second.get_seq_length() - options.drop
         check_positions(described.trunk, model, total, "join texts of at most")
         cache = join_caches(loaded, first, second, options.drop)
+        exact = described.trunk.layers == 1 and not described.trunk.learns_positions
+        if not exact and not options.approximate:
+            raise ComposerError(
+                f"{model} has several layers, or learned positions, and read the second text without the first. The joined state "
+                "is an approximation. Accept it with --approximate, or read both texts as one with `compose read`"
+            )
         with output_file(out, ComposerError, force=options.force) as partial:
             save_cache(partial, cache, loaded, owner)
     return JoinedState(out=out, tokens=total, state_bytes=cache.bytes(), file_bytes=out.stat().st_size, exact=exact)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from blocks.part import Closed
-from composer.commands.writers import check_output_file, load_writer, no_room, output_file, tokenizer_of_writer
 from composer.errors import ComposerError, translate_errors
+from composer.generation.states import EXAMPLE, check_composed, owner_of
+from composer.generation.writers import check_tokens, load_writer, no_room, tokenizer_of_writer
 from composer.options.classes import argument, function_of, option, options_class
 from composer.options.command import Screen, command
 from composer.options.shared import OUT_FILE, PROGRESS, BackendOption, DeviceOption, ForceOption, PartsOption, to_path, to_text
@@ -18,21 +19,15 @@ from composer.reporting.progress import BarUpdate, progress_callback, silent_tra
 from composer.reporting.tables import Readable, View
 from composer.reporting.terminal import at_once, print_report
 from composer.reporting.words import layers_in_words, plural, size
+from composer.runs.output import check_output_file, output_file
 from composer.spec.inherit import short_path
 from composer.system.devices import check_device, room, room_for
-from composer.system.files import MOST_TEXT, failing_as, read_text_file, sha256
-from composer.system.notices import warn_user
+from composer.system.files import MOST_TEXT, read_text_file
 from composer.weights.config import check_positions
-from composer.weights.load import open_models
 from composer.weights.sources import describe_model
-from converters.bounded import check_file
-from converters.source import TOKENIZER, small_files
 
 if TYPE_CHECKING:
-    from composer.model.cache import ComposedCache
-    from composer.model.state_file import StateOwner
-
-EXAMPLE = "book.state"
+    pass
 
 
 class ReadText(Readable, Closed):
@@ -141,60 +136,6 @@ read = function_of(ReadOptions, run_read)
 def bar_of(done: int, total: int) -> BarUpdate:
     """Return the number of tokens that have been read, as a bar shows it."""
     return BarUpdate("tokens", done, total)
-
-
-def check_tokens(what: str, ids: Sequence[int], model: Any, tokenizer: Any) -> None:
-    """Raise ComposerError for a token without an embedding. Warn where the tokenizer can hardly write the text. what: the text in
-    words."""
-    from composer.tasks.writer import hardly_written, unknown_token, without_embedding
-
-    if problem := without_embedding(what, ids, model.get_input_embeddings().weight.shape[0], tokenizer):
-        raise ComposerError(f"{problem}.")
-    if warning := hardly_written(what, ids, unknown_token(tokenizer)):
-        warn_user(warning)
-
-
-def check_composed(model: str, *, is_composed: bool) -> None:
-    """Raise ComposerError for a model without states."""
-    if not is_composed:
-        raise ComposerError(
-            f"{model} is not a composed model, so it has no state to keep. Build one from it: `compose build SPEC --from {model}`"
-        )
-
-
-def check_state_files(state: Path | None, state_out: Path | None, *, force: bool) -> None:
-    """Raise ComposerError for a state that cannot be read, and for an output file that exists already."""
-    if state is not None:
-        with failing_as(ComposerError, f"{short_path(state)} cannot be read", "Name a file that `compose read` wrote."):
-            check_file(state)
-    if state_out is not None:
-        check_output_file(state_out, ComposerError, force=force, example=EXAMPLE)
-
-
-def owner_of(model: str, folder: Path, loaded: Any) -> StateOwner:
-    """Return the hashes that a state is bound to. Reads all weights whose hash is unknown. loaded: the model in memory."""
-    from composer.model.state_file import StateOwner
-
-    (opened,) = open_models([model], ComposerError)
-    facts = opened.facts(None)
-    files = [name for name in small_files(folder, TOKENIZER) if "chat_template" not in name]
-    return StateOwner(
-        spec_hash=loaded.config.read_spec().hash,
-        config_sha256=facts.config_sha256,
-        weights=facts.weights,
-        tokenizer={name: sha256(folder / name) for name in files},
-        dtype=str(loaded.dtype).removeprefix("torch."),
-    )
-
-
-def save_continued(out: Path, cache: ComposedCache, model: Any, owner: StateOwner, unread: Any, *, force: bool) -> None:
-    """Read the tokens that were generated and not read yet, and write the state after them. unread: 1 T, perhaps empty."""
-    from composer.model.generation import read_in_pieces
-    from composer.model.state_file import save_cache
-
-    read_in_pieces(model, unread, cache)
-    with output_file(out, ComposerError, force=force) as partial:
-        save_cache(partial, cache, model, owner)
 
 
 @command(ReadOptions, "quiet", "as_json")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from blocks.part import Closed
-from composer.commands.writers import LAST, check_output_file, output_file
 from composer.errors import ComposerError, DataError, translate_errors
+from composer.generation.writers import LAST
 from composer.options.classes import function_of, option, options_class
 from composer.options.command import Screen, command
 from composer.options.shared import (
@@ -28,6 +28,7 @@ from composer.reporting.progress import BarUpdate, progress_callback, silent_tra
 from composer.reporting.tables import Readable, View
 from composer.reporting.terminal import at_once, heading, print_json
 from composer.reporting.words import plural
+from composer.runs.output import check_output_file, output_file
 from composer.spec.inherit import short_path
 from composer.system.devices import check_device, room_for
 from composer.weights.config import check_positions

@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from composer.commands.writers import load_writer, tokenizer_of_writer
 from composer.errors import ComposerError, translate_errors
+from composer.generation.writers import load_writer, tokenizer_of_writer
 from composer.options.classes import function_of, option, options_class
 from composer.options.command import Screen, command
 from composer.options.shared import AnyModelArgument, BackendOption, DeviceOption, DtypeOption, to_optional_tokens

@@ -1,22 +1,17 @@
-"""Models that write, their tokenizers, the options of drawing tokens, and the files of commands that generate or read text.
-
-Each file appears whole or not at all, and replaces another only with --force.
-"""
+"""Models that write text: their weights, their tokenizers, and the arguments for drawing tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from composer.commands.build import load
+from composer.building.build import load
 from composer.errors import ComposerError
 from composer.reporting.words import size
 from composer.spec.explain import explain_resolved
-from composer.spec.inherit import short_path
-from composer.system.files import failing_as, whole_file
-from composer.system.locks import beside, exclusive_lock
+from composer.system.notices import warn_user
 from composer.system.trust import load_tokenizer
 from composer.weights.load import check_backends, open_models
 from composer.weights.sources import local_folder
@@ -85,33 +80,12 @@ def no_room(model: Any, tokens: int) -> ComposerError:
     )
 
 
-@contextmanager
-def output_file(out: Path, refusal: type[ComposerError], *, force: bool) -> Iterator[Path]:
-    """Yield a temporary path to write to. The file is moved to ``out`` after the block, and locked until then.
+def check_tokens(what: str, ids: Sequence[int], model: Any, tokenizer: Any) -> None:
+    """Raise ComposerError for a token without an embedding. Warn where the tokenizer can hardly write the text. what: the text in
+    words."""
+    from composer.tasks.writer import hardly_written, unknown_token, without_embedding
 
-    Raises ``refusal`` if it cannot be written, where another process writes it, and if it exists without ``force``.
-    """
-    busy = refusal(f"Another run writes {short_path(out)}. Wait until it has ended, or name another file.")
-    with failing_as(refusal, f"{short_path(out)} cannot be written"):
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            with exclusive_lock(beside(out), busy):
-                check_output_file(out, refusal, force=force)  # again: another process may have written it meanwhile
-                with whole_file(out, replace=force) as partial:
-                    yield partial
-        except FileExistsError:
-            if out.exists():
-                raise _exists(out, refusal) from None
-            raise
-
-
-def check_output_file(out: Path, refusal: type[ComposerError], *, force: bool, example: str = "") -> None:
-    """Raise ``refusal`` if the file exists without ``force``, or is a folder. example: a name for a file in that folder."""
-    if out.is_dir():
-        raise refusal(f"{short_path(out)} is a folder; name a file" + (f", such as {short_path(out / example)}" if example else ""))
-    if out.exists() and not force:
-        raise _exists(out, refusal)
-
-
-def _exists(out: Path, refusal: type[ComposerError]) -> ComposerError:
-    return refusal(f"{short_path(out)} exists; name another file, or replace it with --force")
+    if problem := without_embedding(what, ids, model.get_input_embeddings().weight.shape[0], tokenizer):
+        raise ComposerError(f"{problem}.")
+    if warning := hardly_written(what, ids, unknown_token(tokenizer)):
+        warn_user(warning)
