@@ -4,6 +4,8 @@
 
 A student of `compressed` starts from the source's states in 4 rows of 512 tokens of TEXTS (*calibrated*), or from principal
 components of keys and values, scaled to one norm: of the same states (*states*), or of the source's projections (*weights*).
+With *ranks*, states start it too, and layers have different ranks: those components are kept that have the largest share of their
+layer's energy, over the root of the share that the layer loses at equal ranks.
 KL(source to student) is a mean over two rows of 512 tokens of BOOK. Needles are of the four tasks of docs/smollm2.md, so many
 samples of 512 tokens each. Writes benchmarks/results/compressed.json; a new run adds only missing results.
 """
@@ -39,6 +41,8 @@ from composer.training.teacher import open_language_model
 from composer.weights.load import load_model
 
 TOKENS, ROWS = 512, 2
+ENERGIES: list[Tensor] = []
+"""The energy of each component, as a share, of every layer that was started."""
 STAGE = Transfer(lr=1e-3, steps=1, batch=4, init="calibrated")
 """4 rows of calibration."""
 TASKS = ("passkey", "niah-single-2", "niah-single-3", "niah-multikey-1")
@@ -50,6 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 CASES |= {
     "1/2 kept": {"size": "1/2", "start": "calibrated", "memory": {"rank": 144, "rope": 16, "rotate": "kept"}},
+    "1/4 ranks": {"size": "1/4", "start": "ranks", "memory": {"rank": 0.25}},
 }
 """The students. The ranks of the last are those of SmolLM2-135M, of which a token has 384 numbers."""
 
@@ -65,8 +70,24 @@ def find_components(value: Tensor, key: Tensor, rank: int) -> dict[str, Tensor]:
     value, key = value.double(), key.double()
     scale = torch.cat((torch.ones(value.shape[1]), torch.full((key.shape[1],), float(value.norm() / key.norm())))).double()
     joined = torch.cat((value, key), dim=1) * scale
-    basis = torch.linalg.eigh(joined.T @ joined).eigenvectors[:, -rank:]
+    energies, vectors = torch.linalg.eigh(joined.T @ joined)
+    ENERGIES.append(energies.flip(0) / energies.sum())
+    basis = vectors[:, -rank:]
     return {"down": (basis * scale[:, None]).T, "up": basis / scale[:, None]}
+
+
+def write_ranks(folder: Path, rank: int) -> Path:
+    """Write a spec in which each layer has the rank that its energies call for, in steps of 8, with this mean."""
+    shares = torch.stack(ENERGIES)
+    wins = shares / shares[:, rank:].sum(1, keepdim=True).sqrt()
+    layers = wins.flatten().topk(rank * len(shares)).indices // shares.shape[1]
+    ranks = (torch.bincount(layers, minlength=len(shares)) / 8).round().clamp(min=1).int().mul(8).tolist()
+    heads = {f"rank_{rank}": {"memory": [{"kind": "compressed", "rank": rank}]} for rank in sorted(set(ranks))}
+    rules = [{"at": layer, "use": f"rank_{rank}"} for layer, rank in enumerate(ranks)]
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = folder / "ranks.yaml"
+    spec.write_text(json.dumps({"compose": 1, "name": "ranks", "heads": heads, "layers": rules}), encoding="utf-8")
+    return spec
 
 
 def start(student: ComposedForCausalLM, teacher: ComposedForCausalLM, way: str, rows: PackedRows) -> None:
@@ -79,7 +100,8 @@ def start(student: ComposedForCausalLM, teacher: ComposedForCausalLM, way: str, 
             for name, values in find_components(value, key, rank).items():
                 student.get_parameter(f"{place}.{name}").copy_(values)
         return
-    with patch.object(Compressed, "begin", begin_at_components) if way == "states" else nullcontext():
+    ENERGIES.clear()
+    with nullcontext() if way == "calibrated" else patch.object(Compressed, "begin", begin_at_components):
         begin_transfer(student, teacher, STAGE, rows, 0, ())
 
 
@@ -89,14 +111,22 @@ def build(name: str, options: argparse.Namespace, teacher: ComposedForCausalLM) 
     overrides = [f"head.memory.0.{field}={value}" for field, value in case["memory"].items()]
     if (folder / "started").is_dir():
         return folder / "started"
-    composer.build_folder("compressed", options.source, folder / "built", overrides=overrides, dtype="float32", force=True)
-    student: Any = load_model(folder / "built", "float32", "cpu")
-    texts = [str(options.texts)]
-    rows = load_rows(
-        texts, tokenizer_of(folder / "built"), TOKENS, split="train", how="packed", vocabulary=10**9, longest=TOKENS, share=0.0
-    )
-    with torch.no_grad():
-        start(student, teacher, case["start"], rows)
+
+    def build_started(spec: str | Path, overrides: list[str]) -> ComposedForCausalLM:
+        composer.build_folder(spec, options.source, folder / "built", overrides=overrides, dtype="float32", force=True)
+        student: Any = load_model(folder / "built", "float32", "cpu")
+        rows = load_rows(
+            [str(options.texts)], tokenizer_of(folder / "built"), TOKENS,
+            split="train", how="packed", vocabulary=10**9, longest=TOKENS, share=0.0,
+        )  # fmt: skip
+        with torch.no_grad():
+            start(student, teacher, case["start"], rows)
+        return student
+
+    student = build_started("compressed", overrides)
+    if case["start"] == "ranks":
+        rank = student.get_parameter("model.layers.0.self_attn.composed.head.compressed.down").shape[0]
+        student = build_started(write_ranks(folder, rank), [])
     student.save_pretrained(folder / "started")
     AutoTokenizer.from_pretrained(options.source).save_pretrained(folder / "started")
     return folder / "started"
