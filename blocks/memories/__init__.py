@@ -19,13 +19,15 @@ from blocks.memories.rwkv7 import Rwkv7
 from blocks.memories.sparse import Sparse
 from blocks.memories.sparse_above_state import SPARSE_ABOVE_STATE
 from blocks.memories.state import StateMemory
+from blocks.memories.trapezoid import Trapezoid
 from blocks.memories.window import Window
 from blocks.memories.window_above_state import WINDOW_ABOVE_STATE
 from blocks.registry import Role
 
 MEMORIES = Role(
-    "memory", Memory, Full, First, Meta, Window, Sparse, StateMemory, Delta, Latents, Rwkv7, Gdn2, Mesa, LogLinear, Compressed
-)
+    "memory", Memory, Full, First, Meta, Window, Sparse, StateMemory, Delta, Latents, Rwkv7, Gdn2, Mesa, LogLinear, Compressed,
+    Trapezoid,
+)  # fmt: skip
 MemoryConfig = Annotated[Memory, MEMORIES]
 PATTERNS = (LOLA, WINDOW_ABOVE_STATE, SPARSE_ABOVE_STATE)
 """Patterns of memories that one form computes together. Those that cover the most memories are first."""

@@ -134,14 +134,8 @@ class StateMemory(Recurrent):
             arriving = replace(arriving, key=key + step.log() if call.shape.exponential else key * step)
         result, state = self.recall(call, query, arriving, decay, recurrence)
         if self.skip and pairs is not None:
-            result = self._add_skip(parameters, result, pairs.value)
+            result = add_skip(parameters, result, pairs.value)
         return result, state
-
-    def _add_skip(self, parameters: Parameters, result: Partial, value: Float[Tensor, "B T K V"]) -> Partial:
-        """Return the partial with the tokens' own values added, times the learned ``skip`` of each head."""
-        output = result.output
-        skipped = repeat_heads(value.to(output.dtype), output.shape[2]) * parameters["skip"].to(output.dtype)[:, None]
-        return replace(result, output=output + skipped)
 
     def recall(
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
@@ -240,7 +234,7 @@ class StateMemory(Recurrent):
             output = output + sums * inside[..., None, None]
             log_scale = log_scale + scale * inside[..., None]
         result = self._normalise(output, log_scale, dtype, query.shape[-1])
-        return (self._add_skip(parameters, result, pairs.value) if self.skip else result,), {}
+        return (add_skip(parameters, result, pairs.value) if self.skip else result,), {}
 
     def _normalise(
         self, output: Tensor, log_scale: Tensor | None, dtype: torch.dtype, features: int, *, mass: bool = True
@@ -251,6 +245,13 @@ class StateMemory(Recurrent):
             output = output if log_scale is None else output * log_scale[..., None].exp()
             return Partial(output / math.sqrt(features) if self.scale == "root" else output, None)
         return quotient(output, dtype, log_scale, mass=mass)
+
+
+def add_skip(parameters: Parameters, result: Partial, value: Float[Tensor, "B T K V"]) -> Partial:
+    """Return the partial with the tokens' own values added, times the learned ``skip`` of each head."""
+    output = result.output
+    skipped = repeat_heads(value.to(output.dtype), output.shape[2]) * parameters["skip"].to(output.dtype)[:, None]
+    return replace(result, output=output + skipped)
 
 
 def quotient(

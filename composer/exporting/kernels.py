@@ -52,7 +52,7 @@ def _record_both(
     # Kernels multiply in the dtype of the values, which PyTorch's form has in float32.
     narrow = [
         partial(tensor.to, NARROW) if name == "value" and tensor is not None else lambda tensor=tensor: tensor
-        for name, tensor in zip(signature(on_fla).parameters, inputs, strict=True)
+        for name, tensor in zip(signature(on_fla).parameters, inputs, strict=False)
     ]
     start = len(recording.calls)
     try:

@@ -68,6 +68,6 @@ def test_names_are_identifiers_in_lower_case() -> None:
 def test_only_listed_memories_have_no_mass(kind: str) -> None:
     part = MEMORIES[kind]()
     assert isinstance(part, Memory)
-    assert part.has_mass() is (kind not in {"delta", "gdn2", "latents", "mesa", "rwkv7"})
+    assert part.has_mass() is (kind not in {"delta", "gdn2", "latents", "mesa", "rwkv7", "trapezoid"})
     if "normalise" in type(part).model_fields:
         assert not part.model_copy(update={"normalise": False}).has_mass()

@@ -33,6 +33,7 @@ SPECS = {
     "kda-hybrid": "kda:chunk_kda",
     "rwkv7": "generalized_delta_rule:chunk_dplr_delta_rule",
     "gdn2-hybrid": "gdn2:chunk_gdn2",
+    "mamba3": "simple_gla:chunk_simple_gla",
 }
 """The operation that the file of each spec calls."""
 

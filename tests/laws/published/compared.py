@@ -24,6 +24,7 @@ from tests.laws.published.numerators import (
     liger,
     lizard,
     mamba2,
+    mamba3,
     mesa,
     retention,
     rwkv7,
@@ -106,6 +107,9 @@ COMPARED: dict[str, Comparison] = {
     "lolcats-terraced": Comparison({"head": lolcats_terraced}, LOLCATS_CODE),
     "lolcats-workshop": Comparison({"head": lolcats_workshop}, "LoLCATs (workshop paper), eq. 6 and 8"),
     "mamba2": Comparison({"head": mamba2}, f"arXiv:2405.21060, section 7; {FLA}, `Mamba2`, without biases of the convolution"),
+    "mamba3": Comparison(
+        {"head": mamba3}, "arXiv:2603.15569 and github.com/state-spaces/mamba, `Mamba3`, with the differences that the spec names"
+    ),
     "mesa": Comparison({"head": mesa}, f"arXiv:2506.05233, eq. 5; {FLA}, `MesaNet`, its systems solved exactly"),
     "mixed-heads": Comparison({"lolcats": lolcats, "lawcat": lawcat}, "as `lolcats` and `lawcat`"),
     "published/liger-gla": Comparison({"head": liger(WINDOW)}, "Liger's code, `LigerGatedLinearAttention`, on whole texts"),

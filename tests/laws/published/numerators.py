@@ -75,6 +75,35 @@ def _gated_mamba2(layer: Layer) -> Tensor:
     return output * silu(layer.output_gate(output))
 
 
+def mamba3(layer: Layer) -> Tensor:
+    """Return the output of a complex state h, in which two features are one number: h = α e^(-jΔθ) (h + (1-λ) Δ B' x') + λ Δ B x,
+    y = Re(C̄ h), with B' and x' of the token before."""
+    query, key, value = layer.expanded
+    query, key = (
+        root_mean_square_norm(of, layer[f"qk_norm.{name}"], 1e-5) + layer[f"trapezoid.{name}_offset"]
+        for name, of in (("query", query), ("key", key))
+    )
+    step = softplus(layer.linear("trapezoid_gate"))
+    share = sigmoid(layer.hidden @ layer["trapezoid.share_weight"].T + layer["trapezoid.share_bias"])
+    angle = math.pi * torch.tanh(layer.hidden @ layer["trapezoid.angle"].T)
+    turns = angle.shape[1]
+    query, key = (
+        torch.cat((torch.complex(of[..., :turns], of[..., turns : 2 * turns]), of[..., 2 * turns :] + 0j), -1)
+        for of in (query, key)
+    )
+    angle = torch.cat((angle, torch.zeros(len(angle), query.shape[-1] - turns)), -1)
+    state = torch.zeros(layer.heads, query.shape[-1], value.shape[-1], dtype=torch.complex128)
+    pair, outputs = torch.zeros_like(state), []
+    for token in range(len(query)):
+        size, newer = step[token][:, None, None], share[token][:, None, None]
+        transition = torch.exp(-size * (torch.exp(layer["trapezoid_gate.rate"])[:, None, None] + 1j * angle[token][None, :, None]))
+        before, pair = pair, key[token][:, :, None] * value[token][:, None, :]
+        state = transition * (state + (1 - newer) * size * before) + newer * size * pair
+        outputs.append(torch.einsum("hf,hfv->hv", query[token].conj(), state).real)
+    output = torch.stack(outputs) + layer["trapezoid.skip"][:, None] * value
+    return output * silu(layer.output_gate(output))
+
+
 def liger(size: int) -> Reference:
     def half_and_half(layer: Layer) -> Tensor:
         query, key, value = layer.expanded
