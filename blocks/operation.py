@@ -173,6 +173,7 @@ class Slot:
     - least, most: bounds of the numbers after any text, in the columns of the last axis from ``bounded_from`` on.
     - order: of positions, in a memory that receives every pair as its token is read: "ring" if a pair overwrites the oldest one,
       "first" if it is stored at its own position.
+    - every: tokens for each row of a tensor that grows.
     """
 
     shape: tuple[int, ...]
@@ -182,10 +183,11 @@ class Slot:
     most: float = math.inf
     bounded_from: int = 0
     order: Literal["any", "ring", "first"] = "any"
+    every: int = 1
 
     @property
     def grows(self) -> bool:
-        """Whether it has a row for each token so far: its first axis is empty before the first token."""
+        """Whether it has a row for each ``every`` tokens so far: its first axis is empty before the first token."""
         return self.shape[:1] == (0,)
 
     def bytes(self, pair_bytes: int, state_bytes: int = 4) -> int:

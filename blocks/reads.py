@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
@@ -33,6 +34,8 @@ class Read(TakesPartials):
     role: ClassVar[str] = "read"
     takes_raw: ClassVar[bool] = False
     """Raw numerators are welcome."""
+    is_mean: ClassVar[bool] = True
+    """Whether the factors of outputs with a mass add up to 1."""
 
     def operation(self, shape: Shape) -> Operation:
         heads, size = shape.heads, shape.value_dim
@@ -164,6 +167,22 @@ class Sum(Read):
         return torch.stack(outputs).sum(0)
 
 
+class Gated(Read):
+    """The sum of all outputs, each times its own weight, or as it is if it has none. Masses are left out."""
+
+    equation: ClassVar[str] = "o_t = Σ_m σ(w_m) · o_m(t)"
+    source: ClassVar[str] = "Yuan et al. 2025, arXiv:2502.11089 (NSA), eq. 5"
+    leaves_masses_out: ClassVar[bool] = True
+    is_mean: ClassVar[bool] = False
+    kind: Literal["gated"] = "gated"
+
+    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H V"]:
+        output = partials[0].output
+        fully = output.new_full(output.shape[2:3], math.inf, dtype=accumulating(output.dtype))
+        logits = [fully if partial.logit is None else partial.logit for partial in partials]
+        return _sum_weighted(partials, torch.stack(torch.broadcast_tensors(*logits), dim=-1).sigmoid())
+
+
 def _mass(partial: Partial) -> Float[Tensor, "B T H"]:
     assert partial.lse is not None, "the graph lets no raw numerator into a shared denominator"
     if partial.logit is None:
@@ -196,5 +215,5 @@ def _sum_weighted(partials: Sequence[Partial], weights: Tensor) -> Tensor:
     return total.to(functools.reduce(torch.promote_types, {partial.output.dtype for partial in partials}))
 
 
-READS = Role("read", Read, Shared, Mixture, Sum)
+READS = Role("read", Read, Shared, Mixture, Sum, Gated)
 ReadConfig = Annotated[Read, READS]

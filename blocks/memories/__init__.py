@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from blocks.memories.base import Memory
+from blocks.memories.block_means import BlockMeans
 from blocks.memories.compressed import Compressed
 from blocks.memories.delta import Delta
 from blocks.memories.first import First
@@ -16,6 +17,7 @@ from blocks.memories.lola import LOLA
 from blocks.memories.mesa import Mesa
 from blocks.memories.meta import Meta
 from blocks.memories.rwkv7 import Rwkv7
+from blocks.memories.selected_blocks import SelectedBlocks
 from blocks.memories.sparse import Sparse
 from blocks.memories.sparse_above_state import SPARSE_ABOVE_STATE
 from blocks.memories.state import StateMemory
@@ -26,7 +28,7 @@ from blocks.registry import Role
 
 MEMORIES = Role(
     "memory", Memory, Full, First, Meta, Window, Sparse, StateMemory, Delta, Latents, Rwkv7, Gdn2, Mesa, LogLinear, Compressed,
-    Trapezoid,
+    Trapezoid, SelectedBlocks, BlockMeans,
 )  # fmt: skip
 MemoryConfig = Annotated[Memory, MEMORIES]
 PATTERNS = (LOLA, WINDOW_ABOVE_STATE, SPARSE_ABOVE_STATE)

@@ -171,7 +171,7 @@ class Full(Memory):
         rotation, tokens, state = self.rotation, call.tokens, call.state
         query = self._rotate_and_scale(query, call)
         earlier = state["key"].shape[1]
-        key, value = _append(state["key"], pairs.rotate(rotation)), _append(state["value"], pairs.value)
+        key, value = append(state["key"], pairs.rotate(rotation)), append(state["value"], pairs.value)
         position = torch.cat((state["position"], pairs.position), dim=1)
         faded = self._compute_fading(call, decay)
         result = attention(query, key, value, position, pairs, call, faded)
@@ -189,7 +189,7 @@ class Full(Memory):
         attention: Callable[..., Partial],
     ) -> tuple[tuple[Partial], State]:
         """Compute the partial attention of one token, in the document of the state."""
-        key, value = _append(call.state["key"], pairs.rotate(self.rotation)), _append(call.state["value"], pairs.value)
+        key, value = append(call.state["key"], pairs.rotate(self.rotation)), append(call.state["value"], pairs.value)
         position = torch.cat((call.state["position"], pairs.position), dim=1)
         seen, window = position, call.shape.window
         if window is not None:
@@ -315,7 +315,7 @@ def find_visible(position: Tensor, pairs: Pairs, call: Call, earlier: int, ahead
     return visible if segment is None else visible & (segment[:, earlier:, None] == segment[:, None])
 
 
-def _append(held: Float[Tensor, "B E K x"], new: Float[Tensor, "B T K x"]) -> Float[Tensor, "B S K x"]:
+def append(held: Float[Tensor, "B E K x"], new: Float[Tensor, "B T K x"]) -> Float[Tensor, "B S K x"]:
     """Concatenate stored entries and those of the call. Entries of a key head are contiguous in memory, as attention reads
     them."""
     return torch.cat((held.transpose(1, 2), new.transpose(1, 2)), dim=2).transpose(1, 2)

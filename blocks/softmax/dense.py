@@ -17,23 +17,25 @@ def dense(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K V"],
-    visible: Bool[Tensor, "B T S"] | Bool[Tensor, "B K T S"] | Float[Tensor, "B K T S"],
+    visible: Bool[Tensor, "B T S"] | Bool[Tensor, "B K T S"] | Bool[Tensor, "B K T G S"] | Float[Tensor, "B K T S"],
     softcap: float | None = None,
     faded: tuple[Float[Tensor, "B T H"], Float[Tensor, "B S H"]] | None = None,
 ) -> Partial:
     """Softmax over the visible pairs, in blocks of queries. Keys and values are not repeated for the query heads.
 
-    visible: one mask for all heads, or one per key head, or the result of ``mask_bias`` for it. softcap: see ``cap``. faded:
-    running sums of decay at the queries and at the pairs; a logit decreases by their difference.
+    visible: one mask for all heads, or one per key head, or one per query head (G of a key head), or the result of ``mask_bias``
+    for it. softcap: see ``cap``. faded: running sums of decay at the queries and at the pairs; a logit decreases by their
+    difference.
     """
     dtype = accumulating(query.dtype)
     grouped = query.to(dtype).unflatten(2, (key.shape[2], -1)).permute(0, 2, 1, 3, 4)
     keys, values = key.to(dtype).permute(0, 2, 3, 1), value.to(dtype).permute(0, 2, 1, 3)
-    visible = visible if visible.dim() == 4 else visible[:, None]
+    visible = visible if visible.dim() > 3 else visible[:, None]
+    visible = visible if visible.dim() == 5 else visible[:, :, :, None]
     outputs, masses, maxima = [], [], []
     for start in range(0, query.shape[1], ROWS):
         rows = grouped[:, :, start : start + ROWS]
-        seen = visible[:, :, start : start + ROWS, None]
+        seen = visible[:, :, start : start + ROWS]
         logits = (rows.flatten(2, 3) @ keys).unflatten(2, rows.shape[2:4]) / math.sqrt(query.shape[-1])
         logits = cap(logits, softcap)
         if faded is not None:

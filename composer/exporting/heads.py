@@ -190,7 +190,7 @@ def parameters_of(node: Node) -> dict[str, Fresh]:
 
 def _some(slot: Slot) -> tuple[int, ...]:
     """Return the shape of a tensor of the state; one that grows has a few entries."""
-    return tuple(size or 5 for size in slot.shape)
+    return tuple(size or 5 // slot.every for size in slot.shape)
 
 
 def _module(parameters: Mapping[str, Tensor]) -> Any:

@@ -207,7 +207,7 @@ def _weights(graph: HeadGraph) -> Iterator[Problem]:
     among = [entry for entry in graph.memories if graph.read.leaves_masses_out or entry[1].has_mass()]
     weights = {_weight(graph, node, memory) for node, memory in among}
     beside = {_weight(graph, node, memory) for node, memory in graph.memories if (node, memory) not in among}
-    if len(weights) != 1 or weights <= {None, *(weight for weight in beside if isinstance(weight, str))}:
+    if not graph.read.is_mean or len(weights) != 1 or weights <= {None, *(weight for weight in beside if isinstance(weight, str))}:
         return
     where = (*_path(among[0][0]), "weight")
     if len(among) > 1:

@@ -52,6 +52,10 @@ class Attentions:
 
     def collect(self, layer: int, name: str, head: Head, inputs: HeadInputs) -> None:
         """A ``VisitHead``. Raises ValueError for heads whose outputs are no means of values."""
+        if not anatomy(head).graph.read.is_mean:
+            raise ValueError(
+                f"output_attentions: layer {layer}, head {name}: its read adds up outputs by weights that do not add up to 1"
+            )
         for node, memory in anatomy(head).graph.memories:
             if not memory.weighs_values:
                 raise ValueError(

@@ -77,6 +77,8 @@ def without_weights(head: HeadSpec) -> str | None:
         return "its values are rotated by their position"
     if head.output is not None:
         return "its output is normalised" if head.output.normalises else "its output passes a gate"
+    if len(head.memory) > 1 and head.read is not None and not head.read.is_mean:
+        return f"`read: {head.read.kind}` adds up outputs by weights that do not add up to 1"
     for memory in head.memory:
         if not memory.weighs_values:
             return f"the output of its `{memory.kind}` memory is not normalised"

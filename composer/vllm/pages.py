@@ -19,13 +19,14 @@ ALIGNED = 64
 
 @dataclass(frozen=True)
 class Field:
-    """One tensor in a page. grows: it has room for a row for each token of the longest text; rows without a token are ``empty``."""
+    """One tensor in a page. every: it has room for a row for so many tokens of the longest text each, and rows without tokens are
+    ``empty``; 0 for a tensor of one size."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     empty: float
-    grows: bool
+    every: int
     offset: int = 0
 
     @property
@@ -41,7 +42,9 @@ def layout(slots: Mapping[str, Slot], dtype: torch.dtype, longest: int) -> tuple
     """
     dtypes = {"pairs": dtype, "state": accumulating(dtype), "int64": torch.int64}
     fields = [
-        Field(name, (longest, *slot.shape[1:]) if slot.grows else slot.shape, dtypes[slot.dtype], slot.empty, slot.grows)
+        Field(name, (longest // slot.every, *slot.shape[1:]), dtypes[slot.dtype], slot.empty, slot.every)
+        if slot.grows
+        else Field(name, slot.shape, dtypes[slot.dtype], slot.empty, 0)
         for name, slot in slots.items()
     ]
     placed, offset = [], 0
@@ -71,9 +74,10 @@ class Pages:
         for each in self.fields:
             view = self._views[each.name]
             # ``index_select`` copies whole rows: several times as fast as ``view[at]`` on a CPU.
-            if each.grows:
-                states = view[:, : call.most_seen].index_select(0, at)
-                is_empty = torch.arange(call.most_seen, device=at.device) >= call.seen[:, None]
+            if each.every:
+                rows = call.most_seen // each.every
+                states = view[:, :rows].index_select(0, at)
+                is_empty = torch.arange(rows, device=at.device) >= (call.seen // each.every)[:, None]
             else:
                 states, is_empty = view.index_select(0, at).view(-1, *each.shape), call.is_new
             state[each.name] = states if is_empty is None else states.masked_fill_(_over(is_empty, states), each.empty)
@@ -87,8 +91,12 @@ class Pages:
             if new is None:
                 continue
             view = self._views[each.name]
-            if not each.grows:
+            if not each.every:
                 view.index_copy_(0, at, new.reshape(-1, *view.shape[1:]).to(each.dtype))
+                continue
+            if each.every > 1:  # rows of a request follow each other, and those behind its tokens are not read
+                rows = min(new.shape[1], view.shape[1])
+                view[at, :rows] = new[:, :rows].to(each.dtype)
                 continue
             earlier = 0 if call.all_new else call.most_seen
             entry = torch.arange(new.shape[1], device=at.device).expand(len(at), -1)

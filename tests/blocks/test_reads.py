@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from blocks.flow import Partial
-from blocks.reads import Mixture, Read, Shared, Sum
+from blocks.reads import Gated, Mixture, Read, Shared, Sum
 from tests.blocks.support import assert_derivatives, close, random
 
 EMPTY = -math.inf
@@ -44,7 +44,7 @@ def test_shared_read_has_one_denominator(some_empty: bool) -> None:
         close(Shared().combine({}, partials), shared_by_hand(partials))
 
 
-@pytest.mark.parametrize("read", [Mixture(), Sum()], ids=["mixture", "sum"])
+@pytest.mark.parametrize("read", [Mixture(), Sum(), Gated()], ids=["mixture", "sum", "gated"])
 def test_raw_numerators_keep_their_range_beside_half_precision(read: Read) -> None:
     """A numerator of 10⁶, which is infinite in float16, keeps its range in either order of the memories."""
     near = Partial(torch.ones(1, 2, 4, 5, dtype=torch.float16), torch.zeros(1, 2, 4))
@@ -52,7 +52,7 @@ def test_raw_numerators_keep_their_range_beside_half_precision(read: Read) -> No
     for partials in ((near, raw), (raw, near)):
         answer = read.combine({}, partials)
         assert answer.dtype == torch.float32
-        assert torch.equal(answer, torch.full_like(answer, 1e6 + 1 if isinstance(read, Sum) else (1e6 + 1) / 2))
+        assert torch.equal(answer, torch.full_like(answer, (1e6 + 1) / 2 if isinstance(read, Mixture) else 1e6 + 1))
 
 
 def test_shared_read_is_finite_for_extreme_masses() -> None:
@@ -113,7 +113,9 @@ def test_sum_read_adds_raw_numerators_to_the_shared_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("read", "with_mass"), [(Shared(), [1, 1]), (Mixture(), [1, 0]), (Sum(), [1, 0])], ids=["shared", "mixture", "sum"]
+    ("read", "with_mass"),
+    [(Shared(), [1, 1]), (Mixture(), [1, 0]), (Sum(), [1, 0]), (Gated(), [1, 0])],
+    ids=["shared", "mixture", "sum", "gated"],
 )
 def test_gradients_match_numerical_gradients(read: Read, with_mass: list[int]) -> None:
     tensors = [random(1, 2, 3, 2), random(1, 2, 3, 2), random(1, 2, 3), random(1, 2, 3), random(3), random(3)]
@@ -124,7 +126,7 @@ def test_gradients_match_numerical_gradients(read: Read, with_mass: list[int]) -
     assert_derivatives(run, tensors)
 
 
-@pytest.mark.parametrize("read", [Shared(), Mixture(), Sum()], ids=["shared", "mixture", "sum"])
+@pytest.mark.parametrize("read", [Shared(), Mixture(), Sum(), Gated()], ids=["shared", "mixture", "sum", "gated"])
 def test_half_precision_outputs_keep_their_dtype_and_are_weighted_in_float32(read: Read) -> None:
     exact = [partial(masses(), random(4)), partial(masses())]
     exact = [Partial(value.output.bfloat16().double(), value.lse, value.logit) for value in exact]
@@ -136,6 +138,15 @@ def test_half_precision_outputs_keep_their_dtype_and_are_weighted_in_float32(rea
     # One rounding at the end: half a unit in the last of 8 bits.
     wanted = read.combine({}, exact)
     assert ((answer.double() - wanted).abs() <= 2**-8 * wanted.abs() + 1e-6).all()
+
+
+def test_gated_read_adds_outputs_times_their_own_weights() -> None:
+    """Masses have no effect. An output without a weight has the factor 1, and one weight for each token is as one for all."""
+    by_token, by_head = random(2, 3, 4), random(4)
+    window, state, whole = partial(masses(), by_token), partial(masses(some_empty=True), by_head), partial()
+    sigma = [1 / (1 + (-logit).exp()) for logit in (by_token, by_head)]
+    wanted = sigma[0][..., None] * window.output + sigma[1][:, None] * state.output + whole.output
+    close(Gated().combine({}, [window, state, whole]), wanted)
 
 
 def test_mixture_equals_the_read_of_infini_attention() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from blocks.legend import Shape
 from tests.laws.cases import SMALL, build_head
 from tests.laws.published.compared import COMPARED
-from tests.laws.published.layer import Layer
+from tests.laws.published.layer import BLOCK, CHOSEN, Layer
 from tests.laws.published.mathematics import (
     alibi_slopes,
     delta_rule,
@@ -29,6 +29,7 @@ from tests.laws.published.mathematics import (
     softmax_attention,
     unit,
 )
+from tests.laws.published.softmax import block_means, chosen_blocks
 from tests.laws.test_published_layers import composed, head_of, layer_of, relative_difference, small
 
 HEADS, WIDTH, TOKENS = 4, 8, 19
@@ -220,6 +221,17 @@ def forgetting_attention(naive: Any) -> tuple[Tensor, Tensor]:
     return actual, softmax_attention(QUERY, KEY, VALUE, bias=evicted[:, None] - evicted[None])
 
 
+def native_sparse_attention(naive: Any) -> tuple[Tensor, Tensor]:
+    """Two key heads, of two query heads each. The count of flash-linear-attention includes the own block."""
+    key, value = KEY[:, :2], VALUE[:, :2]
+    inputs = fla_rows(QUERY, key, value)
+    means = fla_rows(*(torch.stack([block.mean(0) for block in of.split(BLOCK)]) for of in (key, value)))
+    coarse, _ = naive.naive_nsa_compression(inputs[0], *means, BLOCK, 1 / ROOT)
+    chosen = naive.naive_nsa_topk(inputs[0], means[0], CHOSEN + 1, BLOCK, 1 / ROOT)
+    actual = torch.cat((coarse, naive.naive_nsa_selection(*inputs, chosen, BLOCK)))
+    return actual, torch.stack([branch(QUERY, key, value) for branch in (block_means, chosen_blocks)])
+
+
 NAIVE = {
     "delta_rule": delta_rules,
     "gated_delta_rule": gated_delta_rules,
@@ -232,6 +244,7 @@ NAIVE = {
     "simple_gla": lightning_attention,
     "retention": retention,
     "forgetting_attn": forgetting_attention,
+    "nsa": native_sparse_attention,
 }
 
 

@@ -20,10 +20,18 @@ from composer.spec.shipped import shipped_specs
 from pages.write import PUBLISHED_TABLE, compare_published
 from tests.laws.cases import SMALL, build_head
 from tests.laws.published.compared import COMPARED
-from tests.laws.published.layer import CACHE, SINKS, WINDOW, Layer
+from tests.laws.published.layer import BLOCK, CACHE, CHOSEN, SINKS, WINDOW, Layer
 
 SPECS = sorted(name for name in shipped_specs() if not name.startswith("ablations/"))
-SIZES = {"window": WINDOW, "first": SINKS, "sparse": CACHE, "meta": 3, "latents": 12}
+SIZES = {
+    "window": WINDOW,
+    "first": SINKS,
+    "sparse": CACHE,
+    "meta": 3,
+    "latents": 12,
+    "selected_blocks": BLOCK,
+    "block_means": BLOCK,
+}
 TOKENS = 27
 """More than five chunks of the window, so that a cache is full and pairs fall out of it."""
 RELATIVE = 1e-6
@@ -34,10 +42,11 @@ def small(name: str, overrides: Sequence[str] = ()) -> Resolved:
     spec = load_spec(name)
     heads = {"head": spec.head} | {f"heads.{key}": head for key, head in spec.heads.items()}
     sizes = [
-        f"{path}.memory.{index}.size={SIZES[memory.kind]}"
+        f"{path}.memory.{index}.{field}"
         for path, head in heads.items()
         for index, memory in enumerate(head.memory if head else ())
         if memory.kind in SIZES
+        for field in (f"size={SIZES[memory.kind]}", *([f"count={CHOSEN}"] if hasattr(memory, "count") else []))
     ]
     return resolve(load_spec(name, [*sizes, *overrides]), SMALL)
 

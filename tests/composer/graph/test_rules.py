@@ -132,7 +132,7 @@ CASES: dict[str, Case] = {
         {"memory": [{**WINDOW, "weight": 0.3}, {**FULL, "weight": 0.3}], "flow": "parallel", "read": "mixture"},
         (0, "weight"),
         "so it cancels",
-        {"memory": [{**WINDOW, "weight": 0.3}, {**FULL, "weight": 0.4}], "flow": "parallel", "read": "mixture"},
+        {"memory": [{**WINDOW, "weight": 0.3}, {**FULL, "weight": 0.3}], "flow": "parallel", "read": "gated"},
     ),
     "a cache without room": (
         {"memory": [{**SPARSE, "size": 0, "keep": "recent", "evict": "drop"}]},

@@ -61,11 +61,13 @@ def test_inference_mode_does_not_change_the_weights(spec: str) -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_weights_of_delta_memories_and_of_calls_with_a_cache_are_refused() -> None:
+def test_weights_of_delta_memories_of_gated_reads_and_of_calls_with_a_cache_are_refused() -> None:
     with pytest.raises(ValueError, match="`delta` memory returns a sum"):
         student("delta")(tokens(1, 5), output_attentions=True)
     model = student("lawcat")
     cache = model(tokens(1, 5), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="its read adds up outputs"):
+        student("nsa")(tokens(1, 5), output_attentions=True)
     with pytest.raises(ValueError, match="in one call, without a cache"):
         model(tokens(1, 5), past_key_values=cache, output_attentions=True)
 

@@ -153,6 +153,7 @@ def test_a_batch_is_counted_by_its_real_tokens() -> None:
         ("lawcat", ["head.memory.0.normalise=false"], "the output of its `state` memory is not normalised"),
         ("delta", [], "its output is normalised"),
         ("delta", ["head.output=null"], "the output of its `delta` memory is not normalised"),
+        ("nsa", [], "`read: gated` adds up outputs"),
         ("lola", [], "which pairs its `sparse` memory keeps depends on their values"),
     ],
 )

@@ -50,6 +50,12 @@ def test_served_specs_have_the_logits_of_the_model(name: str) -> None:
     check_served(randomised(composer.build(name, TEACHER, overrides=["trunk=null"])))
 
 
+def test_served_means_of_many_blocks_have_the_logits_of_the_model() -> None:
+    """Tensors that grow by one row for four tokens."""
+    small = ["head.memory.0.size=4", "head.memory.1.size=4", "head.memory.1.count=3"]
+    check_served(randomised(composer.build("nsa", TEACHER, overrides=small)))
+
+
 @pytest.mark.parametrize(("family", "more"), [("qwen3", {}), ("gemma2", {"sliding_window": 16, "query_pre_attn_scalar": 24})])
 @pytest.mark.parametrize("name", ["lolcats", "hybrid"])
 def test_served_students_of_other_hosts_have_the_logits_of_the_model(

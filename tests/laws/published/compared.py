@@ -42,7 +42,9 @@ from tests.laws.published.softmax import (
     lolcats_local_rope,
     lolcats_terraced,
     lolcats_workshop,
+    moba,
     normed_softmax,
+    nsa,
     softmax,
     streaming,
     t2r,
@@ -111,10 +113,14 @@ COMPARED: dict[str, Comparison] = {
         {"head": mamba3}, "arXiv:2603.15569 and github.com/state-spaces/mamba, `Mamba3`, with the differences that the spec names"
     ),
     "mesa": Comparison({"head": mesa}, f"arXiv:2506.05233, eq. 5; {FLA}, `MesaNet`, its systems solved exactly"),
+    "moba": Comparison({"head": moba}, "arXiv:2502.13189, eq. 2 to 6; the top k without the own block"),
     "mixed-heads": Comparison({"lolcats": lolcats, "lawcat": lawcat}, "as `lolcats` and `lawcat`"),
     "published/liger-gla": Comparison({"head": liger(WINDOW)}, "Liger's code, `LigerGatedLinearAttention`, on whole texts"),
     "published/lolcats-llama": Comparison({"head": lolcats_terraced}, LOLCATS_CODE),
     "retention": Comparison({"head": retention}, f"{FLA}, `MultiScaleRetention`"),
+    "nsa": Comparison(
+        {"head": nsa}, f"{FLA}, `naive_nsa` for branches; arXiv:2502.11089, eq. 5, with the compression that the spec names"
+    ),
     "native/granitemoehybrid": Comparison(
         {"head": granite_mamba2, "source": softmax}, "transformers, `GraniteMoeHybridMambaLayer`; the source's own attention"
     ),

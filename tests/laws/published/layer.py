@@ -17,8 +17,8 @@ from tests.laws.published.mathematics import (
     to_query_heads,
 )
 
-WINDOW, SINKS, CACHE = 5, 2, 3
-"""Sizes of the memories in the comparison: small, so that pairs are evicted."""
+WINDOW, SINKS, CACHE, BLOCK, CHOSEN = 5, 2, 3, 3, 4
+"""Sizes of the memories in the comparison: small, so that pairs are evicted, and blocks are not chosen."""
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from tests.laws.published.layer import (
+    BLOCK,
     CACHE,
+    CHOSEN,
     SINKS,
     WINDOW,
     Layer,
@@ -88,6 +91,73 @@ def compressed(layer: Layer) -> Tensor:
     value, key = (part.unflatten(-1, layer.key.shape[1:]) for part in restored.chunk(2, dim=-1))
     key, value = (to_query_heads(part, layer.heads) for part in (key, value))
     return softmax_attention(rotate(layer.query, layer.theta), rotate(key, layer.theta), value)
+
+
+def moba(layer: Layer) -> Tensor:
+    """Return softmax attention of each query head over its own block and the blocks with the largest products q·k̄."""
+    (query, key), value = layer.rotated, layer.expanded[2]
+    means = torch.stack([block.mean(0) for block in key.split(BLOCK)])
+    outputs = []
+    for head in range(layer.heads):
+        chosen = [
+            sorted(range(token // BLOCK), key=lambda block: -float(query[token, head] @ means[block, head]))[:CHOSEN]
+            for token in range(len(query))
+        ]
+        own = query[:, head, None], key[:, head, None], value[:, head, None]
+        outputs.append(softmax_attention(*own, sees_blocks(chosen)))
+    return torch.cat(outputs, dim=1)
+
+
+def nsa(layer: Layer) -> Tensor:
+    """Return the sum of three outputs, each times a sigmoid of the hidden state: of block means, chosen blocks and a window."""
+    query, key = rotate(layer.query, layer.theta), rotate(layer.key, layer.theta)
+    expanded = *layer.rotated, layer.expanded[2]
+    outputs = {
+        "block_means": block_means(query, key, layer.value),
+        "selected_blocks": chosen_blocks(query, key, layer.value),
+        "window": softmax_attention(*expanded, in_window(WINDOW)),
+    }
+    return torch.stack([sigmoid(layer.linear(name))[..., None] * output for name, output in outputs.items()]).sum(0)
+
+
+def block_means(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return softmax attention over the means of whole blocks; 0 before the first one ends."""
+    means = [to_query_heads(torch.stack([block.mean(0) for block in of.split(BLOCK)]), query.shape[1]) for of in (key, value)]
+    outputs = [torch.zeros_like(query[0])] * (BLOCK - 1)
+    for token in range(BLOCK - 1, len(query)):
+        some = (mean[: (token + 1) // BLOCK] for mean in means)
+        outputs.append(_attend(query[token], *some))
+    return torch.stack(outputs)
+
+
+def chosen_blocks(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return softmax attention over the own block, the first one, the newest earlier one, and those with the largest shares of the
+    softmax over means, summed over the query heads of a key head."""
+    heads = query.shape[1] // key.shape[1]
+    outputs = []
+    for key_head in range(key.shape[1]):
+        own = slice(key_head * heads, (key_head + 1) * heads)
+        means, chosen = torch.stack([block.mean(0) for block in key[:, key_head].split(BLOCK)]), list[list[int]]()
+        for token in range(len(query)):
+            logits = query[token, own] @ means[: (token + 1) // BLOCK].T / math.sqrt(query.shape[-1])
+            shares, last = logits.softmax(-1).sum(0), token // BLOCK - 1
+            always = {0, last} if last >= 0 else set[int]()
+            others = sorted(set(range(last + 1)) - always, key=lambda block: -float(shares[block]))
+            chosen.append([*always, *others[: CHOSEN - len(always)]])
+        own_key, own_value = (of[:, key_head, None].expand(-1, heads, -1) for of in (key, value))
+        outputs.append(softmax_attention(query[:, own], own_key, own_value, sees_blocks(chosen)))
+    return torch.cat(outputs, dim=1)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return softmax attention of one query, H D, over n pairs."""
+    weights = (torch.einsum("hd,shd->sh", query, key) / math.sqrt(query.shape[-1])).softmax(0)
+    return torch.einsum("sh,shd->hd", weights, value)
+
+
+def sees_blocks(chosen: list[list[int]]) -> Callable[[int, int], bool]:
+    """Return the mask of each token's own block, and of those that it has chosen."""
+    return lambda token, pair: pair // BLOCK in [token // BLOCK, *chosen[token]]
 
 
 def log_linear(layer: Layer) -> Tensor:

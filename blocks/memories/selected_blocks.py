@@ -1,0 +1,169 @@
+"""Softmax attention over the own block of each query and the earlier blocks that it chooses: block attention with a selection."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from pydantic import PositiveInt
+
+from blocks.flow import Pairs, Partial
+from blocks.legend import Float, Int, Shape, Tensor, torch
+from blocks.memories.blocks import Blocks, average_blocks, choose_blocks, locate_blocks, sum_earlier_blocks
+from blocks.memories.full import append
+from blocks.operation import REFERENCE, TORCH, Call, Form, Slot, State
+from blocks.part import Parameters
+from blocks.softmax import dense
+from blocks.softmax.dense import ROWS, cap, masked_softmax
+from blocks.tensors import accumulating
+
+
+class SelectedBlocks(Blocks):
+    """Softmax over the pairs of a query's own block and of the ``count`` earlier blocks with the highest scores.
+
+    All pairs are stored, and the state grows by one pair per token and one mean per block. Where a query has at most ``count``
+    earlier blocks, this is ``full``. The choice has no gradient.
+    """
+
+    equation: ClassVar[str] = (
+        "o_t = Σ_s softmax_s(q_t·k_s / √D) v_s, s ≤ t in the block of t or in a chosen one: the earlier blocks b with the `count` "
+        "largest scores q_t·k′_b, k′_b the mean of the block's rotated keys; or, over the query heads h of a key head, "
+        "Σ_h softmax_b(q_th·k′_b / √D)"
+    )
+    source: ClassVar[str] = (
+        "Lu et al. 2025, arXiv:2502.13189 (MoBA), eq. 2 to 6; scores `share`: Yuan et al. 2025, arXiv:2502.11089 (NSA), section "
+        "3.3.2, with means for the learned compression"
+    )
+    incidental: ClassVar[frozenset[str]] = Blocks.incidental | {"count", "scores"}
+    exact: ClassVar[bool] = True
+    kind: Literal["selected_blocks"] = "selected_blocks"
+    count: PositiveInt = 3
+    """Earlier blocks that a query sees beside its own block."""
+    scores: Literal["product", "share"] = "product"
+    """product: of the query and the mean of a block's keys; each query head chooses for itself, as in MoBA. share: softmax over
+    these products, summed over the query heads of a key head, which choose together; they always choose the first block and the
+    newest earlier one, as in NSA."""
+
+    def state_after(self, shape: Shape, tokens: int) -> dict[str, Slot]:
+        """Return the state after this many tokens. Keys are stored rotated."""
+        mean, pair = (shape.key_heads, shape.head_dim), (tokens, shape.key_heads)
+        slots = {"key": Slot((*pair, shape.head_dim), "pairs"), "value": Slot((*pair, shape.value_dim), "pairs")}
+        slots["position"] = Slot((tokens,), "int64", -1, order="first")
+        return slots | {"mean": Slot((tokens // self.size, *mean), "state", every=self.size), "sum": Slot(mean, "state")}
+
+    def pairs_held(self, shape: Shape, tokens: int) -> float:
+        return tokens
+
+    def join(self, first: State, second: State, dropped: int, offset: int) -> State | str:
+        return "the blocks of the second text would begin at other tokens"
+
+    def forms(self, shape: Shape) -> tuple[Form, ...]:
+        one_query = "one query against the pairs of its blocks"
+        return (
+            Form(REFERENCE, f"{one_query}, token by token", partial(self.compute_output, attend=attend_by_query)),
+            Form(TORCH, one_query, partial(self.compute_output, attend=attend_by_query), decode=True),
+            Form(TORCH, "blocks of 512 queries, masked", partial(self.compute_output, attend=attend_masked)),
+        )
+
+    def flops(self, shape: Shape, tokens: int) -> int:
+        blocks = tokens // self.size
+        pairs = min(blocks, self.count) * self.size + tokens % self.size + 1
+        return 2 * shape.heads * (pairs * (shape.head_dim + shape.value_dim) + blocks * shape.head_dim)
+
+    def prefill_flops(self, shape: Shape, tokens: int) -> int:
+        """Return the mean over the tokens. Masked pairs are not counted."""
+        (blocks, behind), size = divmod(tokens, self.size), self.size
+        own = (blocks * size * (size + 1) + behind * (behind + 1)) // 2
+        pairs = own + size * sum_earlier_blocks(tokens, size, self.count)
+        products = pairs * (shape.head_dim + shape.value_dim) + sum_earlier_blocks(tokens, size) * shape.head_dim
+        return 2 * shape.heads * products // max(1, tokens)
+
+    def compute_output(
+        self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs, attend: Any
+    ) -> tuple[tuple[Partial], State]:
+        """Compute the partial attention. attend: the form."""
+        state, shape = call.state, call.shape
+        query, new = call.rotate(query, self.rotation), pairs.rotate(self.rotation)
+        key, value = append(state["key"], new), append(state["value"], pairs.value)
+        position, segment, last, new_position = self.enter(call, pairs)
+        ends, block, _, first, _ = locate_blocks(position, segment, self.size)
+        means, kept, total = average_blocks(
+            state["mean"], state["sum"], new.detach(), position, ends, block, first, last, self.size
+        )
+        options = {"softcap": shape.softcap, "window": shape.window, "by_share": self.scores == "share"}
+        result = attend(query, key, value, means, position, segment, self.size, self.count, **options)
+        return (result,), {"key": key, "value": value, "position": new_position, "mean": kept, "sum": total}
+
+
+def attend_by_query(
+    query: Float[Tensor, "B T H D"], key: Float[Tensor, "B S K D"], value: Float[Tensor, "B S K V"],
+    means: Float[Tensor, "B M K D"], position: Int[Tensor, "B S"], segment: Int[Tensor, "B S"] | None, size: int, count: int,
+    *, softcap: float | None, window: int | None, by_share: bool,
+) -> Partial:  # fmt: skip
+    """Attend query by query, each to the pairs of the blocks that it has chosen among the columns up to its own."""
+    (batch, length, heads), key_heads = query.shape[:3], key.shape[2]
+    partials, dtype, device = [], accumulating(query.dtype), query.device
+    row, inside = torch.arange(batch, device=device), torch.arange(size, device=device)
+    for token in range(length):
+        end = key.shape[1] - length + token + 1
+        at, part = position[:, :end], None if segment is None else segment[:, :end]
+        ends, block, start, first, place = locate_blocks(at, part, size)
+        blocks, column = end // size, torch.arange(end, device=device).expand_as(at)
+        own = query[:, token, None]
+        chosen, is_chosen = choose_blocks(
+            own, means[:, :blocks], ends, start[:, -1:], first[:, -1:], place, count, softcap, window, by_share=by_share
+        )
+        # The pairs of the own block are as those of a block behind all whole ones.
+        block = torch.where(column >= start[:, -1:], blocks, block.masked_fill(block == blocks, blocks + 1))
+        index = torch.where(at >= 0, block, blocks + 1) * size + place % size
+        table = at.new_zeros(batch, (blocks + 2) * size).scatter(1, index, column)
+        chosen = torch.nn.functional.pad(chosen, (0, 1), value=blocks)
+        entries = table.gather(1, (chosen[..., None] * size + inside).flatten(1)).unflatten(1, (chosen.shape[1], -1))
+        seen = torch.nn.functional.pad(is_chosen, (0, 1), value=True).repeat_interleave(size, -1)[:, :, 0]
+        own_seen = (inside <= place[:, -1:] % size) & (place[:, -1:] >= 0)
+        seen = seen & torch.nn.functional.pad(own_seen, (seen.shape[-1] - size, 0), value=True)[:, None]
+        if window is not None:
+            seen = seen & (place.gather(1, entries.flatten(1)).view_as(entries) > place[:, -1, None, None] - window)
+        head = torch.arange(chosen.shape[1], device=device) // (chosen.shape[1] // key_heads)
+        of_query = row[:, None, None], entries, head[:, None]
+        logits = own.to(dtype).view(batch, chosen.shape[1], -1, own.shape[-1]) @ key[of_query].to(dtype).mT
+        weights, lse, largest = masked_softmax(cap(logits / math.sqrt(own.shape[-1]), softcap), seen[:, :, None])
+        output = (weights @ value[of_query].to(dtype)).to(query.dtype)
+        partials.append(Partial(output.view(batch, 1, heads, -1), lse.view(batch, 1, heads), maximum=largest.view(batch, 1, heads)))
+    return join_tokens(partials)
+
+
+def attend_masked(
+    query: Float[Tensor, "B T H D"], key: Float[Tensor, "B S K D"], value: Float[Tensor, "B S K V"],
+    means: Float[Tensor, "B M K D"], position: Int[Tensor, "B S"], segment: Int[Tensor, "B S"] | None, size: int, count: int,
+    *, softcap: float | None, window: int | None, by_share: bool,
+) -> Partial:  # fmt: skip
+    """Attend to all pairs, masked, with some queries at a time: no tensor has T · S numbers."""
+    (length, earlier), key_heads = (query.shape[1], key.shape[1] - query.shape[1]), key.shape[2]
+    ends, block, start, document, place = locate_blocks(position, segment, size)
+    partials, column = [], torch.arange(key.shape[1], device=query.device)
+    for token in range(0, length, ROWS):
+        rows = query[:, token : token + ROWS]
+        first, last = earlier + token, earlier + token + rows.shape[1]
+        at = slice(first, last)
+        chosen, is_chosen = choose_blocks(
+            rows, means, ends, start[:, at], document[:, at], place[:, :last], count, softcap, window, by_share=by_share
+        )
+        # The last number is of pairs in no whole block.
+        of_blocks = is_chosen.new_zeros(*chosen.shape[:3], ends.shape[1] + 1).scatter(3, chosen, is_chosen)
+        chosen_pairs = of_blocks.gather(3, block[:, None, None, :last].expand(-1, *chosen.shape[1:3], -1))
+        own = (column[:last] >= start[:, at, None]) & (column[:last] <= column[at, None])
+        visible = (chosen_pairs | own[:, None]) & (position[:, None, None, :last] >= 0)
+        if window is not None:
+            visible = visible & (place[:, None, None, :last] > place[:, None, at, None] - window)
+        visible = visible.unflatten(1, (key_heads, -1)).transpose(2, 3)
+        partials.append(dense(rows, key[:, :last], value[:, :last], visible, softcap))
+    return join_tokens(partials)
+
+
+def join_tokens(partials: list[Partial]) -> Partial:
+    """Return the partial of consecutive tokens."""
+    parts = zip(*((partial.output, partial.lse, partial.maximum) for partial in partials), strict=True)
+    output, lse, maximum = (torch.cat(states, dim=1) for states in parts)
+    return Partial(output, lse, maximum=maximum)
