@@ -173,7 +173,7 @@ class Slot:
     - least, most: bounds of the numbers after any text, in the columns of the last axis from ``bounded_from`` on.
     - order: of positions, in a memory that receives every pair as its token is read: "ring" if a pair overwrites the oldest one,
       "first" if it is stored at its own position.
-    - every: tokens for each row of a tensor that grows.
+    - every: number of tokens per row, of a tensor that grows.
     """
 
     shape: tuple[int, ...]

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from blocks.flow import Pairs, Partial
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.memories.blocks import Blocks, average_blocks, locate_blocks, sum_earlier_blocks
+from blocks.memories.blocks import Blocks, average_blocks, find_ages, locate_blocks, sum_earlier_blocks
 from blocks.operation import EVERY, Call, Form, Slot, State
 from blocks.part import Parameters
 from blocks.softmax import dense
@@ -16,8 +16,9 @@ class BlockMeans(Blocks):
     """Softmax over the means of the keys and values of whole blocks, each of ``size`` pairs that follow each other.
 
     Blocks begin at the first pair of a document, and queries see a block from its last pair on. Before the first block ends, the
-    output is 0. The state has a mean per block, the sum of the newest block, and a position per token. In NSA blocks overlap, and
-    a learned function, with a code for each place inside a block, is in the place of the mean.
+    output is 0. A sliding window of the model hides blocks whose last pair is before it. The state has a mean per block, the sum of
+    the newest block, and a position per token. NSA's blocks overlap, and it replaces the mean by a learned function with a code for
+    each place in a block.
     """
 
     equation: ClassVar[str] = "o_t = Σ_b softmax_b(q_t·k′_b / √D) v′_b, k′_b and v′_b the means of a block of `size` pairs up to t"
@@ -62,6 +63,8 @@ class BlockMeans(Blocks):
             )
         column = torch.arange(position.shape[1], device=query.device)[-length:, None]
         visible = (ends[:, None] <= column) & (ends[:, None] >= first[:, -length:, None])
+        if (ages := find_ages(position, pairs, call)) is not None:
+            visible = visible & ages.find_blocks(ends)
         # One block that no query sees, as there may be none.
         key, value = (torch.nn.functional.pad(means[name], (0, 0, 0, 0, 0, 1)) for name in ("key", "value"))
         visible = torch.nn.functional.pad(visible, (0, 1))

@@ -5,7 +5,7 @@ empty. It has at most M = S // size whole blocks, numbered over all its document
 
     ends    B M   the column of the last pair of each whole block; S if there is no such block
     block   B S   the number of the whole block that a pair is in; M if there is none
-    start   B S   the column at which the newest block of the document begins; before its first pair, the next column
+    start   B S   the column at which the newest block of the document begins; before its first pair, the column after the query
     first   B S   the column at which the document begins
     place   B S   the number of earlier pairs of the document; -1 before its first pair
 """
@@ -13,14 +13,14 @@ empty. It has at most M = S // size whole blocks, numbered over all its document
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
 from blocks.flow import Pairs
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
-from blocks.memories.full import forget_ended_documents
+from blocks.memories.full import count_positions, forget_ended_documents
 from blocks.operation import Call, Slot
 from blocks.softmax.dense import cap
 from blocks.tensors import accumulating
@@ -55,6 +55,26 @@ class Blocks(Memory):
         return position, segment, last, forget_ended_documents(position, tokens, held.shape[1])
 
 
+class Ages(NamedTuple):
+    """Places by which a sliding window of the model counts. place: of each column. limit: of the last pair that a query does not
+    see."""
+
+    place: Int[Tensor, "B S"]
+    limit: Int[Tensor, "B T"]
+
+    def find_blocks(self, ends: Int[Tensor, "B M"]) -> Bool[Tensor, "B T M"]:
+        """Return the blocks whose last pair each query sees."""
+        return self.place.gather(1, ends.clamp(max=self.place.shape[1] - 1))[:, None] > self.limit[..., None]
+
+
+def find_ages(position: Int[Tensor, "B S"], pairs: Pairs, call: Call) -> Ages | None:
+    """Return ``Ages`` where the model has a sliding window, which counts as in ``full``."""
+    if call.shape.window is None:
+        return None
+    place, of_query = count_positions(position, pairs, call.tokens)
+    return Ages(place, of_query - call.shape.window)
+
+
 def locate_blocks(
     position: Int[Tensor, "B S"], segment: Int[Tensor, "B S"] | None, size: int
 ) -> tuple[Int[Tensor, "B M"], Int[Tensor, "B S"], Int[Tensor, "B S"], Int[Tensor, "B S"], Int[Tensor, "B S"]]:
@@ -82,7 +102,8 @@ def average_blocks(
     held: Float[Tensor, "B m K x"], total: Float[Tensor, "B K x"], new: Float[Tensor, "B T K x"], position: Int[Tensor, "B S"],
     ends: Int[Tensor, "B M"], block: Int[Tensor, "B S"], first: Int[Tensor, "B S"], last: Int[Tensor, "B 1"], size: int,
 ) -> tuple[Float[Tensor, "B M K x"], Float[Tensor, "B M K x"], Float[Tensor, "B K x"]]:  # fmt: skip
-    """Return the mean of each whole block, and the new state: the means of the last document, and the sum of its pairs behind them.
+    """Return the mean of each whole block, and the new state: the means of the last document, and the sum of its pairs after the
+    last whole block.
 
     held, total: the state. new: entries of the call. last: the column at which the last document of each row begins.
     """
@@ -108,22 +129,20 @@ def average_blocks(
 
 def choose_blocks(
     query: Float[Tensor, "B T H D"], means: Float[Tensor, "B M K D"], ends: Int[Tensor, "B M"], start: Int[Tensor, "B T"],
-    first: Int[Tensor, "B T"], place: Int[Tensor, "B S"], count: int, softcap: float | None, window: int | None,
-    *, by_share: bool,
+    first: Int[Tensor, "B T"], columns: int, count: int, ages: Ages | None, softcap: float | None, *, by_share: bool,
 ) -> tuple[Int[Tensor, "B h T n"], Bool[Tensor, "B h T n"]]:  # fmt: skip
     """Return the numbers of the blocks that the last T columns of S choose among earlier ones, and which of these are blocks.
 
     h: query heads, each of which chooses by its products with the means; or, ``by_share``, key heads, for which the shares of a
     softmax are summed over query heads. Of equal blocks the newer ones are chosen. A choice has no gradient.
     """
-    columns, length, dtype = place.shape[1], query.shape[1], accumulating(query.dtype)
+    length, dtype = query.shape[1], accumulating(query.dtype)
     grouped = query.detach().to(dtype).unflatten(2, (means.shape[2], -1))
     logits = cap(torch.einsum("btkgd,bmkd->bkgtm", grouped, means.to(dtype)) / math.sqrt(query.shape[-1]), softcap)
     of_document = ends[:, None] >= first[..., None]
     earlier = of_document & (ends[:, None] < start[..., None])
-    if window is not None:
-        at = place.gather(1, ends.clamp(max=columns - 1))
-        earlier = earlier & (at[:, None] > place[:, columns - length :, None] - window)
+    if ages is not None:
+        earlier = earlier & ages.find_blocks(ends)
     if by_share:
         column = torch.arange(columns - length, columns, device=query.device)
         whole = of_document & (ends[:, None] <= column[:, None])

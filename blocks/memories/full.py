@@ -193,7 +193,7 @@ class Full(Memory):
         position = torch.cat((call.state["position"], pairs.position), dim=1)
         seen, window = position, call.shape.window
         if window is not None:
-            pair_place, query_place = _count_positions(position, pairs, call.tokens)
+            pair_place, query_place = count_positions(position, pairs, call.tokens)
             seen = position.masked_fill(pair_place <= query_place - window, -1)
         elif pairs.tokens is not None and pairs.tokens.once(("all",), lambda: all_present(position)):
             seen = None
@@ -309,7 +309,7 @@ def find_visible(position: Tensor, pairs: Pairs, call: Call, earlier: int, ahead
         visible = visible | torch.nn.functional.pad(ahead, (earlier, 0))
     visible = (position >= 0)[:, None] & visible
     if call.shape.window is not None:
-        pair_place, query_place = _count_positions(position, pairs, call.tokens)
+        pair_place, query_place = count_positions(position, pairs, call.tokens)
         visible = visible & (pair_place[:, None] > query_place[:, :, None] - call.shape.window)
     segment = call.tokens.extend_segment(earlier)
     return visible if segment is None else visible & (segment[:, earlier:, None] == segment[:, None])
@@ -321,7 +321,7 @@ def append(held: Float[Tensor, "B E K x"], new: Float[Tensor, "B T K x"]) -> Flo
     return torch.cat((held.transpose(1, 2), new.transpose(1, 2)), dim=2).transpose(1, 2)
 
 
-def _count_positions(position: Int[Tensor, "B S"], pairs: Pairs, tokens: Tokens) -> tuple[Tensor, Tensor]:
+def count_positions(position: Int[Tensor, "B S"], pairs: Pairs, tokens: Tokens) -> tuple[Tensor, Tensor]:
     """Return the places of pairs, B S, and of the call's tokens, B T, by which a window of the model counts. Tokens of a row
     count one by one, whatever their positions, as in transformers. Pairs that were evicted by a memory count by position."""
     if pairs.tokens is None:

@@ -157,5 +157,5 @@ def stop_at_padding(log_decay: Tensor | None, tokens: Tokens) -> Tensor | None:
 
 
 def run(recurrence: Form, call: Call, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Run the recurrence. Return its output and the new state. inputs: its arguments in order, the state last."""
+    """Run the recurrence. Return its output and the new state. inputs: the arguments of the recurrence, in order."""
     return recurrence.run(*inputs, in_place=call.in_place) if recurrence.decode else recurrence.run(*inputs)

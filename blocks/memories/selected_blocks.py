@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 
 from blocks.flow import Pairs, Partial
 from blocks.legend import Float, Int, Shape, Tensor, torch
-from blocks.memories.blocks import Blocks, average_blocks, choose_blocks, locate_blocks, sum_earlier_blocks
+from blocks.memories.blocks import Ages, Blocks, average_blocks, choose_blocks, find_ages, locate_blocks, sum_earlier_blocks
 from blocks.memories.full import append
 from blocks.operation import REFERENCE, TORCH, Call, Form, Slot, State
 from blocks.part import Parameters
@@ -42,8 +42,8 @@ class SelectedBlocks(Blocks):
     """Earlier blocks that a query sees beside its own block."""
     scores: Literal["product", "share"] = "product"
     """product: of the query and the mean of a block's keys; each query head chooses for itself, as in MoBA. share: softmax over
-    these products, summed over the query heads of a key head, which choose together; they always choose the first block and the
-    newest earlier one, as in NSA."""
+    these products, summed over the query heads of a key head, which choose together. With a ``count`` of 2 or more they always
+    choose the first block that they see and the newest earlier one, as in NSA."""
 
     def state_after(self, shape: Shape, tokens: int) -> dict[str, Slot]:
         """Return the state after this many tokens. Keys are stored rotated."""
@@ -91,7 +91,7 @@ class SelectedBlocks(Blocks):
         means, kept, total = average_blocks(
             state["mean"], state["sum"], new.detach(), position, ends, block, first, last, self.size
         )
-        options = {"softcap": shape.softcap, "window": shape.window, "by_share": self.scores == "share"}
+        options = {"ages": find_ages(position, pairs, call), "softcap": shape.softcap, "by_share": self.scores == "share"}
         result = attend(query, key, value, means, position, segment, self.size, self.count, **options)
         return (result,), {"key": key, "value": value, "position": new_position, "mean": kept, "sum": total}
 
@@ -99,7 +99,7 @@ class SelectedBlocks(Blocks):
 def attend_by_query(
     query: Float[Tensor, "B T H D"], key: Float[Tensor, "B S K D"], value: Float[Tensor, "B S K V"],
     means: Float[Tensor, "B M K D"], position: Int[Tensor, "B S"], segment: Int[Tensor, "B S"] | None, size: int, count: int,
-    *, softcap: float | None, window: int | None, by_share: bool,
+    *, ages: Ages | None, softcap: float | None, by_share: bool,
 ) -> Partial:  # fmt: skip
     """Attend query by query, each to the pairs of the blocks that it has chosen among the columns up to its own."""
     (batch, length, heads), key_heads = query.shape[:3], key.shape[2]
@@ -111,8 +111,9 @@ def attend_by_query(
         ends, block, start, first, place = locate_blocks(at, part, size)
         blocks, column = end // size, torch.arange(end, device=device).expand_as(at)
         own = query[:, token, None]
+        aged = None if ages is None else Ages(ages.place[:, :end], ages.limit[:, token, None])
         chosen, is_chosen = choose_blocks(
-            own, means[:, :blocks], ends, start[:, -1:], first[:, -1:], place, count, softcap, window, by_share=by_share
+            own, means[:, :blocks], ends, start[:, -1:], first[:, -1:], end, count, aged, softcap, by_share=by_share
         )
         # The pairs of the own block are as those of a block behind all whole ones.
         block = torch.where(column >= start[:, -1:], blocks, block.masked_fill(block == blocks, blocks + 1))
@@ -123,8 +124,8 @@ def attend_by_query(
         seen = torch.nn.functional.pad(is_chosen, (0, 1), value=True).repeat_interleave(size, -1)[:, :, 0]
         own_seen = (inside <= place[:, -1:] % size) & (place[:, -1:] >= 0)
         seen = seen & torch.nn.functional.pad(own_seen, (seen.shape[-1] - size, 0), value=True)[:, None]
-        if window is not None:
-            seen = seen & (place.gather(1, entries.flatten(1)).view_as(entries) > place[:, -1, None, None] - window)
+        if aged is not None:
+            seen = seen & (aged.place.gather(1, entries.flatten(1)).view_as(entries) > aged.limit[..., None])
         head = torch.arange(chosen.shape[1], device=device) // (chosen.shape[1] // key_heads)
         of_query = row[:, None, None], entries, head[:, None]
         logits = own.to(dtype).view(batch, chosen.shape[1], -1, own.shape[-1]) @ key[of_query].to(dtype).mT
@@ -137,26 +138,27 @@ def attend_by_query(
 def attend_masked(
     query: Float[Tensor, "B T H D"], key: Float[Tensor, "B S K D"], value: Float[Tensor, "B S K V"],
     means: Float[Tensor, "B M K D"], position: Int[Tensor, "B S"], segment: Int[Tensor, "B S"] | None, size: int, count: int,
-    *, softcap: float | None, window: int | None, by_share: bool,
+    *, ages: Ages | None, softcap: float | None, by_share: bool,
 ) -> Partial:  # fmt: skip
     """Attend to all pairs, masked, with some queries at a time: no tensor has T · S numbers."""
     (length, earlier), key_heads = (query.shape[1], key.shape[1] - query.shape[1]), key.shape[2]
-    ends, block, start, document, place = locate_blocks(position, segment, size)
+    ends, block, start, document, _ = locate_blocks(position, segment, size)
     partials, column = [], torch.arange(key.shape[1], device=query.device)
     for token in range(0, length, ROWS):
         rows = query[:, token : token + ROWS]
         first, last = earlier + token, earlier + token + rows.shape[1]
         at = slice(first, last)
+        aged = None if ages is None else Ages(ages.place[:, :last], ages.limit[:, token : token + ROWS])
         chosen, is_chosen = choose_blocks(
-            rows, means, ends, start[:, at], document[:, at], place[:, :last], count, softcap, window, by_share=by_share
+            rows, means, ends, start[:, at], document[:, at], last, count, aged, softcap, by_share=by_share
         )
         # The last number is of pairs in no whole block.
         of_blocks = is_chosen.new_zeros(*chosen.shape[:3], ends.shape[1] + 1).scatter(3, chosen, is_chosen)
         chosen_pairs = of_blocks.gather(3, block[:, None, None, :last].expand(-1, *chosen.shape[1:3], -1))
         own = (column[:last] >= start[:, at, None]) & (column[:last] <= column[at, None])
         visible = (chosen_pairs | own[:, None]) & (position[:, None, None, :last] >= 0)
-        if window is not None:
-            visible = visible & (place[:, None, None, :last] > place[:, None, at, None] - window)
+        if aged is not None:
+            visible = visible & (aged.place[:, None, None] > aged.limit[:, None, :, None])
         visible = visible.unflatten(1, (key_heads, -1)).transpose(2, 3)
         partials.append(dense(rows, key[:, :last], value[:, :last], visible, softcap))
     return join_tokens(partials)

@@ -1,4 +1,4 @@
-"""``read``: a model reads a text once, and its state becomes a file; and what ``generate`` does with such files."""
+"""``read``: a model reads a text once, and its state becomes a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from blocks.part import Closed
 from composer.errors import ComposerError, translate_errors
@@ -25,9 +25,6 @@ from composer.system.devices import check_device, room, room_for
 from composer.system.files import MOST_TEXT, read_text_file
 from composer.weights.config import check_positions
 from composer.weights.sources import describe_model
-
-if TYPE_CHECKING:
-    pass
 
 
 class ReadText(Readable, Closed):

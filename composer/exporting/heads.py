@@ -189,8 +189,8 @@ def parameters_of(node: Node) -> dict[str, Fresh]:
 
 
 def _some(slot: Slot) -> tuple[int, ...]:
-    """Return the shape of a tensor of the state; one that grows has a few entries."""
-    return tuple(size or 5 // slot.every for size in slot.shape)
+    """Return the shape of a tensor of the state. One that grows has the rows of 5 tokens."""
+    return tuple(size or (5 // slot.every) for size in slot.shape)
 
 
 def _module(parameters: Mapping[str, Tensor]) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any
 
 from torch import Tensor
@@ -50,9 +50,10 @@ def _record_both(
 ) -> Any:
     """Record both forms of a recurrence. Return the results of the one that runs."""
     # Kernels multiply in the dtype of the values, which PyTorch's form has in float32.
+    names = [name for name, parameter in signature(on_fla).parameters.items() if parameter.kind is not Parameter.KEYWORD_ONLY]
     narrow = [
         partial(tensor.to, NARROW) if name == "value" and tensor is not None else lambda tensor=tensor: tensor
-        for name, tensor in zip(signature(on_fla).parameters, inputs, strict=False)
+        for name, tensor in zip(names, inputs, strict=True)
     ]
     start = len(recording.calls)
     try:

@@ -1,4 +1,4 @@
-"""Models that write text: their weights, their tokenizers, and the arguments for drawing tokens."""
+"""Models that generate text: their weights, their tokenizers, and the arguments for drawing tokens."""
 
 from __future__ import annotations
 

@@ -236,12 +236,12 @@ def _read(graph: HeadGraph) -> Iterator[Problem]:
 def _masses(graph: HeadGraph) -> Iterator[Problem]:
     """Memories that share a denominator have a mass."""
     read = graph.read
-    if read.leaves_masses_out:
+    if read.leaves_masses_out and read.is_mean:
         return
     for node, memory in graph.memories:
         if memory.reads is Kind.HIDDEN:
             yield "the shares of latents are probabilities, which only `read: mixture` weighs against others", _path(node)
-        elif not memory.has_mass() and not read.takes_raw:
+        elif not (memory.has_mass() or read.takes_raw or read.leaves_masses_out):
             remedy = "" if node.shape.signed else memory.to_have_mass
             yield (
                 f"`read: {read.kind}` shares one denominator among all memories, and this `{node.kind}` has no mass; "

@@ -19,8 +19,8 @@ ALIGNED = 64
 
 @dataclass(frozen=True)
 class Field:
-    """One tensor in a page. every: it has room for a row for so many tokens of the longest text each, and rows without tokens are
-    ``empty``; 0 for a tensor of one size."""
+    """One tensor in a page. every: tokens per row of a tensor that grows; 0 for a tensor of fixed size. A growing tensor has rows
+    for the longest text. Rows without tokens are ``empty``."""
 
     name: str
     shape: tuple[int, ...]
@@ -94,7 +94,7 @@ class Pages:
             if not each.every:
                 view.index_copy_(0, at, new.reshape(-1, *view.shape[1:]).to(each.dtype))
                 continue
-            if each.every > 1:  # rows of a request follow each other, and those behind its tokens are not read
+            if each.every > 1:  # rows of a request follow each other; later ones are masked when they are read
                 rows = min(new.shape[1], view.shape[1])
                 view[at, :rows] = new[:, :rows].to(each.dtype)
                 continue

@@ -17,7 +17,7 @@ from converters.bounded import MOST_CONFIG
 from converters.bounded import read_text as read_config
 
 HERE = Path(__file__).parent
-PLAN, HEADS, READING = HERE / "students.yaml", HERE / "heads.yaml", HERE / "reading.yaml"
+PLAN, HEADS, READING, COMPRESSED = (HERE / f"{name}.yaml" for name in ("students", "heads", "reading", "compressed"))
 
 Settings = dict[str, Any]
 
@@ -124,6 +124,12 @@ class Plan(Closed):
     def student(self, name: str) -> Student:
         """Return the student with this name."""
         return next(student for student in self.students if student.name == name)
+
+    @property
+    def needle_lengths(self) -> tuple[int, ...]:
+        """The lengths at which any student is scored on retrieval."""
+        lengths = {length for student in self.students for length in student.lengths or self.retrieval.lengths}
+        return tuple(sorted(lengths))
 
     def gates_of(self, keep: Keep) -> Path:
         """Return the report with the gates that a student's key heads are chosen by."""

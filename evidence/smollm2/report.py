@@ -162,7 +162,7 @@ def build_tables(plan: Plan, models: Sequence[Model]) -> Iterator[Table]:
     if plan.text is not None:
         yield build_score_table("Text: nats a token, by the tokens of context", models, text_columns(plan), digits=3)
         yield build_position_table(plan, models)
-    for length in plan.retrieval.lengths:
+    for length in plan.needle_lengths:
         columns = retrieval_columns(plan, length)
         yield build_score_table(f"Retrieval at {length:,} tokens: share of right answers", models, columns)
     if any(result.tokens for model in models for result in model.results):
@@ -173,8 +173,8 @@ def build_tables(plan: Plan, models: Sequence[Model]) -> Iterator[Table]:
 
 def build_overview_table(plan: Plan, models: Sequence[Model]) -> Table:
     """Build a table with a row for each model: its state, the share of all needles found at each length, and nats per token."""
-    longest = max(plan.retrieval.lengths)
-    columns = {f"needles at {length:,}": (_needle_scores(plan, length), 2) for length in plan.retrieval.lengths}
+    longest = max(plan.needle_lengths)
+    columns = {f"needles at {length:,}": (_needle_scores(plan, length), 2) for length in plan.needle_lengths}
     columns |= {f"nats at {length}": (scores, 3) for length, scores in text_columns(plan).items()}
     rows = []
     for model in models:
@@ -202,7 +202,7 @@ def build_position_table(plan: Plan, models: Sequence[Model]) -> Table:
 
 def build_cost_table(plan: Plan, models: Sequence[Model]) -> Table:
     """Build the table of the sizes of states, and the tokens, times and losses of conversions."""
-    longest = max(plan.retrieval.lengths)
+    longest = max(plan.needle_lengths)
     rows = []
     for model in models:
         result = model.results[0]
@@ -222,7 +222,7 @@ def build_seed_table(plan: Plan, models: Sequence[Model]) -> Table:
     """Build a table with a row for each seed of models with several: means differ by chance and by the machine."""
     columns = {"tasks of lm-eval": list(harness_columns(plan).values())}
     columns |= {f"nats at {length}": [scores] for length, scores in text_columns(plan).items()}
-    columns |= {f"retrieval at {length:,}": list(retrieval_columns(plan, length).values()) for length in plan.retrieval.lengths}
+    columns |= {f"retrieval at {length:,}": list(retrieval_columns(plan, length).values()) for length in plan.needle_lengths}
     rows = []
     for model in models:
         for result in model.results if len(model.results) > 1 else ():
@@ -247,7 +247,7 @@ def draw(plan: Plan, models: Sequence[Model], target: Path, others: Sequence[Mod
 
     others: models of another plan, of which the same tasks are shown.
     """
-    lengths = plan.retrieval.lengths
+    lengths = plan.needle_lengths
     with plotting() as pyplot:
         figure, axes = pyplot.subplots(1, len(lengths), figsize=(WIDTH, 3.4), sharey=True, layout="constrained", squeeze=False)
         for axis, length in zip(axes[0], lengths, strict=True):

@@ -12,7 +12,7 @@ from blocks.legend import Shape
 from blocks.memories.block_means import BlockMeans
 from blocks.positions import Rope
 from tests.blocks.memories.by_hand import Call, Stream, pairs_at
-from tests.blocks.support import GROUPED, ONE_KEY, assert_derivatives, close, computed, documents, empty, owner, random
+from tests.blocks.support import GROUPED, ONE_KEY, assert_derivatives, close, computed, counted, documents, empty, owner, random
 
 ROPE = Rope(theta=20.0)
 ROWS = [[10], [4, 1, 5], [1, 2, 7], [8]]
@@ -61,6 +61,19 @@ def test_outputs_equal_softmax_over_means_of_whole_blocks(shape: Shape, calls: l
         assert {name: tuple(held.shape[1:]) for name, held in state.items()} == {
             name: slot.shape for name, slot in part.state_after(shape, columns).items()
         }
+
+
+def test_a_window_of_the_model_hides_blocks_that_end_before_it() -> None:
+    part, shape = BlockMeans(size=2), Shape(hidden_size=6, heads=2, key_heads=2, head_dim=4, window=5)
+    query, states, tokens = random(1, 10, 2, 4), random(1, 10, 2, 4), counted(1, 10)
+    pairs = pairs_at(states, [list(range(10))])
+    (partial,), _ = computed(part, "every", shape, {}, tokens, empty(part, shape, 1), query=query, pairs=pairs)
+    means = pairs.value.unflatten(1, (5, 2)).mean(2)[0]
+    for token in range(10):
+        seen = [block for block in range(5) if token - 5 < 2 * block + 1 <= token]
+        for head in range(2 if seen else 0):
+            logits = means[seen, head] @ query[0, token, head] / 2
+            close(partial.output[0, token, head], logits.softmax(0) @ means[seen, head])
 
 
 def test_gradients_equal_finite_differences() -> None:

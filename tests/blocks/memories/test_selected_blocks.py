@@ -101,6 +101,19 @@ def test_a_choice_of_all_blocks_equals_full_attention(window: int | None, scores
 
 
 @pytest.mark.parametrize("form", ["reference", "torch"])
+def test_a_window_of_the_model_hides_evicted_pairs_by_their_position(form: str) -> None:
+    """Pairs arrive four tokens late, as below a window of four, and the model sees ten tokens."""
+    shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, window=10)
+    query, pairs, tokens = random(1, 16, 4, 4), pairs_at(random(1, 16, 2, 4), [[-1] * 4 + list(range(12))]), counted(1, 16)
+    outputs = []
+    for part, own_form in ((Full(), "reference"), (SelectedBlocks(size=2, count=9), form)):
+        (partial,), _ = computed(part, own_form, shape, {}, tokens, empty(part, shape, 1), query=query, pairs=pairs)
+        outputs.append((partial.output, partial.lse))
+    close(outputs[1][0], outputs[0][0])
+    close(outputs[1][1], outputs[0][1])
+
+
+@pytest.mark.parametrize("form", ["reference", "torch"])
 def test_below_another_memory_the_first_outputs_are_empty(form: str) -> None:
     """Blocks count the pairs that arrive, and a query sees none that arrives later."""
     part, states, query = SelectedBlocks(size=2), random(1, 5, 2, 4), random(1, 5, 4, 4)

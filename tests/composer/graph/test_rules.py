@@ -98,6 +98,12 @@ CASES: dict[str, Case] = {
         "queries and keys, which latents do not have, read `feeds: qk`",
         {"mix_input": "conv", "conv": {"kind": "causal", "inputs": ["v"]}, "memory": [LATENTS]},
     ),
+    "weights of latents that are not shares": (
+        {"memory": [DROP, {**LATENTS, "weight": None}], "flow": "parallel", "read": "gated"},
+        (1,),
+        "the shares of latents are probabilities, which only `read: mixture` weighs against others",
+        {"memory": [DROP, LATENTS], "flow": "parallel", "read": "mixture"},
+    ),
     "a norm of queries that latents have none of": (
         {"qk_norm": "rms", "memory": [LATENTS]},
         "qk_norm",

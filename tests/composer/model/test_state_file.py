@@ -40,11 +40,12 @@ BOUNDED = [
     "latte-conv",
     "latte-rglru",
     "mamba2",
+    "mamba3",
     "lolcats-terraced",
     "mixed-heads",
     "streaming",
 ]
-GROWING = {"softmax": [0, 1, 2], "forgetting": [0, 1, 2], "hybrid": [0, 2]}
+GROWING = {"softmax": [0, 1, 2], "forgetting": [0, 1, 2], "nsa": [0, 1, 2], "hybrid": [0, 2]}
 READ, MORE = 90, 7
 
 

@@ -18,7 +18,7 @@ from tests.laws.published.mathematics import (
 )
 
 WINDOW, SINKS, CACHE, BLOCK, CHOSEN = 5, 2, 3, 3, 4
-"""Sizes of the memories in the comparison: small, so that pairs are evicted, and blocks are not chosen."""
+"""Sizes of the memories in the comparison: small, so that pairs are evicted, and some blocks are not chosen."""
 
 
 @dataclass(frozen=True)
