@@ -282,14 +282,17 @@ def test_the_page_has_the_tables_between_its_marks_and_keeps_the_prose(tmp_path:
     for name in ("heads", "reading", "students"):
         keep_result(result("teacher"), tmp_path / name)
     keep_result(result("heads-18"), tmp_path / "heads")
-    target.write_text("# Title\n\n{}\nold\n{}\n\nBetween.\n{}\n{}\n\nBetween.\n{}\n{}\n\nProse.\n".format(*marks), encoding="utf-8")
+    sections = ["\n".join(marks[place : place + 2]) for place in range(0, len(marks), 2)]
+    text = "# Title\n\n" + "\n\nBetween.\n".join(sections) + "\n\nProse.\n"
+    target.write_text(text.replace(marks[1], f"old\n{marks[1]}"), encoding="utf-8")
     reference = tmp_path / "reference.md"
     page.write(tmp_path, target, tmp_path / "picture.png", reference)
     text = target.read_text(encoding="utf-8")
     assert text.startswith("# Title\n")
     assert text.endswith("Prose.\n")
     assert "old" not in text
-    heads, reading, students = text.split("Between.")
+    heads, reading, compressed, students = text.split("Between.")
+    assert page.NO_RUN in compressed
     assert "| heads-18 |" in heads
     assert "| heads-18 |" not in reading + students
     assert "| teacher |" in students
