@@ -41,8 +41,6 @@ from composer.training.teacher import open_language_model
 from composer.weights.load import load_model
 
 TOKENS, ROWS = 512, 2
-ENERGIES: list[Tensor] = []
-"""The energy of each component, as a share, of every layer that was started."""
 STAGE = Transfer(lr=1e-3, steps=1, batch=4, init="calibrated")
 """4 rows of calibration."""
 TASKS = ("passkey", "niah-single-2", "niah-single-3", "niah-multikey-1")
@@ -59,26 +57,19 @@ CASES |= {
 """The students. The ranks of the last are those of SmolLM2-135M, of which a token has 384 numbers."""
 
 
-def begin_at_components(memory: Compressed, states: States, shape: Shape) -> dict[str, Tensor]:
-    """Start a memory without weights of errors."""
-    rank = memory.parameters(shape)["down"].shape[0]
-    return find_components(states.value.flatten(1), states.key.flatten(1), rank)
-
-
-def find_components(value: Tensor, key: Tensor, rank: int) -> dict[str, Tensor]:
-    """Return the projections to the first principal components of values and keys, n M each, scaled to one norm."""
+def find_components(value: Tensor, key: Tensor, rank: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the projections to the first principal components of values and keys, n M each, scaled to one norm, and the share of
+    each component in their energy."""
     value, key = value.double(), key.double()
     scale = torch.cat((torch.ones(value.shape[1]), torch.full((key.shape[1],), float(value.norm() / key.norm())))).double()
     joined = torch.cat((value, key), dim=1) * scale
     energies, vectors = torch.linalg.eigh(joined.T @ joined)
-    ENERGIES.append(energies.flip(0) / energies.sum())
     basis = vectors[:, -rank:]
-    return {"down": (basis * scale[:, None]).T, "up": basis / scale[:, None]}
+    return {"down": (basis * scale[:, None]).T, "up": basis / scale[:, None]}, energies.flip(0) / energies.sum()
 
 
-def write_ranks(folder: Path, rank: int) -> Path:
-    """Write a spec in which each layer has the rank that its energies call for, in steps of 8, with this mean."""
-    shares = torch.stack(ENERGIES)
+def write_ranks(folder: Path, shares: Tensor, rank: int) -> Path:
+    """Write a spec in which layers have ranks by the shares of their components, L n, in steps of 8, with about this mean."""
     wins = shares / shares[:, rank:].sum(1, keepdim=True).sqrt()
     layers = wins.flatten().topk(rank * len(shares)).indices // shares.shape[1]
     ranks = (torch.bincount(layers, minlength=len(shares)) / 8).round().clamp(min=1).int().mul(8).tolist()
@@ -90,19 +81,29 @@ def write_ranks(folder: Path, rank: int) -> Path:
     return spec
 
 
-def start(student: ComposedForCausalLM, teacher: ComposedForCausalLM, way: str, rows: PackedRows) -> None:
-    """Set the parameters of the memories."""
+def start(student: ComposedForCausalLM, teacher: ComposedForCausalLM, way: str, rows: PackedRows) -> list[Tensor]:
+    """Set the parameters of the memories. Return the shares of the components of each layer that starts at them."""
+    energies = list[Tensor]()
     if way == "weights":
         for index, layer in enumerate(student.model.layers):
             value, key = ((getattr(layer.self_attn, f"{name}_proj").weight * layer.input_layernorm.weight).T for name in ("v", "k"))
             place = f"model.layers.{index}.self_attn.composed.head.compressed"
             rank = student.get_parameter(f"{place}.down").shape[0]
-            for name, values in find_components(value, key, rank).items():
+            parameters, shares = find_components(value, key, rank)
+            energies.append(shares)
+            for name, values in parameters.items():
                 student.get_parameter(f"{place}.{name}").copy_(values)
-        return
-    ENERGIES.clear()
-    with nullcontext() if way == "calibrated" else patch.object(Compressed, "begin", begin_at_components):
+        return energies
+
+    def begin(memory: Compressed, states: States, shape: Shape) -> dict[str, Tensor]:
+        rank = memory.parameters(shape)["down"].shape[0]
+        parameters, shares = find_components(states.value.flatten(1), states.key.flatten(1), rank)
+        energies.append(shares)
+        return parameters
+
+    with nullcontext() if way == "calibrated" else patch.object(Compressed, "begin", begin):
         begin_transfer(student, teacher, STAGE, rows, 0, ())
+    return energies
 
 
 def build(name: str, options: argparse.Namespace, teacher: ComposedForCausalLM) -> Path:
@@ -112,7 +113,7 @@ def build(name: str, options: argparse.Namespace, teacher: ComposedForCausalLM) 
     if (folder / "started").is_dir():
         return folder / "started"
 
-    def build_started(spec: str | Path, overrides: list[str]) -> ComposedForCausalLM:
+    def build_started(spec: str | Path, overrides: list[str]) -> tuple[ComposedForCausalLM, list[Tensor]]:
         composer.build_folder(spec, options.source, folder / "built", overrides=overrides, dtype="float32", force=True)
         student: Any = load_model(folder / "built", "float32", "cpu")
         rows = load_rows(
@@ -120,13 +121,12 @@ def build(name: str, options: argparse.Namespace, teacher: ComposedForCausalLM) 
             split="train", how="packed", vocabulary=10**9, longest=TOKENS, share=0.0,
         )  # fmt: skip
         with torch.no_grad():
-            start(student, teacher, case["start"], rows)
-        return student
+            return student, start(student, teacher, case["start"], rows)
 
-    student = build_started("compressed", overrides)
+    student, energies = build_started("compressed", overrides)
     if case["start"] == "ranks":
         rank = student.get_parameter("model.layers.0.self_attn.composed.head.compressed.down").shape[0]
-        student = build_started(write_ranks(folder, rank), [])
+        student, _ = build_started(write_ranks(folder, torch.stack(energies), rank), [])
     student.save_pretrained(folder / "started")
     AutoTokenizer.from_pretrained(options.source).save_pretrained(folder / "started")
     return folder / "started"

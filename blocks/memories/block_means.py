@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from blocks.flow import Pairs, Partial
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.memories.blocks import Blocks, average_blocks, find_ages, locate_blocks, sum_earlier_blocks
+from blocks.memories.blocks import Blocks, average_blocks, find_blocks_in_window, find_window, locate_blocks, sum_earlier_blocks
 from blocks.operation import EVERY, Call, Form, Slot, State
 from blocks.part import Parameters
 from blocks.softmax import dense
@@ -63,8 +63,9 @@ class BlockMeans(Blocks):
             )
         column = torch.arange(position.shape[1], device=query.device)[-length:, None]
         visible = (ends[:, None] <= column) & (ends[:, None] >= first[:, -length:, None])
-        if (ages := find_ages(position, pairs, call)) is not None:
-            visible = visible & ages.find_blocks(ends)
+        place, limit = find_window(position, pairs, call)
+        if place is not None and limit is not None:
+            visible = visible & find_blocks_in_window(ends, place, limit)
         # One block that no query sees, as there may be none.
         key, value = (torch.nn.functional.pad(means[name], (0, 0, 0, 0, 0, 1)) for name in ("key", "value"))
         visible = torch.nn.functional.pad(visible, (0, 1))

@@ -13,7 +13,7 @@ empty. It has at most M = S // size whole blocks, numbered over all its document
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -55,24 +55,23 @@ class Blocks(Memory):
         return position, segment, last, forget_ended_documents(position, tokens, held.shape[1])
 
 
-class Ages(NamedTuple):
-    """Places by which a sliding window of the model counts. place: of each column. limit: of the last pair that a query does not
-    see."""
-
-    place: Int[Tensor, "B S"]
-    limit: Int[Tensor, "B T"]
-
-    def find_blocks(self, ends: Int[Tensor, "B M"]) -> Bool[Tensor, "B T M"]:
-        """Return the blocks whose last pair each query sees."""
-        return self.place.gather(1, ends.clamp(max=self.place.shape[1] - 1))[:, None] > self.limit[..., None]
-
-
-def find_ages(position: Int[Tensor, "B S"], pairs: Pairs, call: Call) -> Ages | None:
-    """Return ``Ages`` where the model has a sliding window, which counts as in ``full``."""
+def find_window(
+    position: Int[Tensor, "B S"], pairs: Pairs, call: Call
+) -> tuple[Int[Tensor, "B S"] | None, Int[Tensor, "B T"] | None]:
+    """Return the places of columns by which a sliding window of the model counts, as in ``full``, and the last place that each
+    query does not see. Both are None without such a window."""
     if call.shape.window is None:
-        return None
+        return None, None
     place, of_query = count_positions(position, pairs, call.tokens)
-    return Ages(place, of_query - call.shape.window)
+    return place, of_query - call.shape.window
+
+
+def find_blocks_in_window(
+    ends: Int[Tensor, "B M"], window_place: Int[Tensor, "B S"], window_limit: Int[Tensor, "B T"]
+) -> Bool[Tensor, "B T M"]:
+    """Return the blocks whose last pair each query sees."""
+    place = window_place.gather(1, ends.clamp(max=window_place.shape[1] - 1))
+    return place[:, None] > window_limit[..., None]
 
 
 def locate_blocks(
@@ -129,7 +128,8 @@ def average_blocks(
 
 def choose_blocks(
     query: Float[Tensor, "B T H D"], means: Float[Tensor, "B M K D"], ends: Int[Tensor, "B M"], start: Int[Tensor, "B T"],
-    first: Int[Tensor, "B T"], columns: int, count: int, ages: Ages | None, softcap: float | None, *, by_share: bool,
+    first: Int[Tensor, "B T"], columns: int, count: int, softcap: float | None,
+    window_place: Int[Tensor, "B S"] | None, window_limit: Int[Tensor, "B T"] | None, *, by_share: bool,
 ) -> tuple[Int[Tensor, "B h T n"], Bool[Tensor, "B h T n"]]:  # fmt: skip
     """Return the numbers of the blocks that the last T columns of S choose among earlier ones, and which of these are blocks.
 
@@ -141,8 +141,8 @@ def choose_blocks(
     logits = cap(torch.einsum("btkgd,bmkd->bkgtm", grouped, means.to(dtype)) / math.sqrt(query.shape[-1]), softcap)
     of_document = ends[:, None] >= first[..., None]
     earlier = of_document & (ends[:, None] < start[..., None])
-    if ages is not None:
-        earlier = earlier & ages.find_blocks(ends)
+    if window_place is not None and window_limit is not None:
+        earlier = earlier & find_blocks_in_window(ends, window_place, window_limit)
     if by_share:
         column = torch.arange(columns - length, columns, device=query.device)
         whole = of_document & (ends[:, None] <= column[:, None])

@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 
 from blocks.flow import Pairs, Partial
 from blocks.legend import Float, Int, Shape, Tensor, torch
-from blocks.memories.blocks import Ages, Blocks, average_blocks, choose_blocks, find_ages, locate_blocks, sum_earlier_blocks
+from blocks.memories.blocks import Blocks, average_blocks, choose_blocks, find_window, locate_blocks, sum_earlier_blocks
 from blocks.memories.full import append
 from blocks.operation import REFERENCE, TORCH, Call, Form, Slot, State
 from blocks.part import Parameters
@@ -91,15 +91,16 @@ class SelectedBlocks(Blocks):
         means, kept, total = average_blocks(
             state["mean"], state["sum"], new.detach(), position, ends, block, first, last, self.size
         )
-        options = {"ages": find_ages(position, pairs, call), "softcap": shape.softcap, "by_share": self.scores == "share"}
-        result = attend(query, key, value, means, position, segment, self.size, self.count, **options)
+        places = find_window(position, pairs, call)
+        options = {"softcap": shape.softcap, "by_share": self.scores == "share"}
+        result = attend(query, key, value, means, position, segment, self.size, self.count, *places, **options)
         return (result,), {"key": key, "value": value, "position": new_position, "mean": kept, "sum": total}
 
 
 def attend_by_query(
     query: Float[Tensor, "B T H D"], key: Float[Tensor, "B S K D"], value: Float[Tensor, "B S K V"],
     means: Float[Tensor, "B M K D"], position: Int[Tensor, "B S"], segment: Int[Tensor, "B S"] | None, size: int, count: int,
-    *, ages: Ages | None, softcap: float | None, by_share: bool,
+    window_place: Int[Tensor, "B S"] | None, window_limit: Int[Tensor, "B T"] | None, *, softcap: float | None, by_share: bool,
 ) -> Partial:  # fmt: skip
     """Attend query by query, each to the pairs of the blocks that it has chosen among the columns up to its own."""
     (batch, length, heads), key_heads = query.shape[:3], key.shape[2]
@@ -111,9 +112,10 @@ def attend_by_query(
         ends, block, start, first, place = locate_blocks(at, part, size)
         blocks, column = end // size, torch.arange(end, device=device).expand_as(at)
         own = query[:, token, None]
-        aged = None if ages is None else Ages(ages.place[:, :end], ages.limit[:, token, None])
+        places = None if window_place is None else window_place[:, :end]
+        limit = None if window_limit is None else window_limit[:, token, None]
         chosen, is_chosen = choose_blocks(
-            own, means[:, :blocks], ends, start[:, -1:], first[:, -1:], end, count, aged, softcap, by_share=by_share
+            own, means[:, :blocks], ends, start[:, -1:], first[:, -1:], end, count, softcap, places, limit, by_share=by_share
         )
         # The pairs of the own block are as those of a block behind all whole ones.
         block = torch.where(column >= start[:, -1:], blocks, block.masked_fill(block == blocks, blocks + 1))
@@ -124,8 +126,8 @@ def attend_by_query(
         seen = torch.nn.functional.pad(is_chosen, (0, 1), value=True).repeat_interleave(size, -1)[:, :, 0]
         own_seen = (inside <= place[:, -1:] % size) & (place[:, -1:] >= 0)
         seen = seen & torch.nn.functional.pad(own_seen, (seen.shape[-1] - size, 0), value=True)[:, None]
-        if aged is not None:
-            seen = seen & (aged.place.gather(1, entries.flatten(1)).view_as(entries) > aged.limit[..., None])
+        if places is not None and limit is not None:
+            seen = seen & (places.gather(1, entries.flatten(1)).view_as(entries) > limit[..., None])
         head = torch.arange(chosen.shape[1], device=device) // (chosen.shape[1] // key_heads)
         of_query = row[:, None, None], entries, head[:, None]
         logits = own.to(dtype).view(batch, chosen.shape[1], -1, own.shape[-1]) @ key[of_query].to(dtype).mT
@@ -138,7 +140,7 @@ def attend_by_query(
 def attend_masked(
     query: Float[Tensor, "B T H D"], key: Float[Tensor, "B S K D"], value: Float[Tensor, "B S K V"],
     means: Float[Tensor, "B M K D"], position: Int[Tensor, "B S"], segment: Int[Tensor, "B S"] | None, size: int, count: int,
-    *, ages: Ages | None, softcap: float | None, by_share: bool,
+    window_place: Int[Tensor, "B S"] | None, window_limit: Int[Tensor, "B T"] | None, *, softcap: float | None, by_share: bool,
 ) -> Partial:  # fmt: skip
     """Attend to all pairs, masked, with some queries at a time: no tensor has T · S numbers."""
     (length, earlier), key_heads = (query.shape[1], key.shape[1] - query.shape[1]), key.shape[2]
@@ -148,17 +150,18 @@ def attend_masked(
         rows = query[:, token : token + ROWS]
         first, last = earlier + token, earlier + token + rows.shape[1]
         at = slice(first, last)
-        aged = None if ages is None else Ages(ages.place[:, :last], ages.limit[:, token : token + ROWS])
+        places = None if window_place is None else window_place[:, :last]
+        limit = None if window_limit is None else window_limit[:, token : token + ROWS]
         chosen, is_chosen = choose_blocks(
-            rows, means, ends, start[:, at], document[:, at], last, count, aged, softcap, by_share=by_share
+            rows, means, ends, start[:, at], document[:, at], last, count, softcap, places, limit, by_share=by_share
         )
         # The last number is of pairs in no whole block.
         of_blocks = is_chosen.new_zeros(*chosen.shape[:3], ends.shape[1] + 1).scatter(3, chosen, is_chosen)
         chosen_pairs = of_blocks.gather(3, block[:, None, None, :last].expand(-1, *chosen.shape[1:3], -1))
         own = (column[:last] >= start[:, at, None]) & (column[:last] <= column[at, None])
         visible = (chosen_pairs | own[:, None]) & (position[:, None, None, :last] >= 0)
-        if aged is not None:
-            visible = visible & (aged.place[:, None, None] > aged.limit[:, None, :, None])
+        if places is not None and limit is not None:
+            visible = visible & (places[:, None, None] > limit[:, None, :, None])
         visible = visible.unflatten(1, (key_heads, -1)).transpose(2, 3)
         partials.append(dense(rows, key[:, :last], value[:, :last], visible, softcap))
     return join_tokens(partials)
