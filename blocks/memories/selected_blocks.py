@@ -87,44 +87,45 @@ class SelectedBlocks(Blocks):
         query, new = call.rotate(query, self.rotation), pairs.rotate(self.rotation)
         key, value = append(state["key"], new), append(state["value"], pairs.value)
         position, segment, last, new_position = self.enter(call, pairs)
-        ends, block, _, first, _ = locate_blocks(position, segment, self.size)
+        ends, block, start, first, place = locate_blocks(position, segment, self.size)
         means, kept, total = average_blocks(
             state["mean"], state["sum"], new.detach(), position, ends, block, first, last, self.size
         )
-        places = find_window(position, pairs, call)
+        columns, window = (position, ends, block, start, first, place), find_window(position, pairs, call)
         options = {"softcap": shape.softcap, "by_share": self.scores == "share"}
-        result = attend(query, key, value, means, position, segment, self.size, self.count, *places, **options)
+        result = attend(query, key, value, means, *columns, self.size, self.count, *window, **options)
         return (result,), {"key": key, "value": value, "position": new_position, "mean": kept, "sum": total}
 
 
 def attend_by_query(
     query: Float[Tensor, "B T H D"], key: Float[Tensor, "B S K D"], value: Float[Tensor, "B S K V"],
-    means: Float[Tensor, "B M K D"], position: Int[Tensor, "B S"], segment: Int[Tensor, "B S"] | None, size: int, count: int,
+    means: Float[Tensor, "B M K D"], position: Int[Tensor, "B S"], ends: Int[Tensor, "B M"], block: Int[Tensor, "B S"],
+    start: Int[Tensor, "B S"], first: Int[Tensor, "B S"], place: Int[Tensor, "B S"], size: int, count: int,
     window_place: Int[Tensor, "B S"] | None, window_limit: Int[Tensor, "B T"] | None, *, softcap: float | None, by_share: bool,
 ) -> Partial:  # fmt: skip
-    """Attend query by query, each to the pairs of the blocks that it has chosen among the columns up to its own."""
+    """Attend query by query, each to the pairs of the blocks that it has chosen among the columns up to its own. The arguments
+    from ``ends`` to ``place`` are those of ``locate_blocks``, for both forms."""
     (batch, length, heads), key_heads = query.shape[:3], key.shape[2]
     partials, dtype, device = [], accumulating(query.dtype), query.device
     row, inside = torch.arange(batch, device=device), torch.arange(size, device=device)
+    blocks = ends.shape[1]
     for token in range(length):
         end = key.shape[1] - length + token + 1
-        at, part = position[:, :end], None if segment is None else segment[:, :end]
-        ends, block, start, first, place = locate_blocks(at, part, size)
-        blocks, column = end // size, torch.arange(end, device=device).expand_as(at)
-        own = query[:, token, None]
+        at, column = slice(end - 1, end), torch.arange(end, device=device).expand(batch, -1)
         places = None if window_place is None else window_place[:, :end]
         limit = None if window_limit is None else window_limit[:, token, None]
+        own = query[:, token, None]
         chosen, is_chosen = choose_blocks(
-            own, means[:, :blocks], ends, start[:, -1:], first[:, -1:], end, count, softcap, places, limit, by_share=by_share
+            own, means, ends, start[:, at], first[:, at], end, count, softcap, places, limit, by_share=by_share
         )
         # The pairs of the own block are as those of a block behind all whole ones.
-        block = torch.where(column >= start[:, -1:], blocks, block.masked_fill(block == blocks, blocks + 1))
-        index = torch.where(at >= 0, block, blocks + 1) * size + place % size
-        table = at.new_zeros(batch, (blocks + 2) * size).scatter(1, index, column)
+        number = block[:, :end].masked_fill(block[:, :end] == blocks, blocks + 1).masked_fill(column >= start[:, at], blocks)
+        number = torch.where(position[:, :end] >= 0, number, blocks + 1)
+        table = position.new_zeros(batch, (blocks + 2) * size).scatter(1, number * size + place[:, :end] % size, column)
         chosen = torch.nn.functional.pad(chosen, (0, 1), value=blocks)
         entries = table.gather(1, (chosen[..., None] * size + inside).flatten(1)).unflatten(1, (chosen.shape[1], -1))
         seen = torch.nn.functional.pad(is_chosen, (0, 1), value=True).repeat_interleave(size, -1)[:, :, 0]
-        own_seen = (inside <= place[:, -1:] % size) & (place[:, -1:] >= 0)
+        own_seen = (inside <= place[:, at] % size) & (place[:, at] >= 0)
         seen = seen & torch.nn.functional.pad(own_seen, (seen.shape[-1] - size, 0), value=True)[:, None]
         if places is not None and limit is not None:
             seen = seen & (places.gather(1, entries.flatten(1)).view_as(entries) > limit[..., None])
@@ -139,21 +140,21 @@ def attend_by_query(
 
 def attend_masked(
     query: Float[Tensor, "B T H D"], key: Float[Tensor, "B S K D"], value: Float[Tensor, "B S K V"],
-    means: Float[Tensor, "B M K D"], position: Int[Tensor, "B S"], segment: Int[Tensor, "B S"] | None, size: int, count: int,
+    means: Float[Tensor, "B M K D"], position: Int[Tensor, "B S"], ends: Int[Tensor, "B M"], block: Int[Tensor, "B S"],
+    start: Int[Tensor, "B S"], first: Int[Tensor, "B S"], place: Int[Tensor, "B S"], size: int, count: int,
     window_place: Int[Tensor, "B S"] | None, window_limit: Int[Tensor, "B T"] | None, *, softcap: float | None, by_share: bool,
 ) -> Partial:  # fmt: skip
     """Attend to all pairs, masked, with some queries at a time: no tensor has T · S numbers."""
     (length, earlier), key_heads = (query.shape[1], key.shape[1] - query.shape[1]), key.shape[2]
-    ends, block, start, document, _ = locate_blocks(position, segment, size)
     partials, column = [], torch.arange(key.shape[1], device=query.device)
     for token in range(0, length, ROWS):
         rows = query[:, token : token + ROWS]
-        first, last = earlier + token, earlier + token + rows.shape[1]
-        at = slice(first, last)
+        last = earlier + token + rows.shape[1]
+        at = slice(earlier + token, last)
         places = None if window_place is None else window_place[:, :last]
         limit = None if window_limit is None else window_limit[:, token : token + ROWS]
         chosen, is_chosen = choose_blocks(
-            rows, means, ends, start[:, at], document[:, at], last, count, softcap, places, limit, by_share=by_share
+            rows, means, ends, start[:, at], first[:, at], last, count, softcap, places, limit, by_share=by_share
         )
         # The last number is of pairs in no whole block.
         of_blocks = is_chosen.new_zeros(*chosen.shape[:3], ends.shape[1] + 1).scatter(3, chosen, is_chosen)
