@@ -27,7 +27,7 @@ from torch.nn import functional
 from transformers import AutoTokenizer
 
 import composer
-from benchmarks.harness import RESULTS, describe_machine, write
+from benchmarks.harness import RESULTS, describe_machine, read_book, write
 from blocks.calibration import States
 from blocks.legend import Shape
 from blocks.memories.compressed import Compressed
@@ -152,8 +152,7 @@ def main() -> None:
     torch.set_num_threads(1)
     file = RESULTS / "compressed.json"
     teacher = open_language_model(options.source).load("cpu")
-    ids = AutoTokenizer.from_pretrained(options.source)(options.book.read_text(encoding="utf-8")[50_000:90_000])["input_ids"]
-    text = torch.tensor(ids[: ROWS * TOKENS]).view(ROWS, TOKENS)
+    text = read_book(options.source, options.book, ROWS, TOKENS)
     for name in options.only.split(","):
         results = json.loads(file.read_text(encoding="utf-8"))["results"] if file.is_file() else {}
         if name not in results:

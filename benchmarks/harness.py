@@ -14,6 +14,8 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
+from transformers import AutoTokenizer
 
 from composer.system.devices import device_name
 from composer.system.versions import versions_of
@@ -53,6 +55,12 @@ def find_worst(figures: Iterable[float | None], way: Literal["at most", "at leas
     if any(math.isnan(figure) for figure in numbers):
         return math.nan
     return max(numbers) if way == "at most" else min(numbers)
+
+
+def read_book(source: str, book: Path, rows: int, tokens: int) -> Tensor:
+    """Return the tokens of a book from its 50,000th character on, in rows of this many tokens."""
+    ids = AutoTokenizer.from_pretrained(source)(book.read_text(encoding="utf-8")[50_000:90_000])["input_ids"]
+    return torch.tensor(ids[: rows * tokens]).view(rows, tokens)
 
 
 def summarise(samples: list[float]) -> list[float]:

@@ -19,10 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoTokenizer
 
 import composer
-from benchmarks.harness import RESULTS, describe_machine, write
+from benchmarks.harness import RESULTS, describe_machine, read_book, write
 from composer.training.teacher import open_language_model
 from composer.weights.load import load_model
 
@@ -60,8 +59,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     file = RESULTS / "selected_blocks.json"
-    ids = AutoTokenizer.from_pretrained(options.source)(options.book.read_text(encoding="utf-8")[50_000:90_000])["input_ids"]
-    text = torch.tensor(ids[: ROWS * TOKENS]).view(ROWS, TOKENS)
+    text = read_book(options.source, options.book, ROWS, TOKENS)
     source: Any = open_language_model(options.source).load("cpu").eval()
     with torch.no_grad():
         wanted = [source(input_ids=row[None], use_cache=False).logits.log_softmax(-1) for row in text]

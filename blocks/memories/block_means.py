@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 
 from blocks.flow import Pairs, Partial
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.memories.blocks import Blocks, average_blocks, find_blocks_in_window, find_window, locate_blocks, sum_earlier_blocks
+from blocks.memories.blocks import Blocks, average_blocks, find_blocks_in_window, locate_blocks, sum_earlier_blocks
+from blocks.memories.full import find_window
 from blocks.operation import EVERY, Call, Form, Slot, State
 from blocks.part import Parameters
 from blocks.softmax import dense

@@ -20,7 +20,7 @@ from pydantic import Field
 from blocks.flow import Pairs
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
-from blocks.memories.full import count_positions, forget_ended_documents
+from blocks.memories.full import forget_ended_documents
 from blocks.operation import Call, Slot
 from blocks.softmax.dense import cap
 from blocks.tensors import accumulating
@@ -53,17 +53,6 @@ class Blocks(Memory):
             else (segment == tokens.last_segment()).long().argmax(1, keepdim=True)
         )
         return position, segment, last, forget_ended_documents(position, tokens, held.shape[1])
-
-
-def find_window(
-    position: Int[Tensor, "B S"], pairs: Pairs, call: Call
-) -> tuple[Int[Tensor, "B S"] | None, Int[Tensor, "B T"] | None]:
-    """Return the places of columns by which a sliding window of the model counts, as in ``full``, and the last place that each
-    query does not see. Both are None without such a window."""
-    if call.shape.window is None:
-        return None, None
-    place, of_query = count_positions(position, pairs, call.tokens)
-    return place, of_query - call.shape.window
 
 
 def find_blocks_in_window(

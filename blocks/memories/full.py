@@ -191,10 +191,9 @@ class Full(Memory):
         """Compute the partial attention of one token, in the document of the state."""
         key, value = append(call.state["key"], pairs.rotate(self.rotation)), append(call.state["value"], pairs.value)
         position = torch.cat((call.state["position"], pairs.position), dim=1)
-        seen, window = position, call.shape.window
-        if window is not None:
-            pair_place, query_place = count_positions(position, pairs, call.tokens)
-            seen = position.masked_fill(pair_place <= query_place - window, -1)
+        seen, (place, limit) = position, find_window(position, pairs, call)
+        if place is not None and limit is not None:
+            seen = position.masked_fill(place <= limit, -1)
         elif pairs.tokens is not None and pairs.tokens.once(("all",), lambda: all_present(position)):
             seen = None
         faded = self._compute_fading(call, decay)
@@ -308,9 +307,9 @@ def find_visible(position: Tensor, pairs: Pairs, call: Call, earlier: int, ahead
     if ahead is not None:
         visible = visible | torch.nn.functional.pad(ahead, (earlier, 0))
     visible = (position >= 0)[:, None] & visible
-    if call.shape.window is not None:
-        pair_place, query_place = count_positions(position, pairs, call.tokens)
-        visible = visible & (pair_place[:, None] > query_place[:, :, None] - call.shape.window)
+    place, limit = find_window(position, pairs, call)
+    if place is not None and limit is not None:
+        visible = visible & (place[:, None] > limit[:, :, None])
     segment = call.tokens.extend_segment(earlier)
     return visible if segment is None else visible & (segment[:, earlier:, None] == segment[:, None])
 
@@ -321,13 +320,18 @@ def append(held: Float[Tensor, "B E K x"], new: Float[Tensor, "B T K x"]) -> Flo
     return torch.cat((held.transpose(1, 2), new.transpose(1, 2)), dim=2).transpose(1, 2)
 
 
-def count_positions(position: Int[Tensor, "B S"], pairs: Pairs, tokens: Tokens) -> tuple[Tensor, Tensor]:
-    """Return the places of pairs, B S, and of the call's tokens, B T, by which a window of the model counts. Tokens of a row
-    count one by one, whatever their positions, as in transformers. Pairs that were evicted by a memory count by position."""
+def find_window(
+    position: Int[Tensor, "B S"], pairs: Pairs, call: Call
+) -> tuple[Int[Tensor, "B S"] | None, Int[Tensor, "B T"] | None]:
+    """Return the places of pairs by which a sliding window of the model counts, and the last place that each of the call's tokens
+    does not see. Both are None without such a window. Tokens of a row count one by one, whatever their positions, as in
+    transformers. Pairs that were evicted by a memory count by position."""
+    if call.shape.window is None:
+        return None, None
     if pairs.tokens is None:
-        return position, tokens.position
+        return position, call.tokens.position - call.shape.window
     place = (position >= 0).cumsum(1)
-    return place, place[:, -tokens.position.shape[1] :]
+    return place, place[:, -call.tokens.position.shape[1] :] - call.shape.window
 
 
 def _carry(faded: Fading | None) -> State:

@@ -10,8 +10,8 @@ from pydantic import PositiveInt
 
 from blocks.flow import Pairs, Partial
 from blocks.legend import Float, Int, Shape, Tensor, torch
-from blocks.memories.blocks import Blocks, average_blocks, choose_blocks, find_window, locate_blocks, sum_earlier_blocks
-from blocks.memories.full import append
+from blocks.memories.blocks import Blocks, average_blocks, choose_blocks, locate_blocks, sum_earlier_blocks
+from blocks.memories.full import append, find_window
 from blocks.operation import REFERENCE, TORCH, Call, Form, Slot, State
 from blocks.part import Parameters
 from blocks.softmax import dense
