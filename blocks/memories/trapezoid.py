@@ -22,12 +22,12 @@ from blocks.tensors import accumulating, affine, as_dtype, repeat_heads, take
 
 
 class Trapezoid(Edited):
-    """S_t = α_t R_t S_{t-1} + (1-λ_t) Δ_t α_t R_t φ(k_{t-1})ᵀ v_{t-1} + λ_t Δ_t φ(k_t)ᵀ v_t, read by φ(q_t): a raw numerator.
+    """A matrix in which pairs of features turn, and which each key-value pair enters over two tokens. Its output is raw.
 
     R_t turns pairs of features by -Δ_t θ_t, as a complex decay does. The state itself does not turn: queries and keys are turned
-    by the angles summed so far. Δ is the step that the gate makes its decay of (`softplus`), and 1 for other gates. With λ = 1 and
-    θ = 0 it is a `state` with the same gate and step. Mamba-3's form with several inputs and outputs per head (MIMO) is not
-    included.
+    by the angles summed so far. Δ is the step from which `softplus` computes its decay, and 1 with other gates. With λ = 1, θ = 0
+    and offsets of 0 it is a `state` with the same gate and step. Mamba-3's form with several inputs and outputs per head (MIMO) is
+    not included.
     """
 
     equation: ClassVar[str] = (
@@ -39,15 +39,15 @@ class Trapezoid(Edited):
     incidental: ClassVar[frozenset[str]] = Edited.incidental | {"bias", "offset"}
     kind: Literal["trapezoid"] = "trapezoid"
     gate: GateConfig = Softplus()
-    """How fast it forgets: α, one number a head."""
+    """The decay α, one number per head."""
     turned: Literal["none", "half", "all"] = "half"
     """The share of the features that turn. The heads share the angles θ."""
     bias: float = 0.0
     """w at the start: 4 for λ = 0.98, nearly a pair that enters once. The published layer has no w."""
     offset: float = 1.0
-    """b and b', one vector a head, at the start: 1 in the published layer."""
+    """b and b', one vector per head, at the start: 1 in the published layer."""
     skip: bool = False
-    """Add the token's own value, times one learned number a head, as in Mamba-2 and Mamba-3 (their D)."""
+    """Add the token's own value, times one learned number per head, as in Mamba-2 and Mamba-3 (their D)."""
 
     @property
     def recurrences(self) -> tuple[Form, ...]:

@@ -1,1 +1,1 @@
-"""Models that write text, and the states of texts they have read, for several commands."""
+"""Models that generate text, and files with their states after a text, for several commands."""
