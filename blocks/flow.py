@@ -27,6 +27,7 @@ class Tokens:
     ahead: the later tokens of the call that each token sees, as tokens of an image do in some models. Softmax over all pairs
         follows it; all other memories are causal. None: no token sees a later one.
     coordinates: in models that rotate by three numbers a token, as by the place in an image, these numbers. None: position alone.
+    columns: the columns of the tokens before padding was moved to the end. None: it was not moved.
     """
 
     position: Int[Tensor, "B T"]
@@ -37,6 +38,7 @@ class Tokens:
     call: tuple[Tokens, slice] | None = field(default=None, repr=False, compare=False)
     ahead: Bool[Tensor, "B T T"] | None = None
     coordinates: Int[Tensor, "B T 3"] | None = None
+    columns: Int[Tensor, "B T"] | None = field(default=None, repr=False, compare=False)
 
     def cut(self, columns: slice) -> Tokens:
         """Return some consecutive tokens, numbered as a separate call."""
@@ -49,11 +51,22 @@ class Tokens:
         )
         return Tokens(self.position[:, columns], segment, valid, index, coordinates=places)
 
+    def first(self, count: int) -> Tokens:
+        """Return the tokens of the first columns of the call."""
+        tokens = self.cut(slice(0, count))
+        if tokens.valid is not None and self.columns is not None:
+            tokens.valid = tokens.valid & (self.columns[:, :count] < count)
+        return tokens
+
+    def count(self) -> Int[Tensor, " B"]:
+        """Return the number of real tokens of each row."""
+        return torch.full_like(self.position[:, 0], self.position.shape[1]) if self.valid is None else self.valid.sum(1)
+
     def to(self, device: torch.device) -> Tokens:
         """Return the same tokens on another device, with a cache of their own."""
-        optional = self.segment, self.valid, self.index, self.coordinates
-        segment, valid, index, places = (None if entries is None else entries.to(device) for entries in optional)
-        return Tokens(self.position.to(device), segment, valid, index, coordinates=places)
+        optional = self.segment, self.valid, self.index, self.coordinates, self.columns
+        segment, valid, index, places, columns = (None if entries is None else entries.to(device) for entries in optional)
+        return Tokens(self.position.to(device), segment, valid, index, coordinates=places, columns=columns)
 
     def once(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
         """Return a value of ``tables``, computed at its first use."""

@@ -20,7 +20,7 @@ from transformers.modeling_utils import AttentionInterface
 from blocks.flow import Tokens
 from blocks.operation import State
 from composer.graph.program import HeadInputs
-from composer.model.cache import CACHE_NAMES, ComposedCache, StateLayer, writable
+from composer.model.cache import CACHE_NAMES, SEEN, ComposedCache, StateLayer, writable
 from composer.model.head import PRINTED_FOR, runs_autocast, setting_of
 from composer.model.heads import AttentionFacts, ComposedHeads
 
@@ -107,7 +107,8 @@ class LayerCall:
     - hidden: B T C, the input of the layer's attention.
     - in_place: the state may be overwritten.
     - memory_values: B T K V, the memories' input in place of the layer's own values; None: these.
-    - inputs: a result, the inputs of all heads; kept if the layer has a listener.
+    - keeps_inputs: the result ``inputs`` is needed.
+    - inputs: a result, the inputs of all heads.
     - heads: a result, the output B T H V.
     - carried: a result, the new state.
     """
@@ -117,6 +118,7 @@ class LayerCall:
     state: State
     in_place: bool = False
     memory_values: Tensor | None = None
+    keeps_inputs: bool = False
     inputs: HeadInputs | None = None
     heads: Tensor | None = None
     carried: State = field(default_factory=dict)
@@ -147,10 +149,11 @@ class ComposedAttention(nn.Module):
             raise TypeError("this layer was called by itself, without the tokens of a call: call the model")
         model_call = model_call.on(hidden_states.device)
         in_place = held is not None and not (held.differentiated or torch.is_grad_enabled()) and (not state or writable(held))
-        call = LayerCall(hidden_states, model_call, state, in_place)
+        is_recorded = held is not None and held.past is not None
+        call = LayerCall(hidden_states, model_call, state, in_place, keeps_inputs=is_recorded or self.listener is not None)
         output = self._run_host(call, arguments, options)
         if held is not None:
-            held.keep(call.carried, hidden_states.shape[1])
+            held.keep(call.carried, hidden_states.shape[1], self._begun(call) if is_recorded else None)
         if self.listener is not None:
             self.listener(call, options, unpack_output(output))
         return output
@@ -224,9 +227,25 @@ class ComposedAttention(nn.Module):
         inputs = HeadInputs(call.hidden, query, key, value, tokens, sinks, is_final)
         heads, carried = self.composed(inputs, call.state, model_call.backend, call.in_place)
         call.heads, call.carried = heads, call.carried | carried if call.carried else carried
-        if self.listener is not None:
+        if call.keeps_inputs:
             call.inputs = inputs
         return heads
+
+    def _begun(self, call: LayerCall) -> Callable[[int], State]:
+        """Return a function that computes the layer's state after the first columns of a call."""
+        inputs, state, backend = call.inputs, call.state, call.model_call.backend
+        assert inputs is not None, "the call keeps them"
+
+        def compute(length: int) -> State:
+            first = inputs.columns(slice(0, length), inputs.tokens.first(length))
+            mixed = self.composed.mix(first.hidden, first.tokens, state, backend, False)[1] if self.mixes_inputs else {}
+            states = mixed | self.composed(first, state, backend, False)[1]
+            if self.layer == 0:
+                seen, count = state.get(SEEN), first.tokens.count()
+                states[SEEN] = count if seen is None else seen + count.to(seen.device)
+            return states
+
+        return compute
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Any, *, layer_call: LayerCall) -> Tensor:
         """Return the heads' output for this project's own host. Its queries already have the layout ``B T H D`` and the scale of

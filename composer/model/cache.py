@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -17,6 +18,18 @@ SEEN = "seen"
 CACHE = "cache" if "cache" in BaseModelOutputWithPast.__annotations__ else "past_key_values"
 """transformers' name of the cache, among a model's arguments and outputs: past_key_values before 5.24, and cache from then on."""
 CACHE_NAMES = ("cache", "past_key_values")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPast:
+    """One call of a layer, as long as it can be undone.
+
+    before: the states before the call. length: its columns. begun: computes the states after the first of its columns.
+    """
+
+    before: State
+    length: int
+    begun: Callable[[int], State]
 
 
 class StateLayer(CacheLayerMixin):
@@ -34,17 +47,22 @@ class StateLayer(CacheLayerMixin):
         self.mixer: State = {}
         self.columns = 0
         self.differentiated = False
-        """Whether gradients of a call may need the states as they are."""
+        """Whether gradients of a call, or ``crop``, may need the states as they are."""
+        self.past: list[LayerPast] | None = None
+        """The calls that ``crop`` can undo, the last one at the end; None: calls are not recorded."""
 
-    def keep(self, state: State, columns: int) -> None:
+    def keep(self, state: State, columns: int, begun: Callable[[int], State] | None = None) -> None:
         """Store the new state of a call with this number of columns. A view of a much larger tensor is copied, as it would keep all
-        of that tensor in memory."""
+        of that tensor in memory. begun: as in ``LayerPast``, if calls are recorded."""
         before = self.tensors
         self.tensors = {name: tensor if tensor is before.get(name) else _with_own_storage(tensor) for name, tensor in state.items()}
         stays = self.differentiated and any(tensor is before.get(name) for name, tensor in state.items())
         self.differentiated = torch.is_grad_enabled() or stays
         self.columns += columns
         self.is_initialized = True
+        if self.past is not None and begun is not None:
+            self.differentiated = True
+            self.past.append(LayerPast(before, columns, begun))
 
     def keep_mixer(self, states: State, columns: int) -> None:
         """Store the new states of the host's mixer. columns: 0 if the layer also has heads, which count them."""
@@ -73,14 +91,25 @@ class StateLayer(CacheLayerMixin):
     def get_max_cache_shape(self) -> int:
         return -1
 
-    def crop(self, tokens_to_remove: int) -> NoReturn:
-        raise NotImplementedError(
-            "a state cannot forget its last tokens: keep a copy of the cache from before them (copy.deepcopy, of calls under "
-            "torch.no_grad())"
-        )
+    def record(self, active: bool) -> None:
+        """Record the calls from here on, so that ``crop`` can undo them, or record none."""
+        self.past = [] if active else None
+        self.differentiated = self.differentiated or active
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last tokens, which are recorded. Calls before this cannot be undone any more."""
+        past, left = self.past or [], tokens_to_remove
+        self.record(self.past is not None)
+        while left > 0:
+            call = past.pop()
+            states = call.before if left >= call.length else call.begun(call.length - left)
+            self.tensors = {name: _with_own_storage(tensor) for name, tensor in states.items()}
+            left -= call.length
+        self.columns -= tokens_to_remove
 
     def reset(self) -> None:
         self.tensors, self.mixer, self.columns, self.differentiated, self.is_initialized = {}, {}, 0, False, False
+        self.crop(0)
 
     def offload(self) -> NoReturn:
         raise NotImplementedError("states are not offloaded: they are small")
@@ -103,6 +132,7 @@ class StateLayer(CacheLayerMixin):
         return {(name, tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in states}
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.crop(0)
         self.tensors = {name: change(tensor) for name, tensor in self.tensors.items()}
         self.mixer = {name: change(tensor) for name, tensor in self.mixer.items()}
 
@@ -172,6 +202,33 @@ class ComposedCache(Cache):
             )
         return counted
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether calls are recorded, so that ``crop`` can undo them."""
+        return self.state(0).past is not None
+
+    def activate_past_recording(self, active: bool = True) -> None:
+        """Record the calls from here on, so that ``crop`` can undo them, or record none. transformers calls this for assisted
+        generation. Each call keeps a copy of the states before it, and the inputs of its heads, until the next ``crop``."""
+        for layer in range(len(self.layers)):
+            self.state(layer).record(active)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last ``-tokens_to_remove`` tokens of all rows. A positive number is the number of tokens that are kept, as
+        in older versions of transformers. Earlier calls cannot be undone any more. Raises ValueError if calls are not recorded."""
+        columns = self.get_seq_length()
+        count = min(columns, max(0, columns - tokens_to_remove) if tokens_to_remove > 0 else -tokens_to_remove)
+        layers = [self.state(index) for index in range(len(self.layers)) if not index or self.state(index).columns]
+        recorded = min((0 if layer.mixer else sum(call.length for call in layer.past or ()) for layer in layers), default=0)
+        if count > recorded:
+            raise ValueError(
+                f"the cache cannot forget its last {count:,} tokens: it has recorded {recorded:,} of them. Call "
+                "cache.activate_past_recording() before they are read, or keep a copy of the cache from before them "
+                "(copy.deepcopy, of calls under torch.no_grad())"
+            )
+        for layer in layers:
+            layer.crop(count)
+
     def append(self, other: ComposedCache) -> bool:
         """Append the rows of another cache. Return False, and change nothing, if its states have other shapes, as states that grow
         have after texts of another length."""
@@ -183,6 +240,7 @@ class ComposedCache(Cache):
             for states in (((mine.tensors, theirs.tensors), (mine.mixer, theirs.mixer)) for mine, theirs in pairs)
         ]
         for (mine, _), (tensors, mixer) in zip(pairs, joined, strict=True):  # after all that may run out of memory
+            mine.crop(0)
             mine.tensors, mine.mixer = tensors, mixer
         tokens = int(self.state(0).tensors[SEEN].max())
         for mine, _ in pairs:  # padding of rows that have left the batch is not counted any more
@@ -221,10 +279,11 @@ def cache_among(options: Mapping[str, Any]) -> Any:
 def without_what_follows(options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``generate`` after a call, with None for those that a cache makes unnecessary.
 
-    The mask marks all future tokens as real, and positions that continue those of the cache always do so.
+    The mask marks all future tokens as real, and positions that continue those of the cache always do so. Assisted generation cuts
+    both itself.
     """
     cache = options.get(CACHE)
-    if options.get("use_cache") and isinstance(cache, ComposedCache):
+    if options.get("use_cache") and isinstance(cache, ComposedCache) and not cache.is_recording:
         options["attention_mask"] = None
         if cache.follows(None, options.get("position_ids")):
             options["position_ids"] = None

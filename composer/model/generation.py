@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.generation.utils import GenerationMode
 
 from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, new_cache
-from composer.model.cuda_graph import may_record
+from composer.model.cuda_graph import ANSWERED, FOLLOWING, may_record
 
 PIECE = 1024
 """Tokens of a long text that are read in one call."""
+LONG = 128
+"""Tokens of a prompt from which on assisted generation reads it before it records."""
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -38,12 +41,13 @@ def read_in_pieces(model: Any, ids: Tensor, cache: ComposedCache, watch: Callabl
             watch(start + piece.shape[1], length)
 
 
-def prepare_cache(model: Any, settings: Any, options: dict[str, Any]) -> None:
-    """Put a cache into the options of ``generate``, where they have none. settings: transformers' ``GenerationConfig``. Raises
-    ValueError if the model, or the settings, do not generate text with states."""
+def prepare_cache(model: Any, settings: Any, options: dict[str, Any], mode: GenerationMode | None) -> None:
+    """Put a cache into the options of ``generate``, where they have none. settings: transformers' ``GenerationConfig``. In assisted
+    generation the caches of both models record their calls. Raises ValueError if the model, or the settings, do not generate text
+    with states."""
     if model.base.both_ways:
         raise ValueError("a bidirectional model cannot generate: each token depends on the tokens after it")
-    if settings.cache_implementation is not None:
+    if settings.cache_implementation is not None and not settings.is_assistant:  # older versions set it for a model that drafts
         raise ValueError(
             f"cache_implementation={settings.cache_implementation!r} is for caches of keys and values; "
             "a composed model has its own states. Remove this argument"
@@ -51,9 +55,39 @@ def prepare_cache(model: Any, settings: Any, options: dict[str, Any]) -> None:
     if options.get(CACHE) is None and settings.use_cache:
         options[CACHE] = new_cache(model.config)
     cache = options.get(CACHE)
+    if not isinstance(cache, ComposedCache):
+        return
+    assisted = mode is GenerationMode.ASSISTED_GENERATION
+    if assisted and cache.get_seq_length():
+        raise ValueError("assisted generation reads the whole input again, so it cannot continue a cache: leave the cache out")
+    if (assisted or settings.is_assistant) and model.base.has_mixers:
+        raise ValueError(
+            "assisted generation removes tokens from the cache, which the states of this host's own mixers do not allow: leave "
+            "assistant_model and prompt_lookup_num_tokens out"
+        )
+    cache.activate_past_recording(assisted or bool(settings.is_assistant))
     whole = getattr(settings, "prefill_chunk_size", None) is None  # else pieces of a prompt may look like steps
-    if model.use_graph and whole and isinstance(cache, ComposedCache) and may_record(model):
+    if model.use_graph and whole and not cache.is_recording and may_record(model):
         model.recording(cache)
+
+
+def read_prompt(model: Any, cache: ComposedCache, options: dict[str, Any]) -> dict[str, Any]:
+    """Read a long prompt into an empty cache that records its calls, but for the tokens whose logits are needed: only these may be
+    removed again, and the inputs of all others need not be recorded. Return the arguments of the call for the tokens that are left.
+    """
+    ids, kept, mask, positions = (options.get(name) for name in ("input_ids", "logits_to_keep", "attention_mask", "position_ids"))
+    more = {name for name, value in options.items() if value is not None and value is not False} - ANSWERED - FOLLOWING
+    if more or torch.is_grad_enabled() or cache.get_seq_length() or ids is None or not isinstance(kept, int) or not kept:
+        return options
+    count = ids.shape[1] - kept
+    places = torch.arange(ids.shape[1], device=ids.device)
+    real = mask is None or (mask.shape == ids.shape and bool(mask.all()))
+    if count < LONG or not real or (positions is not None and not bool((positions == places).all())):
+        return options
+    cache.activate_past_recording(False)
+    read_in_pieces(model, ids[:, :count], cache)
+    cache.activate_past_recording()
+    return options | {"input_ids": ids[:, count:], "attention_mask": None, "position_ids": None}
 
 
 def continuation(count: int, cache: ComposedCache) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, new_ca
 from composer.model.call_arguments import OF_IMAGES, check_passed, read_documents
 from composer.model.configuration import make_class
 from composer.model.cuda_graph import Recorder
-from composer.model.generation import check_continuation, prepare_cache
+from composer.model.generation import check_continuation, prepare_cache, read_prompt
 from composer.model.head import Head, PartModule, precise_parameters
 from composer.model.hosts import SECTIONS, compose
 from composer.model.mixers import masks_of
@@ -40,7 +40,8 @@ from converters.model_types import PREFIX
 class ComposedPreTrainedModel(PreTrainedModel):
     """The first base of all composed classes; a host's class is the next one."""
 
-    _is_stateful = True
+    _is_stateful = False
+    """transformers refuses models that cannot remove their last tokens from a cache in assisted generation."""
     _origin: Any = None
     """The record and the folder of the model, as its ``Keeper`` sets them."""
     _supports_flash_attn = False
@@ -276,7 +277,10 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """The host's forward, or a step of the cache's recorder where that serves the call."""
-        recorder = getattr(cache_among(options), "recorder", None)
+        cache = cache_among(options)
+        if isinstance(cache, ComposedCache) and cache.is_recording and not arguments:
+            options = read_prompt(self, cache, options)
+        recorder = getattr(cache, "recorder", None)
         named_options = {"input_ids": arguments[0], **options} if len(arguments) == 1 else options
         if recorder is not None and len(arguments) < 2 and recorder.serves(self, named_options):
             return recorder.step(named_options)
@@ -355,8 +359,10 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
             around.post_init()
         self.post_init()
 
-    def _prepare_cache_for_generation(self, settings: Any, options: dict[str, Any], *_unused: Any, **_more: Any) -> bool:
-        prepare_cache(self, settings, options)
+    def _prepare_cache_for_generation(
+        self, settings: Any, options: dict[str, Any], mode: Any = None, *_unused: Any, **_more: Any
+    ) -> bool:
+        prepare_cache(self, settings, options, mode)
         return False
 
     def _update_model_kwargs_for_generation(self, *arguments: Any, **options: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from composer.model.cache import ComposedCache, StateLayer
-from tests.composer.model.models import student, tokens
+from tests.composer.model.models import CAUSAL, student, tokens
 
 
 @pytest.mark.parametrize("spec", ["lolcats", "lolcats-terraced", "lola", "lawcat", "gated-delta", "latte-conv"])
@@ -59,3 +59,56 @@ def test_rows_of_another_cache_are_appended_if_states_have_equal_shapes(spec: st
     last = torch.cat((ids[:, 8:], others[:, 29:])) if joins else ids[:, 8:]
     whole = torch.cat([model(text).logits[:, -1] for text in ((ids, others) if joins else (ids,))])
     torch.testing.assert_close(model(last, past_key_values=cache).logits[:, -1], whole)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", CAUSAL)
+def test_a_cropped_cache_is_that_of_the_tokens_that_are_left(spec: str) -> None:
+    """Law: a cache that has removed its last tokens equals a cache that never read them, in every shipped spec. First two calls
+    and a part of one are removed, then one call."""
+    model, text, new = student(spec, "trunk=null"), tokens(1, 28), tokens(1, 3, seed=9)
+    cache = model(text[:, :20]).past_key_values
+    cache.activate_past_recording()
+    for first, end in ((20, 26), (26, 27), (27, 28)):
+        model(text[:, first:end], past_key_values=cache)
+    cache.crop(-5)
+    model(text[:, 25:26], past_key_values=cache)
+    cache.crop(-1)
+    assert cache.get_seq_length() == 23
+    wanted = model(torch.cat((text[:, :23], new), dim=1)).logits[:, 23:]
+    torch.testing.assert_close(model(new, past_key_values=cache).logits, wanted)
+
+
+@torch.no_grad()
+def test_all_tokens_may_be_removed() -> None:
+    model, cache, ids = student("lolcats"), ComposedCache(3), tokens(1, 6)
+    cache.activate_past_recording()
+    model(ids, past_key_values=cache)
+    cache.crop(-6)
+    torch.testing.assert_close(model(ids, past_key_values=cache).logits, model(ids).logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", ["softmax", "lolcats", "latte-rglru"])
+def test_padding_is_removed_with_the_tokens_of_its_columns(spec: str) -> None:
+    """Inside a call real tokens are before padding. A positive number is that of the columns that are kept."""
+    model, text, new = student(spec, "trunk=null"), tokens(2, 12), tokens(2, 3, seed=9)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0, 1, 0, 1, 1, 0, 1], [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 1, 1]])
+    cache = model(text[:, :5], attention_mask=mask[:, :5]).past_key_values
+    cache.activate_past_recording()
+    model(text[:, 5:], attention_mask=mask, past_key_values=cache)
+    cache.crop(8)
+    whole, seen = torch.cat((text[:, :8], new), dim=1), torch.cat((mask[:, :8], torch.ones_like(new)), dim=1)
+    wanted = model(whole, attention_mask=seen).logits[:, 8:]
+    torch.testing.assert_close(model(new, attention_mask=seen, past_key_values=cache).logits, wanted)
+
+
+@torch.no_grad()
+def test_rows_that_are_selected_cannot_be_removed_from() -> None:
+    model, ids = student("lolcats"), tokens(2, 7)
+    cache = model(ids).past_key_values
+    cache.activate_past_recording()
+    model(ids[:, :2], past_key_values=cache)
+    cache.batch_select_indices(torch.tensor([1]))
+    with pytest.raises(ValueError, match="it has recorded 0 of them"):
+        cache.crop(-1)
