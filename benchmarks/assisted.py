@@ -1,0 +1,70 @@
+"""The milliseconds of calls of 1 to 16 tokens, from which follows what assisted generation can gain on one CPU thread.
+
+    python benchmarks/assisted.py TEACHER BOOK.txt [--lengths 512,2048,8192] [--dtype float32] [--out FOLDER]
+
+The student is *kept-18* of benchmarks/joined.py: 18 of 90 key heads keep all pairs, others are windows with sinks. A round of
+assisted generation is a call of 2 tokens of the draft, one of 1 token for each further draft, and a call of the target with all
+of them. Times are the thread's processor time after a text of ``--lengths`` tokens, medians of 5 calls, of 8 for one token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM
+
+from benchmarks.joined import build_students
+from composer.model.generation import PIECE
+from composer.training.rows import tokenizer_of
+from composer.weights.load import load_model
+
+TOKENS = (1, 2, 4, 8, 16)
+
+
+@torch.no_grad()
+def measure(model: Any, book: list[int], length: int) -> list[float]:
+    """Return the milliseconds of a call of each number of tokens after a text of this length."""
+    cache = None
+    for piece in torch.tensor([book[20000 : 20000 + length]]).split(PIECE, dim=1):
+        cache = model(piece, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
+    result = []
+    for count in TOKENS:
+        copied, times = deepcopy(cache), []
+        for _ in range(8 if count == 1 else 5):
+            start = time.thread_time()
+            model(torch.tensor([book[30000 : 30000 + count]]), past_key_values=copied, use_cache=True)
+            times.append(1000 * (time.thread_time() - start))
+        result.append(statistics.median(times))
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("teacher")
+    parser.add_argument("book", type=Path)
+    parser.add_argument("--lengths", default="512,2048,8192")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--out", type=Path, default=Path("build-output/joined"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = build_students(options.teacher, options.out)["kept-18"]
+    source = AutoModelForCausalLM.from_pretrained(options.teacher, dtype=getattr(torch, options.dtype)).eval()
+    models = {"source": source, "kept-18": load_model(folder, options.dtype, "cpu").eval()}
+    book = tokenizer_of(folder)(options.book.read_text("utf-8"))["input_ids"]
+    table = Table(options.dtype, *(f"{count} tokens" for count in TOKENS))
+    for length in map(int, options.lengths.split(",")):
+        for name, model in models.items():
+            table.add_row(f"{name}, after {length:,}", *(f"{cost:.0f}" for cost in measure(model, book, length)))
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
