@@ -131,9 +131,12 @@ def read_object_within(folder: Path, name: str, most: int = MOST_CONFIG) -> dict
 
 
 def read_json_bytes(path: Path, most: int) -> bytes:
-    """Return all of a JSON file for a parser that lists every mistake. Raises OSError, and ValueError as ``check_memory`` does."""
+    """Return all of a JSON file for a parser that lists every mistake. Raises OSError, also for too many values."""
     content = read_bytes(path, most)
-    check_memory(content, value_bytes=_MISTAKE_BYTES)
+    try:
+        check_memory(content, value_bytes=_MISTAKE_BYTES)
+    except ValueError as error:
+        raise OSError(errno.EFBIG, str(error), str(path)) from None
     return content
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shlex
 from collections.abc import Iterator
 from io import TextIOWrapper
 from itertools import chain, islice
@@ -63,7 +64,9 @@ def files_of(data: FileData) -> tuple[Path, ...]:
     elif any(sign in data.path for sign in MAGIC):
         files = sorted(Path(file) for file in glob.glob(str(path), recursive=True) if not os.path.isdir(file))
         if not files:
-            raise DataError(f"no file fits the pattern {brief(data.path)}; look at what is there: ls {path.parent}")
+            raise DataError(
+                f"no file fits the pattern {brief(data.path)}; look at what is there: ls {shlex.quote(str(path.parent))}"
+            )
         _check_links(next(parent for parent in path.parents if not any(sign in str(parent) for sign in MAGIC)), files)
     else:
         raise DataError(_missing(data.path, path))
