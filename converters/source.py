@@ -224,7 +224,7 @@ def small_files(folder: Path, patterns: tuple[str, ...] = BROUGHT_ALONG) -> tupl
     """Return the paths, relative to the folder, of the files that belong to the weights. Raises WeightsError for one that cannot be
     read."""
     try:
-        terms = set(files_matching(folder, LICENCE_FILES)) - set(files_matching(folder, (*TOKENIZER, *PROCESSOR)))
+        terms = set(files_matching(folder, LICENCE_FILES)) - set(files_matching(folder, (*TOKENIZER, PROCESSOR)))
         names = tuple(name for name in files_matching(folder, patterns) if name not in terms or is_of_text(name))
     except OSError as error:
         raise WeightsError(f"{folder} cannot be read: {reason(error)}.") from error
