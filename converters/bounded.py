@@ -6,6 +6,7 @@ reading any file may do.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
 import os
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 MOST_CONFIG = 16 * 2**20
 """Bytes of a model's config, of its adapters', of a run's settings."""
@@ -31,6 +32,16 @@ MOST_BESIDE = 256 * 2**20
 DEEPEST = 100
 """Levels of nesting that JSON may have."""
 
+MOST_MEMORY = 256 * 2**20
+"""Bytes of memory that the values of any JSON may need."""
+MEMORY_FACTOR = 20
+"""The values of a larger file may need so many times its bytes."""
+
+_CONTAINER_BYTES, _VALUE_BYTES, _MISTAKE_BYTES = 200, 72, 500
+"""Bytes of memory of a list or a mapping, of any other value, and of a value that pydantic describes in an error."""
+_PIECE = 4 * 2**20
+"""Characters of a list of JSON that are read at once."""
+_BLANK, _CLOSING = re.compile(r"[ \t\n\r]*"), re.compile(r"[ \t\n\r]*([],])")
 _NOT_REGULAR = "no regular file"
 _TOO_DEEP = f"nested deeper than {DEEPEST} levels"
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
@@ -119,24 +130,96 @@ def read_object_within(folder: Path, name: str, most: int = MOST_CONFIG) -> dict
         return {}
 
 
+def read_json_bytes(path: Path, most: int) -> bytes:
+    """Return all of a JSON file for a parser that lists every mistake. Raises OSError, also for too many values."""
+    content = read_bytes(path, most)
+    try:
+        check_memory(content, value_bytes=_MISTAKE_BYTES)
+    except ValueError as error:
+        raise OSError(errno.EFBIG, str(error), str(path)) from None
+    return content
+
+
+def check_memory(text: str | bytes, factor: int = MEMORY_FACTOR, value_bytes: int = _VALUE_BYTES) -> None:
+    """Raise ValueError for JSON whose values may need more than ``MOST_MEMORY`` bytes, and more than ``factor`` times its own.
+
+    A list of three bytes needs twenty times as many. Brackets and commas within strings count, too, as this is fast.
+    """
+    most, count = max(MOST_MEMORY, factor * len(text)), cast("Callable[..., int]", text.count)
+    opening, mapping, comma = ("[", "{", ",") if isinstance(text, str) else (b"[", b"{", b",")
+    if _CONTAINER_BYTES * (count(opening) + count(mapping)) + value_bytes * count(comma) > most:
+        raise ValueError(f"its lists, mappings and values may need more than {most:,} bytes of memory")
+
+
 def parse_json(
-    text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None, constants: Callable[[str], Any] | None = None
+    text: str | bytes,
+    pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    constants: Callable[[str], Any] | None = None,
+    factor: int = MEMORY_FACTOR,
 ) -> Any:
     """pairs: converts the keys and values of a mapping. constants: converts NaN and Infinity, which Python reads and JSON does not
-    have. Raises ValueError, also if it is nested too deep, and for text with a lone surrogate, which no encoding has."""
+    have. Raises ValueError, also if it is nested too deep, for text with a lone surrogate, which no encoding has, and as
+    ``check_memory`` does."""
+    check_memory(text, factor)
     try:
         value = json.loads(text, object_pairs_hook=pairs, parse_constant=constants)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    level: list[Any] = [[value]]
-    for _ in range(DEEPEST + 1):
+    return _checked(value)
+
+
+def parse_list(stream: BinaryIO, longest: int) -> Iterator[tuple[Any, int]]:
+    """Yield the items of a JSON list while it is read, each with the number of its characters.
+
+    stream: in UTF-8. longest: the most characters of an item. Raises ValueError as ``parse_json`` does, and what reading raises.
+    """
+    decoder, decode = codecs.getincrementaldecoder("utf-8-sig")(), json.JSONDecoder().raw_decode
+
+    def read(size: int) -> str:
+        content = stream.read(size)
+        return decoder.decode(content, final=not content)
+
+    text, place, mark = read(_PIECE), 0, ""
+    while mark != "]":
+        start = _BLANK.match(text, place).end()  # pyright: ignore[reportOptionalMemberAccess]  it matches nothing, too
+        if text[start : start + 1] == {"": "[", "[": "]"}.get(mark):  # the list begins, or is empty
+            place, mark = start + 1, text[start]
+            continue
+        try:
+            item, end = decode(text, start)
+        except RecursionError:
+            raise ValueError(_TOO_DEEP) from None
+        except json.JSONDecodeError as error:
+            closing, problem = None, f"{error.msg} at {brief(text[error.pos : error.pos + _SHOWN])}"
+        else:
+            closing, problem = _CLOSING.match(text, end), f"expected a comma or ] at {brief(text[end : end + _SHOWN])}"
+        if closing is not None and mark:
+            yield _checked(item), end - start
+            place, mark = closing.end(), closing[1]
+            continue
+        held = text[place:]  # an item goes on in the next piece
+        if len(held) > longest or not (more := read(max(_PIECE, len(held)))):
+            raise ValueError(problem if len(held) <= longest else f"an item of the list has more than {longest:,} characters")
+        text, place = held + more, 0
+        check_memory(text if len(held) > _PIECE else "", factor=0)
+    while not (after := text[place:].strip()):
+        text, place = read(_PIECE), 0
+        if not text:
+            return
+    raise ValueError(f"expected nothing after the list, got {brief(after[:_SHOWN])}")
+
+
+def _checked(value: Any) -> Any:
+    """Return a value of JSON. Raises ValueError if it is nested too deep, or has text with a lone surrogate."""
+    level, depth = [[value]], 0
+    while level:
+        if depth > DEEPEST:
+            raise ValueError(_TOO_DEEP)
         inside = [item for outer in level for item in ((*outer, *outer.values()) if isinstance(outer, dict) else outer)]
         for item in inside:
             if isinstance(item, str) and not is_text(item):
                 raise ValueError(f"{brief(item)} has a lone surrogate, which is no character")
-        level = [item for item in inside if isinstance(item, dict | list)]
-    if level:
-        raise ValueError(_TOO_DEEP)
+        level, depth = [item for item in inside if isinstance(item, dict | list)], depth + 1
     return value
 
 

@@ -6,14 +6,13 @@ the form that the Hub's has. A mirror, a proxy or a network that asks for a logi
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from converters.bounded import brief
+from converters.bounded import brief, parse_json
 from converters.errors import HubError
 
 MOST_FILES = 10_000
@@ -92,8 +91,8 @@ class _Checks:
     def check_list(self, request: Any, content: bytes) -> None:
         """Raise HubError unless this is the description of a repository, or a part of the list of its files."""
         try:
-            document = json.loads(content)
-        except (ValueError, RecursionError):
+            document = parse_json(content)
+        except ValueError:
             raise _refusal(request, f"{brief(content[:80].decode(errors='replace'))}, and JSON was expected") from None
         if isinstance(document, list):
             files = document

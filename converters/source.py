@@ -19,6 +19,7 @@ from converters.bounded import (
     check_file,
     files_matching,
     is_name,
+    is_text,
     list_first,
     parse_json,
     read_bytes,
@@ -33,7 +34,7 @@ from converters.families import family_of
 from converters.family import Family
 from converters.gguf import is_gguf
 from converters.hosts import Host
-from converters.licences import LICENCE_FILES, LicenceFields
+from converters.licences import LICENCE_FILES, LicenceFields, is_of_text
 from converters.model_types import is_composed_type
 from converters.shard import Shard, StoredTensor, read_shard
 from converters.trunk import Sizes
@@ -223,10 +224,13 @@ def small_files(folder: Path, patterns: tuple[str, ...] = BROUGHT_ALONG) -> tupl
     """Return the paths, relative to the folder, of the files that belong to the weights. Raises WeightsError for one that cannot be
     read."""
     try:
-        names = tuple(files_matching(folder, patterns))
+        terms = set(files_matching(folder, LICENCE_FILES)) - set(files_matching(folder, (*TOKENIZER, PROCESSOR)))
+        names = tuple(name for name in files_matching(folder, patterns) if name not in terms or is_of_text(name))
     except OSError as error:
         raise WeightsError(f"{folder} cannot be read: {reason(error)}.") from error
     for name in names:
+        if not is_text(name) or "\\" in name:
+            raise WeightsError(f"{folder} has a file called {brief(name)}; rename it: expected UTF-8 without a backslash.")
         _check_readable(folder, name, MOST_BESIDE)
     return names
 

@@ -129,8 +129,19 @@ class Commands(TyperGroup):
         finally:
             self.commands = commands
 
+    def _prints_json(self, ctx: Any, args: list[str]) -> bool:
+        """Whether --json is an option of the command, and not the value of one or an argument after ``--``."""
+        command = self.get_command(ctx, args[0]) if "--json" in args else None
+        valued = (
+            {name for option in command.params if not getattr(option, "is_flag", True) for name in option.opts}
+            if command
+            else set()
+        )
+        options = args[: args.index("--")] if "--" in args else args
+        return any(word == "--json" and before not in valued for before, word in zip(["", *options], options, strict=False))
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.meta[JSON] = "--json" in args
+        ctx.meta[JSON] = self._prints_json(ctx, args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:

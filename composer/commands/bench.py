@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -101,7 +102,7 @@ def build_for_timing(named: Sequence[str], seed: int) -> Iterator[tuple[tuple[st
             if source is None and spec.trunk is None:
                 raise BenchError(
                     f"{name} is a spec, and models are timed. Name one beside it, for it to be built on (`compose bench SOURCE "
-                    f"{name} …`), or build it: `compose build {name} --from SOURCE`"
+                    f"{shlex.quote(name)} …`), or build it: `compose build {shlex.quote(name)} --from SOURCE`"
                 )
             out = Path(folder) / str(number) / spec.name
             fresh = spec.trunk is not None

@@ -14,7 +14,7 @@ import typer
 from blocks.part import Closed
 from composer.data.chat import Message, ends_of, first_messages, prompt_tokens
 from composer.errors import ComposerError, translate_errors
-from composer.generation.writers import drawing_options, load_writer, no_room, settings_refused, tokenizer_of_writer
+from composer.generation.writers import check_logits, drawing_options, load_writer, no_room, settings_refused, tokenizer_of_writer
 from composer.options.arguments import MOST_SEED
 from composer.options.classes import function_of, option, options_class
 from composer.options.command import Screen, command
@@ -106,6 +106,7 @@ class Chat:
                         return_dict_in_generate=True,
                         streamer=writer,
                         trust_remote_code=False,
+                        logits_processor=[check_logits],
                         **{CACHE: cache},
                         **self._options,
                     )

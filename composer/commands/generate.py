@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from composer.errors import ComposerError, translate_errors
 from composer.generation.states import check_composed, check_state_files, owner_of, save_continued
 from composer.generation.writers import (
     LAST,
+    check_logits,
     check_tokens,
     drawing_options,
     load_writer,
@@ -157,6 +159,7 @@ def run_generate(options: GenerateOptions) -> Generated:
                 **({"attention_mask": tokens["attention_mask"]} if cache is None else continuation(count, cache)),
                 max_new_tokens=most,
                 trust_remote_code=False,
+                logits_processor=[check_logits],
                 return_dict_in_generate=True,
                 **sampling,
             )
@@ -185,7 +188,7 @@ def _note_template(tokenizer: Any, prompt: str, model: str) -> None:
     if tokenizer.chat_template and not any(token in prompt for token in tokenizer.all_special_tokens):
         inform(
             f"{model} has a chat template, and the prompt is continued without it. For an answer use --chat, or "
-            f"`compose chat {model}`."
+            f"`compose chat {shlex.quote(model)}`."
         )
 
 

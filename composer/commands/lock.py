@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -55,7 +56,7 @@ class LockReport(Readable, Closed):
     def remarks(self) -> tuple[str, ...]:
         source = "no source" if self.source is None else f"source {self.source}"
         files = f"hashes of {plural(self.files, 'file')} of the build"
-        return (source, f"spec {self.spec_hash}", files, f"Next: compose build {short_path(self.out)} -o FOLDER")
+        return (source, f"spec {self.spec_hash}", files, f"Next: compose build {shlex.quote(short_path(self.out))} -o FOLDER")
 
 
 @options_class

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -201,7 +202,7 @@ def _rewrite_extends(line: str, origin: Path, path: Path) -> str:
 @command(NewOptions)
 def new_command(options: NewOptions, screen: Screen) -> None:
     path = run_new(options)
-    say(f"Wrote {path}. Next: compose check {path}")
+    say(f"Wrote {path}. Next: compose check {shlex.quote(str(path))}")
 
 
 @command(SchemaOptions)

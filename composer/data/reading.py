@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shlex
 from collections.abc import Iterator
 from io import TextIOWrapper
 from itertools import chain, islice
@@ -15,11 +16,11 @@ from typing import Any, BinaryIO, NamedTuple
 from composer.data.hub import read_hub
 from composer.data.parquet import read_parquet
 from composer.data.references import HUB, FileData, HubData, tasks
-from composer.data.streams import GZIP, MOST_LINE, MOST_WHOLE, lines_of, open_unpacked, read_table, suffix_of, too_long
+from composer.data.streams import GZIP, MOST_LINE, lines_of, open_unpacked, read_table, suffix_of, too_long
 from composer.errors import DataError, first_line
 from composer.spec.places import brief, near_and_all
 from composer.system.files import MOST_TEXT
-from converters.bounded import parse_json, reason, shorten, within
+from converters.bounded import parse_json, parse_list, reason, shorten, within
 
 KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".csv": "csv", ".tsv": "csv"}
 """Suffixes of the files that are read, and their kinds."""
@@ -27,6 +28,8 @@ READ = f"{', '.join(KINDS)}, each but .parquet also with {GZIP} added"
 MAGIC = "*?["
 KNOWN = 1000
 """Number of JSON records whose columns are known before the first record is returned."""
+MOST_AHEAD = 8 * 2**20
+"""Characters of JSON after which no more records are read ahead for their columns; their values may need 45 times as many bytes."""
 MOST_COLUMNS = 1000
 """Columns that are looked for in every record of JSON."""
 
@@ -61,7 +64,9 @@ def files_of(data: FileData) -> tuple[Path, ...]:
     elif any(sign in data.path for sign in MAGIC):
         files = sorted(Path(file) for file in glob.glob(str(path), recursive=True) if not os.path.isdir(file))
         if not files:
-            raise DataError(f"no file fits the pattern {brief(data.path)}; look at what is there: ls {path.parent}")
+            raise DataError(
+                f"no file fits the pattern {brief(data.path)}; look at what is there: ls {shlex.quote(str(path.parent))}"
+            )
         _check_links(next(parent for parent in path.parents if not any(sign in str(parent) for sign in MAGIC)), files)
     else:
         raise DataError(_missing(data.path, path))
@@ -152,7 +157,7 @@ def _read_file(file: Path, by: str) -> Iterator[dict[str, Any]]:
     except OSError as error:
         raise DataError(f"{file} cannot be read: {reason(error)}") from error
     except Exception as error:  # whatever the libraries of its kind raise
-        raise DataError(f"{file} cannot be read as {file.suffix.removeprefix('.')}: {first_line(error)}") from error
+        raise DataError(f"{file} cannot be read as {suffix_of(file).removeprefix('.')}: {first_line(error)}") from error
 
 
 def without_filling(fields: dict[str, Any]) -> dict[str, Any]:
@@ -169,73 +174,71 @@ def without_filling(fields: dict[str, Any]) -> dict[str, Any]:
     return {column: clean(value) for column, value in fields.items()}
 
 
-def _with_all_columns(records: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _with_all_columns(records: Iterator[tuple[dict[str, Any], int]]) -> Iterator[dict[str, Any]]:
     """Yield the records of JSON. Columns of earlier records, or of the first ones, that a record does not have are None.
     ``datasets`` would use the columns and types of the first megabytes for all records, read messages of several keys as text, and
     read a text such as 2024-01-01 as a date.
     """
-    first = list(islice(records, KNOWN))
+    first: list[dict[str, Any]] = []
+    held = 0
+    for record, size in records:
+        first.append(record)
+        held += size
+        if len(first) == KNOWN or held > MOST_AHEAD:
+            break
     columns = dict.fromkeys(islice(chain.from_iterable(first), MOST_COLUMNS))
-    for record in chain(first, records):
+    for record in chain(first, (record for record, _ in records)):
         if len(columns) < MOST_COLUMNS:  # otherwise the time for records without a common column would grow with their square
             columns |= dict.fromkeys(islice(record, MOST_COLUMNS))
         yield columns | record
 
 
-def _json_records(stream: BinaryIO, file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file that is one JSON value: the objects, or the texts, of a list, or one object. A file of JSON lines
-    is read as such. Raises DataError."""
+def _json_records(stream: BinaryIO, file: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the records of a file that is one JSON value, and the length of each: the objects, or the texts, of a list, or one
+    object. A file of JSON lines is read as such. Raises DataError."""
     pieces = iter(lambda: stream.readline(MOST_LINE), b"")
     first = next((piece for piece in map(bytes.strip, pieces) if piece), b"").removeprefix(b"\xef\xbb\xbf")
     stream.seek(0)
-    text = stream.read(MOST_LINE + 1)
-    if len(text) > MOST_LINE and first.startswith(b"{") and _is_json(first):
-        stream.seek(0)
-        yield from _objects(stream, file)  # it may have more bytes than are read as a whole
-        return
-    text += stream.read(max(0, MOST_WHOLE + 1 - len(text)))
-    if len(text) > MOST_WHOLE:
-        raise DataError(
-            f"{file} has more than {MOST_WHOLE:,} bytes, the most that is read as a whole: save it as JSON lines, .jsonl"
-        )
-    try:
-        whole = parse_json(text)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from error
-    except ValueError as error:
-        if not _is_json(first):
-            raise DataError(f"{file} cannot be read as json: {first_line(error)}") from error
-        stream.seek(0)
+    if first.startswith(b"{") and _is_json(first):
         yield from _objects(stream, file)
         return
-    for number, record in enumerate(whole if isinstance(whole, list) else [whole], 1):
+    items = parse_list(stream, MOST_LINE) if first.startswith(b"[") else iter([_whole(stream, file)])
+    for number, (record, size) in enumerate(items, 1):
         if not isinstance(record, dict | str):
             raise DataError(f'{file}, record {number}: expected an object such as {{"text": …}}, got {brief(record)}')
-        yield {"text": record} if isinstance(record, str) else record
+        yield {"text": record} if isinstance(record, str) else record, size
+
+
+def _whole(stream: BinaryIO, file: Path) -> tuple[Any, int]:
+    text = stream.read(MOST_LINE + 1)
+    if len(text) > MOST_LINE:
+        raise DataError(f"{file} is no list and has more than {MOST_LINE:,} bytes: save it as a list, or as JSON lines, .jsonl")
+    return parse_json(text, factor=0), len(text)
 
 
 def _is_json(line: bytes) -> bool:
     try:
-        parse_json(line)
+        parse_json(line, factor=0)
     except ValueError:
         return False
     return True
 
 
-def _objects(stream: BinaryIO, file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the object of each line that is not blank. Raises DataError with the number of a line that holds none."""
+def _objects(stream: BinaryIO, file: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the object of each line that is not blank, and the line's length. Raises DataError with the number of a line that holds
+    none."""
     for number, line in enumerate(map(bytes.strip, lines_of(stream, file)), 1):
         if not line:
             continue
         try:
-            record = parse_json(line)
+            record = parse_json(line, factor=0)
         except UnicodeDecodeError as error:
             raise DataError(f"{file}:{number}  is not UTF-8 ({error.reason}): save it as UTF-8") from error
         except ValueError as error:
-            raise DataError(f"{file}:{number}  is no JSON ({error}); expected one object in each line") from error
+            raise DataError(f"{file}:{number}  cannot be read as JSON ({error}); expected one object in each line") from error
         if not isinstance(record, dict):
             raise DataError(f'{file}:{number}  expected an object such as {{"text": …}}, got {brief(record)}')
-        yield record
+        yield record, len(line)
 
 
 def read_plain(stream: BinaryIO, file: Path, by: str) -> Iterator[dict[str, str]]:

@@ -22,8 +22,8 @@ from converters import bounded
 
 MOST_LINE = 4 * MOST_TEXT
 """Bytes of one line of JSON lines, whose escapes may need more bytes than the text."""
-MOST_WHOLE = 2**30
-"""Bytes of a file that can only be read as a whole, such as a list of JSON."""
+MOST_CELLS = 2**20
+"""Separators in a row of a table, those in quotes included."""
 MOST_UNPACKED = 2**30
 """Bytes that any compressed file may unpack to."""
 MOST_RATIO = 200
@@ -121,14 +121,27 @@ def read_table(stream: BinaryIO, file: Path) -> Iterator[dict[str, str | None]]:
     """
     csv.field_size_limit(MOST_TEXT)
     delimiter = "\t" if suffix_of(file) == ".tsv" else ","
-    lines = (line.decode("utf-8" if number else "utf-8-sig") for number, line in enumerate(lines_of(stream, file)))
-    rows = csv.reader(lines, delimiter=delimiter, strict=True)
+    cells = size = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal cells, size
+        for number, line in enumerate(lines_of(stream, file)):
+            cells, size = cells + line.count(delimiter.encode()), size + len(line)
+            if cells > MOST_CELLS or size > MOST_LINE:
+                raise DataError(
+                    f"{file}:{number + 1}  ends a row of more than {MOST_CELLS:,} separators or {MOST_LINE:,} bytes: is a quote "
+                    "not closed? Otherwise split the row"
+                )
+            yield line.decode("utf-8" if number else "utf-8-sig")
+
+    rows = csv.reader(lines(), delimiter=delimiter, strict=True)
     try:
         columns = next((row for row in rows if row), [])
         for name, count in Counter(columns).most_common(1):
             if count > 1:
                 raise DataError(f"{file}:{rows.line_num}  names the column {brief(name)} twice; rename one of them")
         for row in rows:
+            cells = size = 0
             if not row:
                 continue
             if len(row) != len(columns):

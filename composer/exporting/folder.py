@@ -35,7 +35,7 @@ from composer.weights.card import PICTURE
 from composer.weights.load import load_model
 from composer.weights.output import check_output, check_space, copy_files, link_or_copy, whole_or_nothing, write_json, write_text
 from composer.weights.record import CARD, CONFIG, RECORD, Record, files_in, read_record
-from converters.bounded import MOST_RECORD, read_bytes, read_text, reason, within
+from converters.bounded import MOST_RECORD, read_json_bytes, read_text, reason, within
 from converters.composed import ADAPTER_KEY, EXPORT, SPEC_FILE, SPEC_KEYS, TRUNK_KEYS
 from converters.hosts import LATENT
 from converters.licences import LICENCE_FILES
@@ -62,7 +62,7 @@ class ExportRecord(Closed):
 def read_export(folder: Path) -> ExportRecord | None:
     """Return the record of an export, or None if the folder has none. Raises ExportError if it is damaged."""
     try:
-        return ExportRecord.model_validate_json(read_bytes(within(folder, EXPORT), MOST_RECORD))
+        return ExportRecord.model_validate_json(read_json_bytes(within(folder, EXPORT), MOST_RECORD))
     except FileNotFoundError:
         return None
     except (ValidationError, OSError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from composer.system.files import sha256
 from composer.weights.load import load_model
 from composer.weights.record import CONFIG
 from composer.weights.verify import Check, VerifyReport, make_check
-from converters.bounded import MOST_CONFIG, read_bytes
+from converters.bounded import MOST_CONFIG, read_json
 from converters.composed import EXPORT
 from converters.gguf import is_gguf
 
@@ -54,7 +53,7 @@ def _against_model(folder: Path, record: ExportRecord) -> Iterator[Check]:
         yield _under_llama_cpp(folder / file, source)
         return
     try:
-        classes = json.loads(read_bytes(folder / CONFIG, MOST_CONFIG)).get("auto_map")
+        classes = read_json(folder / CONFIG, MOST_CONFIG).get("auto_map")
     except (OSError, ValueError, AttributeError) as error:
         yield make_check("logits", CONFIG, "failed", f"it is no JSON object: {first_line(error)}")
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,8 @@ def check_composed(model: str, *, is_composed: bool) -> None:
     """Raise ComposerError for a model without states."""
     if not is_composed:
         raise ComposerError(
-            f"{model} is not a composed model, so it has no state to keep. Build one from it: `compose build SPEC --from {model}`"
+            f"{model} is not a composed model, so it has no state to keep. "
+            f"Build one from it: `compose build SPEC --from {shlex.quote(str(model))}`"
         )
 
 

@@ -64,6 +64,16 @@ def settings_refused(settings: Path) -> Iterator[None]:
         ) from error
 
 
+def check_logits(ids: Any, logits: Any) -> Any:
+    """Return the logits of the next token, as a logits processor does. Raises ComposerError if they are no finite numbers."""
+    if bool((logits.isnan() | (logits == float("inf"))).any()):
+        raise ComposerError(
+            f"the logits after {ids.shape[1]:,} tokens are not finite, so no token can be chosen: the state, or the weights, have "
+            "values that are too large. Read the text of a state again, and check weights with `compose verify`."
+        )
+    return logits
+
+
 def no_room(model: Any, tokens: int) -> ComposerError:
     """Return the error where memory has run out, with the bytes of the state and a remedy."""
     if not hasattr(model.config, "read_spec"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +132,8 @@ def _refuse_changed(folder: Path, names: Sequence[str]) -> None:
     if names:
         listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         raise PushError(
-            f"{folder} does not match its record ({listed}). Run `compose verify {folder}` for details, and build or export it "
+            f"{folder} does not match its record ({listed}). Run `compose verify {shlex.quote(str(folder))}` "
+            f"for details, and build or export it "
             "again."
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +45,7 @@ def results_of(evaluation: Path, model: Path) -> list[EvalResult]:
         scored = ", ".join(facts.label for facts in report.setting.models)
         raise PushError(
             f"--metrics {evaluation} scored {scored}, and none of them has the spec and the weights of {model}. "
-            f"Evaluate this model first: `compose eval {model} --tasks TASK --lengths N -o FOLDER`"
+            f"Evaluate this model first: `compose eval {shlex.quote(str(model))} --tasks TASK --lengths N -o FOLDER`"
         )
     results = list(_results(report, label))
     if not results:

@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
 from composer.building.build import ModelOptions, run_build_in_memory
 from composer.errors import SelectionError
@@ -46,6 +46,7 @@ from composer.training.teacher import Teacher
 
 RUN, FIT, GATES, MEASURED, SPECS, STUDENTS = "run.json", "fit.json", "gates", "measured", "specs", "students"
 STORE = RunStore("fit", SelectionError, mark=RUN, written=(GATES, MEASURED, SPECS, STUDENTS, SPEC, FIT), result=FIT)
+EXPECTED_GATES = "Expected the folder of a finished `compose select … --heads` on this source."
 RATE = 1e-2
 """The learning rate of the short training of a spec whose recipe has no transfer."""
 
@@ -68,6 +69,12 @@ class Ranking(BaseModel):
 
     by: By
     scores: tuple[HeadScore, ...]
+
+    @model_validator(mode="after")
+    def _check_scores(self) -> Ranking:
+        if self.by != "gates" and any(getattr(score, self.by) is None for score in self.scores):
+            raise ValueError(f"the key heads are ranked by {self.by}, and some have no such score")
+        return self
 
     def heads(self) -> tuple[KeyHead, ...]:
         """Return the key heads, the first to be kept first."""
@@ -105,6 +112,7 @@ def fit_budget(
     """
     if options.gates is not None:
         _check_gates(options.gates, teacher)
+    remedy = "Start again with --force." if options.gates is None else EXPECTED_GATES
     recipe = Recipe(sequence=options.row_tokens)
     window = subject_of(load_spec(STANDS_IN).model_copy(update={"recipe": recipe}), str(teacher.source.folder))
     checked: dict[str, Any] = {"heads": window.resolved, "longer": "--row-tokens "}
@@ -125,7 +133,9 @@ def fit_budget(
     gates = options.gates or out / GATES
     if not (gates / SELECTION).is_file():
         _learn_gates(window, teacher, gates, training, options)
-    ranking = read_state(gates / SELECTION, Ranking, SelectionError, "Start again with --force.")
+    ranking = read_state(gates / SELECTION, Ranking, SelectionError, remedy)
+    if sorted(ranking.heads()) != sorted(candidate_heads(window.resolved)):
+        raise SelectionError(f"{gates / SELECTION} does not rank each key head of {teacher.reference} once. {remedy}")
 
     @cache
     def held_out() -> JudgedRows:
@@ -164,15 +174,14 @@ def fit_budget(
 
 def _check_gates(folder: Path, teacher: Teacher) -> None:
     """Raise SelectionError if a folder has no finished selection of this source's key heads."""
-    expected = "Expected the folder of a finished `compose select … --heads` on this source."
     try:
-        settings = read_state(folder / HEADS, HeadSettings, SelectionError, expected)
+        settings = read_state(folder / HEADS, HeadSettings, SelectionError, EXPECTED_GATES)
     except FileNotFoundError:
         settings = None
     if settings is None or not (folder / SELECTION).is_file():
-        raise SelectionError(f"--gates {folder}: no selection of key heads has ended there. {expected}")
+        raise SelectionError(f"--gates {folder}: no selection of key heads has ended there. {EXPECTED_GATES}")
     if settings.source != fingerprint(teacher.source):
-        raise SelectionError(f"--gates {folder}: its gates are of another source than {teacher.reference}. {expected}")
+        raise SelectionError(f"--gates {folder}: its gates are of another source than {teacher.reference}. {EXPECTED_GATES}")
 
 
 def _learn_gates(subject: HeadSubject, teacher: Teacher, folder: Path, training: TrainingOptions, options: FittingOptions) -> None:

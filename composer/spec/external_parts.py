@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -18,6 +19,8 @@ from composer.spec.places import brief
 from converters.bounded import MOST_RECORD, read_object_within
 from converters.composed import RECORD
 
+PACKAGE, VERSION = r"\A[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\z", r"\A[A-Za-z0-9][A-Za-z0-9.!+_-]*\z"
+"""Names and versions of packages have these characters (PEP 503, PEP 440). Messages have them in commands."""
 PartReference = str | os.PathLike[str]
 """A Python module, or a file, with parts."""
 
@@ -26,8 +29,8 @@ class StoredPart(Closed):
     """The origin of a part from outside: an installed package and its version, or a file and its SHA-256."""
 
     module: str
-    package: str | None = Field(default=None, exclude_if=lambda package: package is None)
-    version: str | None = Field(default=None, exclude_if=lambda version: version is None)
+    package: Annotated[str, Field(pattern=PACKAGE)] | None = Field(default=None, exclude_if=lambda package: package is None)
+    version: Annotated[str, Field(pattern=VERSION)] | None = Field(default=None, exclude_if=lambda version: version is None)
     sha256: str | None = Field(default=None, exclude_if=lambda sha256: sha256 is None)
 
     def __str__(self) -> str:
@@ -96,7 +99,7 @@ def needed_part_message(where: object, kind: str, stored: Mapping[str, object]) 
         return f"{has} of {origin}, which is not registered: name that file with --parts"
     if (reason := find_broken_packages().get(origin.package)) is not None:
         return f"{has} of {origin}, whose parts could not be registered: {reason}"
-    return f"{has} of {origin}, which is not installed here: pip install {origin.package}=={origin.version}"
+    return f"{has} of {origin}, which is not installed here: pip install {shlex.quote(f'{origin.package}=={origin.version}')}"
 
 
 def first_missing(stored: Mapping[str, object]) -> str | None:

@@ -4,6 +4,7 @@ another kind starts anew."""
 from __future__ import annotations
 
 import os
+import shlex
 from functools import cache
 from pathlib import Path
 
@@ -64,13 +65,13 @@ def inherit(document: SpecNode, folder: Path, here: Alternatives, chain: tuple[P
     if not isinstance(extends.value, str):
         raise SpecError(at(extends.where, ("extends",), "expected a file, or the name of a shipped spec"))
     if extends.value.startswith(HUB):
-        remedy = f"write it to a file beside this one, and extend that: `compose show {extends.value} > FILE.yaml`"
+        remedy = f"write it to a file beside this one, and extend that: `compose show {shlex.quote(extends.value)} > FILE.yaml`"
         raise SpecError(at(extends.where, ("extends",), f"a spec of the Hub cannot be extended: {remedy}"))
     path = find_spec(extends.value, folder)
     sweep, separator, variant = extends.value.rpartition(SEPARATOR)
     if path is None and separator and find_spec(sweep, folder) is not None:
         remedy = f"extend {brief(sweep)} with `vary: null` and the values of {brief(variant)}, or write the variant to a file first"
-        command = f"`compose show {sweep} --expand -o FOLDER`"
+        command = f"`compose show {shlex.quote(sweep)} --expand -o FOLDER`"
         raise SpecError(at(extends.where, ("extends",), f"a variant of a sweep cannot be extended: {remedy}: {command}"))
     if path is None:
         through = f" (through {_arrows(chain)})" if len(chain) > 1 else ""

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from composer.errors import ComposerError
 from composer.system.files import write_whole
-from converters.bounded import MOST_CONFIG, MOST_LOG, brief, is_name, read_bytes, reason, shorten
+from converters.bounded import MOST_CONFIG, MOST_LOG, brief, is_name, read_bytes, read_json_bytes, reason, shorten
 
 LARGEST = 1e39
 """The largest absolute value of a measured number. It is just above the largest float32, and its square is a finite float."""
@@ -39,6 +39,8 @@ def _check_name(name: str) -> str:
 FileName = Annotated[str, AfterValidator(_check_name)]
 """A file of the folder itself, or of a folder in it, such as ``adapter/adapter_model.safetensors``. The name is never absolute, and
 never leads upwards. What it names may still be a link: open it by ``converters.bounded.within``."""
+MOST_MISTAKES = 10_000
+"""Mistakes in a value of which the first is described. Python needs some 500 bytes for each."""
 PROBLEMS = {"missing": "the field is missing", "extra_forbidden": "the field is unknown"}
 """Problems by pydantic's names, where pydantic's own text does not fit a file."""
 BOUNDS = {"less_than_equal": ("at most", "le"), "greater_than_equal": ("at least", "ge")}
@@ -90,6 +92,8 @@ def write_state(path: Path, state: BaseModel) -> None:
 
 def first_problem(error: ValidationError) -> str:
     """Return the first problem of a value that does not match its schema: the field, what was expected, and the value."""
+    if error.error_count() > MOST_MISTAKES:
+        return f"{error.error_count():,} mistakes"
     details = error.errors(include_url=False)[0]
     field, kind = ".".join(shorten(str(part)) for part in details["loc"]), details["type"]
     if kind in BOUNDS:
@@ -104,7 +108,7 @@ def first_problem(error: ValidationError) -> str:
 
 def _contents(path: Path, refusal: type[ComposerError], remedy: str, most: int) -> bytes:
     try:
-        return read_bytes(path, most)
+        return read_json_bytes(path, most)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not os.path.lexists(path):  # a link to nowhere is not a missing file
             raise

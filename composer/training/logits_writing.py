@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,8 @@ class WrittenLogits(Readable, Closed):
             notes=(
                 f"The {record.top_k:,} largest of {record.columns:,} for each of {self.tokens:,} tokens in {record.rows:,} rows of "
                 f"{record.sequence:,}, at temperature {record.temperature:g}: {size(self.bytes)}.",
-                f"Learn from them: compose distill STUDENT --stage finetune --teacher-logits {short_path(self.out)} --data …",
+                f"Learn from them: compose distill STUDENT --stage finetune "
+                f"--teacher-logits {shlex.quote(short_path(self.out))} --data …",
             ),
         )
 

@@ -8,6 +8,7 @@ log-probability of all other tokens together, and that of the text's own token a
 from __future__ import annotations
 
 import hashlib
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -110,7 +111,9 @@ class StoredLogits:
         try:
             self.record = read_state(folder / LOGITS, LogitsRecord, TrainingError, REMEDY)
         except FileNotFoundError as error:
-            raise TrainingError(f"{folder} has no {LOGITS}. Write one: `compose logits TEACHER --data … -o {folder}`") from error
+            raise TrainingError(
+                f"{folder} has no {LOGITS}. Write one: `compose logits TEACHER --data … -o {shlex.quote(str(folder))}`"
+            ) from error
         if not self.record.complete:
             raise TrainingError(f"The logits in {folder} are not complete. Run the same `compose logits` again to continue.")
         count = -(-self.record.rows // self.record.rows_per_shard)

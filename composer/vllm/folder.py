@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any, cast
 
@@ -88,7 +89,8 @@ def _load_export(folder: Path, dtype: torch.dtype) -> ComposedForCausalLM:
     )
     if missing := sorted({*report["missing_keys"], *report["mismatched_keys"]}):
         raise SourceError(
-            f"{folder} lacks parameters of its spec, {missing[0]} among them. Run `compose verify {folder}` for details"
+            f"{folder} lacks parameters of its spec, {missing[0]} among them. "
+            f"Run `compose verify {shlex.quote(str(folder))}` for details"
         )
     return model.eval()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -73,7 +74,7 @@ class Adapted:
         except SourceError as error:
             raise SourceError(f"{where}, which cannot be opened: {error} Set {BASE} to the model's path.") from error
         if source.config.get(ADAPTER_KEY) is not None:
-            raise SourceError(f"{where}, which has adapters, too. Merge those first: compose merge {named}")
+            raise SourceError(f"{where}, which has adapters, too. Merge those first: compose merge {shlex.quote(named)}")
         _announce(self.path, source.folder)
         return source
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ def check_heads(source: Source) -> Resolved:
     if resolved.dimensions != dimensions(source.trunk):
         raise SourceError(f"{config} has a spec for a model of other sizes than its own")
     if problems := find_uncovered(source, resolved):
-        more = f"run `compose verify {source.folder}` for details"
+        more = f"run `compose verify {shlex.quote(str(source.folder))}` for details"
         raise SourceError(f"{source.folder} lacks parameters of its spec, or has others: {list_first(problems)}; {more}")
     return resolved
 
@@ -75,18 +76,20 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
         if (adapter := source.config.get(ADAPTER_KEY)) is not None:
             check_adapter(folder, adapter)
     except ConverterError as error:
-        raise SourceError(f"{error} Run `compose verify {folder}` for details") from error
+        raise SourceError(f"{error} Run `compose verify {shlex.quote(str(folder))}` for details") from error
     for change in find_changed_parts(read_recorded_parts(folder)):
         warn_user(f"{folder}: {change}.")
     if not source.is_composed:
-        raise SourceError(f"{folder} is not a composed model; build one from it: `compose build SPEC --from {folder}`")
+        raise SourceError(
+            f"{folder} is not a composed model; build one from it: `compose build SPEC --from {shlex.quote(str(folder))}`"
+        )
     refuse_code(folder, SourceError)
     if (folder / ADAPTER_CONFIG).exists():
         raise SourceError(f"{folder} has adapters at its top ({ADAPTER_CONFIG}), which are no part of it: move them elsewhere")
     check_backend(backend, graphs_of(check_heads(source)))
     keep_records()
     kind = "auto" if dtype is None else getattr(torch, dtype)
-    problem = f"{folder} cannot be loaded; run `compose verify {folder}` for the cause"
+    problem = f"{folder} cannot be loaded; run `compose verify {shlex.quote(str(folder))}` for the cause"
     try:
         with translate_transformers_errors(problem, SourceError):
             config = configuration_for(str(source.config["model_type"])).from_pretrained(folder, local_files_only=True)
@@ -96,7 +99,10 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
     loaded, report = cast("tuple[Composed, dict[str, Any]]", loading)
     if report["missing_keys"] or report["mismatched_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])
-        raise SourceError(f"{folder} lacks parameters of its spec, {missing} among them. Run `compose verify {folder}` for details")
+        raise SourceError(
+            f"{folder} lacks parameters of its spec, {missing} among them. "
+            f"Run `compose verify {shlex.quote(str(folder))}` for details"
+        )
     check_loaded(loaded, source)
     loaded.run_on(backend)
     torch.nn.Module.to(loaded, device)

@@ -123,7 +123,7 @@ def _what_failed(error: OSError, out: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(_existing(out)).free
         return f"No space left for {out} ({free:,} bytes free there). {nothing}"
-    if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+    if error.errno in (errno.EEXIST, errno.ENOTEMPTY) and str(out) in (str(error.filename), str(error.filename2)):
         return (
             f"{out} was created while this build ran; it was not overwritten. Use --force to replace it, or choose another folder."
         )

@@ -19,7 +19,7 @@ from composer.system.files import sha256
 from composer.system.json_files import Digest, FileName, first_problem
 from composer.system.versions import versions_of
 from composer.weights.plan import Plan
-from converters.bounded import MOST_RECORD, read_bytes, reason, within
+from converters.bounded import MOST_RECORD, read_json_bytes, reason, within
 from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS, RECORD
 from converters.licences import LICENCE_FILES, LicenceFields, read_card_licence
 from converters.shard import Shard, read_shard
@@ -186,7 +186,7 @@ def read_record(folder: Path) -> Record | None:
     """Return the record of a folder; None where it has none. Raises ``BuildError`` if it is damaged."""
     path = folder / RECORD
     try:
-        return Record.model_validate_json(read_bytes(within(folder, RECORD), MOST_RECORD))
+        return Record.model_validate_json(read_json_bytes(within(folder, RECORD), MOST_RECORD))
     except FileNotFoundError:
         return None
     except OSError as error:

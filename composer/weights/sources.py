@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ from composer.weights.packed import Packed, find_packed
 from composer.weights.record import StoredFile, StoredUnpacked, describe_file, documents_in
 from composer.weights.stream import digest_and_counts, not_finite
 from composer.weights.text_decoder import TextDecoder, find_text_decoder
-from converters.bounded import MOST_NAMES, lost_link_message, read_bytes
+from converters.bounded import MOST_NAMES, lost_link_message, read_json_bytes
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.gguf import GGUF, is_gguf
@@ -111,7 +112,9 @@ def _text_decoder(path: Path) -> TextDecoder:
 def check_merged(source: Source) -> None:
     """Raise ``SourceError`` if adapters are beside a model's weights: a reader of the weights alone would miss them."""
     if source.config.get(ADAPTER_KEY) is not None:
-        raise SourceError(f"{source.folder} has adapters beside its weights. Merge them first: compose merge {source.folder}")
+        raise SourceError(
+            f"{source.folder} has adapters beside its weights. Merge them first: compose merge {shlex.quote(str(source.folder))}"
+        )
 
 
 def describe_model(
@@ -140,7 +143,7 @@ def tokenizer_folder(reference: str | os.PathLike[str]) -> Path:
         if isinstance(place, Path) or place.file is not None:
             raise SourceError(
                 f"{name_of(reference)} is a GGUF file; expected a folder with a tokenizer, or a model of the Hub. Make such a "
-                f"folder first: `compose build softmax --from {name_of(reference)} -o FOLDER`"
+                f"folder first: `compose build softmax --from {shlex.quote(name_of(reference))} -o FOLDER`"
             )
         return fetch(place.repo_id, place.revision, weights=False, tokenizer=True)[0]
 
@@ -207,7 +210,8 @@ def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _O
     if not folder.is_dir():
         if names_a_spec(reference):
             raise SourceError(
-                f"{reference} is a spec, and this is for models. Build it first: `compose build {reference} --from SOURCE`"
+                f"{reference} is a spec, and this is for models. "
+                f"Build it first: `compose build {shlex.quote(reference)} --from SOURCE`"
             )
         if tagged := TAGGED.fullmatch(reference):
             if revision is not None:
@@ -337,7 +341,7 @@ def _name(packed: Packed | TextDecoder | Adapted, files: dict[str, str], dtype: 
 def _manifest(folder: Path) -> Manifest | None:
     """Return the manifest of a folder; None if it is missing or a file has changed. Weights are compared by size and time stamp."""
     try:
-        manifest = Manifest.model_validate_json(read_bytes(folder / MANIFEST, MOST_NAMES))
+        manifest = Manifest.model_validate_json(read_json_bytes(folder / MANIFEST, MOST_NAMES))
         for name, stored in manifest.weights.items():
             stat = (folder / name).stat()
             if (stat.st_size, stat.st_mtime_ns) != (stored.bytes, stored.modified_ns):

@@ -18,7 +18,7 @@ from composer.errors import SourceError
 from composer.system.trust import translate_transformers_errors
 from composer.weights.output import copy_files, write_json
 from composer.weights.stream import inherit_piece, write_shard
-from converters.bounded import brief, is_name, list_first
+from converters.bounded import brief, is_name, list_first, parse_json
 from converters.hosts import DECODERS, OTHER_PARTS, decoder_of
 from converters.licences import LicenceFields, read_card_licence
 from converters.shard import Shard, StoredTensor
@@ -166,7 +166,7 @@ def _plain_rotary(settings: Any) -> Any:
 
 def find_text_decoder(path: Path) -> TextDecoder:
     """Return the text decoder of the model in a folder. Raises SourceError for a model that is nothing else, and ConverterError."""
-    config = json.loads(read_config_file(path))
+    config = parse_json(read_config_file(path))
     family = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(family, str) or not is_name(family) or decoder_of(config) is None:
         raise SourceError(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from converters import bounded
 from converters.bounded import (
     DEEPEST,
     appending,
@@ -20,6 +21,7 @@ from converters.bounded import (
     problem_with,
     read_bytes,
     read_json,
+    read_json_bytes,
     shorten,
     within,
 )
@@ -63,6 +65,21 @@ def test_json_above_the_depth_limit_is_refused(tmp_path: Path, open_: str, close
         (tmp_path / "deep").write_bytes(nested(levels))
         with pytest.raises(ValueError, match="nested deeper than 100 levels"):
             read_json(tmp_path / "deep", 10**7)
+
+
+@pytest.mark.parametrize("item", [b"{}", b"[]", b"[[[]]]", b'{"":{"":0}}', b'"ab"', b"999"])
+def test_json_that_needs_far_more_memory_than_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, item: bytes):
+    """Python's lists and mappings need up to 45 times their text. A validator's list of mistakes needs more."""
+    monkeypatch.setattr(bounded, "MOST_MEMORY", 2**16)
+    tensor = b'"model.layers.0.mlp.up_proj.weight":{"dtype":"BF16","shape":[1536,576],"data_offsets":[1000000,2769472]}'
+    (tmp_path / "header").write_bytes(b"{" + b",".join([tensor] * 2**10) + b"}")
+    assert read_json(tmp_path / "header", 10**7)
+    (tmp_path / "many").write_bytes(b"[" + b",".join([item] * 2**14) + b"]")
+    with pytest.raises(OSError, match="may need more than"):
+        read_json_bytes(tmp_path / "many", 10**7)
+    if item[:1] in b"[{":
+        with pytest.raises(ValueError, match="lists, mappings and values may need more than"):
+            read_json(tmp_path / "many", 10**7)
 
 
 def test_links_may_lead_only_into_their_folder_or_their_models_blobs(tmp_path: Path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from converters.errors import WeightsError
 from converters.licences import read_card_licence
 from converters.source import BROUGHT_ALONG, small_files
 
@@ -27,6 +29,15 @@ from converters.source import BROUGHT_ALONG, small_files
         ("license: {a: b}", {}),
         ("model:\n  license: mit", {}),
         ("licensed: mit", {}),
+        ("license: mit\nlicense: gpl", {"license": "mit"}),
+        ("license: no\nlicense: gpl", {}),
+        ("license: !!bool x", {}),
+        ("license: !!int ''", {}),
+        ("license: !!timestamp x", {}),
+        ("license: [a, !!bool z]", {}),
+        ("license: *a", {}),
+        ('license: "\\UFFFFFFFF"', {}),
+        ("license: mit\n" * 200_000, {}),
     ],
 )
 def test_the_fields_of_a_card_are_read(tmp_path: Path, front: str, fields: dict[str, object]) -> None:
@@ -51,8 +62,32 @@ def test_a_card_out_of_the_folder_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["LICENSE", "licence.md", "Notice", "USE_POLICY.md", "MODEL_LICENSE", "COPYING", "THIRD_PARTY_NOTICES"]
+    "name",
+    [
+        "LICENSE",
+        "LICENSE-2.0",
+        "Llama-3.2-LICENSE",
+        "licence.md",
+        "Notice",
+        "USE_POLICY.md",
+        "MODEL_LICENSE",
+        "COPYING",
+        "THIRD_PARTY_NOTICES",
+    ],
 )
 def test_files_with_terms_are_found_in_any_case(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("terms")
     assert small_files(tmp_path, BROUGHT_ALONG) == (name,)
+
+
+@pytest.mark.parametrize("name", ["modeling_license.py", "license.safetensors", "LICENSE.tar.gz", "notice.json", "license.bin"])
+def test_code_and_weights_are_no_files_with_terms(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("")
+    assert small_files(tmp_path, BROUGHT_ALONG) == ()
+
+
+@pytest.mark.parametrize("name", [b"LICENSE\xff", b"LICENSE\\a"])
+def test_names_that_no_record_can_have_are_refused(tmp_path: Path, name: bytes) -> None:
+    (tmp_path / os.fsdecode(name)).write_text("")
+    with pytest.raises(WeightsError, match="rename it: expected UTF-8 without a backslash"):
+        small_files(tmp_path, BROUGHT_ALONG)

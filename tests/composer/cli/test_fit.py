@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,23 @@ def test_unusable_sources_and_texts_are_refused(tmp_path: Path, command: str) ->
         assert message in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
         assert not (tmp_path / "out" / "gates").exists()
+
+
+@pytest.mark.parametrize("damage", ["twice", "fewer", "no score"])
+def test_gates_that_do_not_rank_each_key_head_once_are_refused(tmp_path: Path, gates: Path, damage: str) -> None:
+    forged, file = tmp_path / "gates", tmp_path / "gates" / "selection.json"
+    shutil.copytree(gates, forged)
+    selection = json.loads(file.read_text())
+    if damage == "twice":
+        selection["scores"] *= 2
+    elif damage == "fewer":
+        selection["scores"].pop()
+    else:
+        selection |= {"by": "restored", "scores": [score | {"restored": None} for score in selection["scores"]]}
+    file.write_text(json.dumps(selection))
+    done = ran(*arguments(tmp_path / "out", "--spec", "streaming", "--gates", str(forged)), command="fit")
+    assert done.exit_code == 2, done.output
+    message = " ".join(done.stderr.split())
+    assert ("some have no such score" if damage == "no score" else "does not rank each key head of") in message
+    assert "Expected the folder of a finished `compose select … --heads`" in message
+    assert "--force" not in message

@@ -12,6 +12,8 @@ import torch
 from transformers import AutoTokenizer
 
 import composer
+from composer.errors import ComposerError
+from composer.generation.writers import check_logits
 from composer.model.modeling import ComposedForCausalLM
 from composer.reporting.words import size
 from tests.composer.cli.conftest import Compose
@@ -191,3 +193,11 @@ def test_generation_settings_of_the_source_are_ignored(compose: Compose, student
     }
     Path("greedy/generation_config.json").write_text(json.dumps({"eos_token_id": 2} | settings))
     assert generated(compose, Path("greedy"))["text"] == expected
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_refused(value: float) -> None:
+    """They would choose token 0, which may be no text."""
+    with pytest.raises(ComposerError, match="the logits after 3 tokens are not finite, so no token can be chosen"):
+        check_logits(torch.zeros(1, 3), torch.tensor([[0.0, value]]))
+    assert check_logits(torch.zeros(1, 3), masked := torch.tensor([[0.0, -float("inf")]])) is masked

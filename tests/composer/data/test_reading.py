@@ -23,6 +23,7 @@ from composer.data.reading import files_of, read_records
 from composer.data.references import FileData, HubData, parse_reference
 from composer.data.streams import lines_of
 from composer.errors import DataError
+from converters import bounded
 from converters.bounded import shorten
 from tests.composer.data.conftest import Write
 
@@ -134,14 +135,14 @@ def test_files_without_records_are_refused(write: Write) -> None:
 
 
 def test_damaged_files_are_refused(write: Write) -> None:
-    assert "a.jsonl:3  is no JSON" in message_of(write("a.jsonl", '{"text": "one"}\n\n{"text": \n'))
+    assert "a.jsonl:3  cannot be read as JSON" in message_of(write("a.jsonl", '{"text": "one"}\n\n{"text": \n'))
     assert 'b.jsonl:1  expected an object such as {"text": …}, got "one"' in message_of(write("b.jsonl", '"one"\n'))
     assert "c.jsonl:2  is not UTF-8 (invalid continuation byte)" in message_of(
         write("c.jsonl", b'{"text": "one"}\n{"text": "caf\xe9 "}')
     )
     assert "c.json cannot be read as json" in message_of(write("c.json", "[{]"))
     assert 'c.json, record 2: expected an object such as {"text": …}, got 5' in message_of(write("c.json", '["one", 5]'))
-    assert "c.json:2  is no JSON" in message_of(write("c.json", '{"text": "one"}\n{"text": \n'))
+    assert "c.json:2  cannot be read as JSON" in message_of(write("c.json", '{"text": "one"}\n{"text": \n'))
     assert "c.json is not UTF-8 (invalid continuation byte at byte 5)" in message_of(write("c.json", b'["caf\xe9 "]'))
     assert "c.json has no record in it" in message_of(write("c.json", "[]"))
     assert "d.parquet cannot be read as parquet: " in message_of(write("d.parquet", "no table"))
@@ -332,15 +333,63 @@ def test_too_long_lines_are_refused(write: Write, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(reading, "lines_of", lambda stream, file: lines_of(stream, file, 50))
     path = write("a.jsonl", '{"text": "a"}\n{"text": "' + "b" * 50 + '"}\n')
     assert message_of(path) == f"{path}:2  has more than 50 bytes, the most that a line may have: split it"
-    monkeypatch.setattr(reading, "MOST_WHOLE", 100)
-    path = write("b.json", json.dumps(["a" * 100]))
-    assert message_of(path) == f"{path} has more than 100 bytes, the most that is read as a whole: save it as JSON lines, .jsonl"
+    monkeypatch.setattr(reading, "MOST_LINE", 100)
+    path = write("b.json", json.dumps({"text": "a" * 100}, indent=1))
+    assert message_of(path).startswith(f"{path} is no list and has more than 100 bytes: save it as a list, or as JSON lines")
 
 
 def test_large_files_of_lines_are_read_line_by_line(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MOST_LINE", 30)
-    monkeypatch.setattr(reading, "MOST_WHOLE", 30)
     assert read(write("a.json", "\n \n" + "\n".join(map(json.dumps, THREE)))) == THREE
+
+
+@pytest.mark.parametrize("size", [4, 5, 11, 1000])
+def test_lists_are_read_item_by_item(write: Write, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """A list is the same in pieces of any size. An item longer than a line, and what follows the list, are refused."""
+    monkeypatch.setattr(bounded, "_PIECE", size)
+    monkeypatch.setattr(reading, "MOST_LINE", 1000)
+    records = [{"text": 'é, "]}'}, {"text": "b\\", "more": [[], {}, -1.5e3, None]}, {"text": ""}]
+    for text in (json.dumps(records), json.dumps(records, indent=3, ensure_ascii=False), f"\n {json.dumps(records)} \n\n"):
+        assert read(write("a.json", text)) == [{"more": None, **record} for record in records]
+    texts = ["a" * number for number in range(20)]
+    assert read(write("b.json", json.dumps(texts, separators=(" ,\n", ":")))) == [{"text": text} for text in texts]
+    for text, problem in {
+        '["a", "b"] 1': " cannot be read as json: expected nothing after the list, got '1'",
+        '["a" "b"]': " cannot be read as json: expected a comma or ] at ",
+        '["a", 12345, "b"]': ", record 2: expected an object such as",
+        '["a", ]': " cannot be read as json: Expecting value at ']'",
+        '["a", "b': " cannot be read as json: Unterminated string starting at at",
+        '["a"': " cannot be read as json",
+        json.dumps(["a", "b" * 3000]): " cannot be read as json: an item of the list has more than 1,000 characters",
+    }.items():
+        path = write("c.json", text)
+        assert message_of(path).startswith(f"{path}{problem}")
+
+
+@pytest.mark.parametrize("name", ["a.json.gz", "b.jsonl.gz", "c.json.gz"])
+def test_memory_of_records_is_bounded(write: Write, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A list of three bytes needs twenty times as many in memory."""
+    monkeypatch.setattr(bounded, "MOST_MEMORY", 2**17)
+    monkeypatch.setattr(bounded, "_PIECE", 2**10)
+    indent = 1 if name.startswith("c") else None
+    few, many = (json.dumps({"text": "a", "b": [{}] * count}, indent=indent) for count in (2**8, 2**12))
+    few, many = (gzip.compress((f"[{record}]" if name == "a.json.gz" else record).encode()) for record in (few, many))
+    assert len(read(write(name, few))) == 1
+    assert "values may need more than 131,072 bytes of memory" in message_of(write(name, many))
+
+
+def test_rows_of_many_cells_are_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MOST_CELLS", 10)
+    assert len(read(write("a.csv", "a,b\n" + '"c,,,,,,",d\n' * 5))) == 5
+    for row in ("c" + "," * 11, '"\n",,,,,,"\n",,,,,,,'):
+        assert "a row of more than 10 separators" in message_of(write("a.csv", f"a,b\n{row}\n"))
+
+
+def test_few_records_are_held_where_they_are_large(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of later records are known from the first record on only as long as few bytes are held for them."""
+    monkeypatch.setattr(reading, "MOST_AHEAD", 100)
+    path = write("a.jsonl", [{"text": "a" * 99}, {"text": "b", "more": 1}])
+    assert read(path) == [{"text": "a" * 99}, {"text": "b", "more": 1}]
 
 
 def test_records_of_different_columns_are_read_in_linear_time(write: Write) -> None:
@@ -355,7 +404,7 @@ def test_records_of_different_columns_are_read_in_linear_time(write: Write) -> N
 
 def test_deep_json_and_huge_numbers_are_refused(write: Write) -> None:
     assert "nested deeper than 100 levels" in message_of(write("a.jsonl", '{"text": ' + "[" * 5000 + "]" * 5000 + "}\n"))
-    assert "a.jsonl:1  is no JSON (Exceeds the limit" in message_of(write("a.jsonl", '{"text": ' + "9" * 5000 + "}\n"))
+    assert "a.jsonl:1  cannot be read as JSON (Exceeds the limit" in message_of(write("a.jsonl", '{"text": ' + "9" * 5000 + "}\n"))
     assert read(write("b.jsonl", '{"text": "a", "text": "b"}\n')) == [{"text": "b"}]
 
 

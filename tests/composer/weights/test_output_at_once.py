@@ -102,6 +102,16 @@ def test_outputs_created_meanwhile_are_kept(tmp_path: Path, monkeypatch: pytest.
     assert [path.name for path in out.iterdir()] == ["mine"]
 
 
+def test_a_file_that_is_written_twice_is_not_called_another_build(tmp_path: Path) -> None:
+    def write_twice() -> None:
+        for _ in range(2):
+            output.write_text(tmp_path / "file", "")
+
+    with pytest.raises(BuildError, match="File exists") as caught:
+        build(tmp_path / "out", "mine", write_twice)
+    assert "while this build ran" not in str(caught.value)
+
+
 def test_force_does_not_replace_outputs_created_meanwhile(tmp_path: Path) -> None:
     """The new folder is not from a build."""
     out = tmp_path / "out"
