@@ -105,8 +105,9 @@ def fit_budget(
     SelectionError, TrainingError, TaskError and DataError.
     """
     if options.gates is not None:
-        options = replace(options, gates=_find_gates(options.gates))
-        _check_gates(options.gates, teacher)
+        folder = _find_gates(options.gates)
+        _check_gates(folder, teacher)
+        options = replace(options, gates=folder)
     recipe = Recipe(sequence=options.row_tokens)
     window = subject_of(load_spec(STANDS_IN).model_copy(update={"recipe": recipe}), str(teacher.source.folder))
     checked: dict[str, Any] = {"heads": window.resolved, "longer": "--row-tokens "}
