@@ -42,10 +42,56 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGE, PLOT = DOCS / "choosing.md", DOCS / "choosing.png"
 HEAD = f"""# Which spec to take
 
+For a model, a size of the state and a length of the texts, `compose fit` finds a spec. For 16 MiB and texts of 8,192 tokens:
+
+    compose fit MODEL --budget 16MiB --seq 8k --data texts.jsonl -o fitted
+    compose build fitted/spec.yaml --from MODEL -o student
+
+It keeps softmax attention in as many key heads as fit into the budget, those that retrieve. It tries windows, LoLCATs, LoLA and a
+gated delta rule in the other heads, and measures each student on your texts
+([select.md](select.md#the-best-heads-for-a-state-budget)). `compose explain SPEC --from MODEL --seq 8k` prints the size of one
+spec's state.
+
+## By model, state and length
+
+1. **Find your model and length in the table.** Sizes are MiB in bfloat16, at 2,048, 8,192 and 32,768 tokens.
+2. **Take the first row of the list below the table whose state fits and that you can train.**
+
+| | SmolLM2-135M | Llama-3.2-1B |
+|---|---:|---:|
+| the model's own cache | 46, 182, 728 | 64, 257, 1,028 |
+| `streaming`, with a fifth of the key heads kept | 10, 38, 147 | 14, 52, 203 |
+| `lolcats`, with a fifth of the key heads kept | 17, 44, 154 | 27, 65, 216 |
+| `lola`, at each length | 16 | 29 |
+| `lolcats`, at each length | 10 | 18 |
+| `lawcat`, at each length | 9 | 17 |
+| `gated-delta`, at each length | 4 | 8 |
+| `streaming`, at each length | 1.5 | 2.1 |
+
+- **A fifth of the cache, facts have to be found**: keep a fifth of the key heads, and `streaming` in the others (`compose select
+  streaming --heads --keep 20%`). Nothing is trained. SmolLM2-135M finds 14 of 16 needles at 512 tokens and 12 at 4,096, but 1 of
+  6 at 8,192.
+- **Less than a fifth, facts have to be found**: keep fewer key heads by `--budget`. With 8 of its 90 key heads SmolLM2-135M finds
+  8 of 16 needles at 512 tokens.
+- **A state that does not grow, text matters, and you can train on millions of tokens**: `lolcats`. It needs 3.51 nats a token at
+  2,048 tokens, after two million tokens of training; a trained window needs 4.01 and the model 3.06. It finds no needles beyond
+  its window.
+- **A state that does not grow, and facts within a few thousand tokens**: `lola` on the weights of a trained `lolcats`. It finds
+  75 % of the passkeys at 2,048 tokens and none at 4,096.
+- **Long training is possible, and facts far back have to be found in a state that does not grow**: `lawcat-delta` or `lawcat`,
+  which are best on the small teacher below. LAWCAT's paper trains on 93 million tokens. Half a million were too few for
+  SmolLM2-135M.
+- **A few MiB, no training**: `streaming`. Facts further back than 64 tokens are lost.
+
+The figures are those of [smollm2.md](smollm2.md). No student of a model with a billion parameters was measured: its sizes are
+computed, and its quality is unknown.
+
+## On the small teacher
+
 A recommendation for a budget of state, a text length and a task, computed from the runs in `evidence/runs` (experiments
 {{experiments}}; [evidence.md](evidence.md) has their commands). `python -m evidence --page` writes this page.
 
-All figures are of students of the small teacher ([examples/teacher](../examples/teacher)), with seeds
+All figures in this section are of students of the small teacher ([examples/teacher](../examples/teacher)), with seeds
 {", ".join(map(str, SEEDS))}. They learned from rows of {LENGTHS[0]} tokens; lengths are one, two, four and eight times that. State
 is that of `compose explain` for a text of that length. A score is the mean over seeds of the share of right answers ({{tasks}}).
 Other figures are perplexity, where lower is better.
@@ -94,7 +140,7 @@ def _format_sections(runs: Sequence[Run]) -> Iterator[str]:
         experiments=" and ".join(f"`{name}`" for name in CHOICES), tasks=" and ".join(f"`{task}`" for task in list_answer_tasks())
     )
     if candidates:
-        yield "## Three recommendations\n\n"
+        yield "### Three recommendations\n\n"
         recommendations = recommend(candidates)
         yield from _format_recommendations(recommendations, teacher)
         yield from _format_difference(recommendations)
@@ -148,7 +194,7 @@ def _format_difference(recommendations: Sequence[Recommendation]) -> Iterator[st
     _, task, length = max(gains)
     higher, lower = (_format_figure(candidate.scores[task][length]) for candidate in (best, balanced))
     parameters, operations = (_compute_saving(balanced, best, cost) for cost in ("fresh_parameters", "decode_flops_per_token"))
-    yield f"\n`{balanced.name}` takes {share:.1%} less state than `{best.name}`, which does not decide between them. "
+    yield f"\n`{balanced.name}` takes {share:.1%} less state than `{best.name}`. This difference is too small to decide. "
     yield f"`{balanced.name}` has {parameters:.0%} fewer fresh parameters and {operations:.0%} fewer operations per token. "
     yield f"`{best.name}` has the higher score, most of all in {task} at {length:,} tokens ({higher}, not {lower})"
     if best.spread < balanced.spread:
@@ -215,7 +261,7 @@ def _format_training(candidates: Sequence[Candidate], best: Candidate) -> str:
     lines = " \\\n        ".join(["", *options, *(f"--set {shlex.quote(setting)}" for setting in experiment.overrides)])
     names = [f"`{candidate.name}`" for candidate in candidates if _has_recipe(candidate)]
     names_text = f" The recipes of {join_words(names)} have these values; the others need `--set`." if names else ""
-    return f"""All specs except `lola`, which needs no training, were trained like this.{names_text}
+    return f"""`lola` needs no training. All other specs were trained by these commands.{names_text}
 
     compose build {best.path} --from {TEACHER} -o build-output/student
     compose distill build-output/student -o build-output/trained{lines}

@@ -1,4 +1,8 @@
-"""The README is short, and its commands, YAML and Python run as written, in order, in a fresh folder."""
+"""The README is short, and its commands, YAML and Python run as written, in order, in a fresh folder.
+
+A fenced block runs without the network. A block by indentation downloads a model first: its commands are parsed, and each names
+only repositories of the Hub, shipped specs, and the outputs of earlier lines.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,23 @@ import shutil
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
 import composer
-from composer.cli.main import COMMANDS
+from composer.cli.main import COMMANDS, load_command
+from composer.spec.shipped import shipped_specs
 from tests.composer.programs import composed
 
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-ELSEWHERE = {"pip install .", "make demo", "make smollm2", "make test"}
-"""What sets up and tests a clone, which this test would do within itself."""
+ELSEWHERE = {"make demo", "make smollm2"}
+"""Commands that set up a clone, which this test would do within itself."""
+UNFENCED = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
+DOWNLOADING = [block.splitlines() for block in re.findall(r"(?:^ {4}\S.*\n)+", UNFENCED, re.MULTILINE)]
+"""The lines of each block by indentation."""
 
 
 def blocks(language: str) -> list[str]:
@@ -53,19 +62,38 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
     assert float(scores[2]) < 0.8, "the student should read on where its teacher, at 1.0, does not"
 
 
+def test_the_blocks_by_indentation_begin_with_a_download_and_can_be_copied() -> None:
+    assert len(DOWNLOADING) == 2
+    for lines in DOWNLOADING:
+        made, source = set[str](), re.search(r"--from (\w[\w-]*/[\w.-]+)", lines[0])
+        assert source, "a block that needs no network is fenced with `sh`"
+        for line in lines:
+            program, name, *arguments = shlex.split(line, comments=True)
+            assert program == "compose"
+            single = typer.Typer(add_completion=False)
+            single.command(name)(load_command(name).callback)
+            given = typer.main.get_command(single).make_context(name, arguments).params
+            named = [given.get(key) for key in ("spec", "source", "model", "data", "models")]
+            words = [str(word) for value in named if value for word in ([value] if isinstance(value, str | Path) else value)]
+            known = {source[1], *made, *shipped_specs()}
+            assert not [
+                word for word in words if word not in known and not word.startswith("hub:") and Path(word).parts[0] not in made
+            ], line
+            made.add(str(given.get("out")))
+
+
 def test_the_readme_shows_only_existing_commands() -> None:
     code = "\n".join(re.findall(r"```[^`]*```|^ {4}.*$|`[^`\n]+`", README, flags=re.MULTILINE))
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
-    commands_shown, made = set(re.findall(r"\bcompose ([a-z]+)\b", code)), set(re.findall(r"\bmake ([a-z]+)\b", code))
+    targets = set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    commands_shown, made = set(re.findall(r"\bcompose ([a-z]+)\b", code)), set(re.findall(r"\bmake ([a-z0-9]+)\b", code))
     assert commands_shown <= COMMANDS.keys()
     assert made <= targets
     assert {"build", "generate"} <= commands_shown
-    assert {"demo", "test"} <= made
+    assert {"demo", "smollm2"} <= made
 
 
 def test_links_of_the_readme_lead_to_files() -> None:
-    text = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
-    linked = set(re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text))
+    linked = set(re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", UNFENCED))
     assert not [path for path in sorted(linked) if not (ROOT / path).exists()]
 
 

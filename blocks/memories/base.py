@@ -235,6 +235,10 @@ class Memory(Part):
         them."""
         raise NotImplementedError
 
+    def why_slow(self, shape: Shape) -> str | None:
+        """Return why PyTorch's forms read a text token by token, and the setting of the spec that is faster. None if they do not."""
+        return None
+
     def within(self, window: int) -> str | None:
         """For a memory that holds every pair: return, as YAML, a memory that holds only the last ``window`` pairs and returns the
         same outputs if a query sees only these. None if there is none."""

@@ -114,6 +114,14 @@ class Sparse(Holding):
                 ("weight",),
             )
 
+    def why_slow(self, shape: Shape) -> str | None:
+        if shape.arriving > 1:
+            return None
+        return (
+            "the memory above evicts one pair a token, so the cache is updated token by token, several times slower in prefill and "
+            "training. Set `shape: terraced` on the window above, which evicts a chunk of pairs at once"
+        )
+
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         """Alone: above a state, the two are one step (``blocks.memories.sparse_above_state``)."""
         if shape.features:

@@ -74,6 +74,8 @@ SYNONYMS = {
     "--override": "--set",
     "--length": "--seq",
     "--max-tokens": "--max-new-tokens",
+    "--prompt": "--text",
+    "--text": "--prompt",
 }
 """The names that other programs have for options of this one."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as File
-from types import MappingProxyType
 from typing import ClassVar, cast
 
 import typer
@@ -14,6 +13,7 @@ from blocks.part import Closed
 from composer.errors import ComposerError, GraphError, Mistake, SpecError, mistakes_of, translate_errors
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import edges, memory_names
+from composer.graph.wiring import build_graph
 from composer.options.classes import argument, function_of, options_class
 from composer.options.command import Screen, command
 from composer.options.shared import PartsOption, SetOption, SourceOfRevision, TextOnlyOption, complete_spec
@@ -21,16 +21,16 @@ from composer.reporting.tables import Readable, Table, View
 from composer.reporting.terminal import print_json, print_table, say
 from composer.reporting.words import plural, short_hashes
 from composer.spec.document import Spec
+from composer.spec.explain import explain_resolved, notes_on_speed
 from composer.spec.loading import SpecLike, locate, specs_of, variants_of
-from composer.spec.notes import notes_on_source
+from composer.spec.notes import notes_on_layers
 from composer.spec.overrides import Overrides
-from composer.spec.problems import heads_with_paths, problems
-from composer.spec.resolve import Dimensions, Resolved, resolve
+from composer.spec.problems import ANY, heads_with_paths, problems
+from composer.spec.resolve import Dimensions, Resolved, complete_head, resolve
 from composer.spec.sweep import SEPARATOR, merge_errors
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
-from composer.weights.target import target_of
-from converters.rotary import LengthRotation
+from composer.weights.target import Target, target_of
 
 NOTHING_KNOWN = "Layers and sizes are checked against a source: --from SOURCE"
 
@@ -113,26 +113,20 @@ class CheckOptions(TextOnlyOption, SetOption, SourceOfRevision, OfSpecs):
 
 @translate_errors
 def run_check(options: CheckOptions) -> CheckReport:
-    trunk = None
+    target = None
     if options.source is not None:
         trunk = describe_model(options.source, options.revision, text_only=options.text_only).trunk
-    size, rotations = (None, {}) if trunk is None else (dimensions(trunk), trunk.length_rotations)
+        target = Target(options.source, dimensions(trunk), trunk.dtype, trunk)
     return CheckReport(
-        checks=tuple(check for spec in specs_of(options.specs) for check in check_each(spec, size, options.overrides, rotations))
+        checks=tuple(check for spec in specs_of(options.specs) for check in check_each(spec, target, options.overrides))
     )
 
 
 check = function_of(CheckOptions, run_check)
 
 
-def check_each(
-    spec: SpecLike,
-    size: Dimensions | None,
-    overrides: Overrides = (),
-    rotations: Mapping[int, LengthRotation] = MappingProxyType({}),
-) -> Iterator[SpecCheck]:
-    """Yield the check of a spec, or of each variant of a sweep. size: of the source; None where there is none. overrides: of each.
-    rotations: the source's layers whose rotary frequencies depend on the length of the text so far."""
+def check_each(spec: SpecLike, source: Target | None, overrides: Overrides = ()) -> Iterator[SpecCheck]:
+    """Yield the check of a spec, or of each variant of a sweep. source: None where there is none. overrides: of each."""
     named = str(spec) if isinstance(spec, str | File) else None
     try:
         vary, specs = variants_of(spec, overrides)
@@ -141,18 +135,26 @@ def check_each(
         return
     label = named or str(spec.name if isinstance(spec, Spec) else cast("Mapping[str, object]", spec)["name"])
     for variant, variant_spec in specs.items():
-        source = label if variant is None else f"{label}{SEPARATOR}{variant}"
+        name = label if variant is None else f"{label}{SEPARATOR}{variant}"
         try:
-            target = target_of(spec, variant_spec) if size is None else None
-            resolved = _resolve(variant_spec, target.size if target else size)
+            target = source or target_of(spec, variant_spec)
+            resolved = _resolve(variant_spec, target.size if target else None)
         except SpecError as error:
             if variant is not None and vary is not None:
                 error = merge_errors([(variant, error)], vary, name_variants=True)
-            yield _wrong(source, error)
+            yield _wrong(name, error)
             continue
         says, hashed = _heads_in_words(variant_spec, resolved), resolved.hash if resolved else None
-        notes = notes_on_source(resolved, target.rotations if target else rotations) if resolved else ()
-        yield SpecCheck(spec=source, ok=True, says=says, hash=hashed, mistakes=(), notes=notes)
+        yield SpecCheck(spec=name, ok=True, says=says, hash=hashed, mistakes=(), notes=_notes(variant_spec, resolved, target))
+
+
+def _notes(spec: Spec, resolved: Resolved | None, target: Target | None) -> tuple[str, ...]:
+    """Return the notes of an explanation on the source or trunk, or without one those on the speed of each head."""
+    if resolved is None or target is None:
+        graphs = (build_graph(complete_head(head, ANY), ANY.shape(1)) for _, head in heads_with_paths(spec))
+        return tuple(dict.fromkeys(note for graph in graphs for note in notes_on_speed(graph)))
+    explained = explain_resolved(resolved, dtype=target.dtype, windows=target.windows, rotations=target.rotations)
+    return (*notes_on_layers(resolved, has_head=spec.head is not None), *explained.notes)
 
 
 def _wrong(name: str, error: SpecError) -> SpecCheck:

@@ -73,7 +73,7 @@ class FitOptions(JudgingOptions, OfFittedSource):
         kind=list[str],
     )
     gates: Path | None = option(
-        "OUT of an earlier `compose select … --heads`, or its `gates` of an earlier fit. No gates are learned then.",
+        "OUT of an earlier `compose select … --heads` or fit, whose gates are used. No gates are learned then.",
         default=None,
         converter=to_optional_path,
         metavar="FOLDER",

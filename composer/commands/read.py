@@ -21,7 +21,7 @@ from composer.reporting.terminal import at_once, print_report
 from composer.reporting.words import layers_in_words, plural, size
 from composer.runs.output import check_output_file, output_file
 from composer.spec.inherit import short_path
-from composer.system.devices import check_device, room, room_for
+from composer.system.devices import check_device, few_threads, room, room_for
 from composer.system.files import MOST_TEXT, read_text_file
 from composer.weights.config import check_positions
 from composer.weights.sources import describe_model
@@ -111,6 +111,7 @@ def run_read(options: ReadOptions) -> ReadText:
         began = time.perf_counter()
         with (
             room(lambda: no_room(loaded, len(ids))),
+            few_threads(loaded),
             progress_callback(options.progress, bar_of, "name", "bar", "count", "left") as watch,
         ):
             read_in_parallel(loaded, torch.tensor([ids], device=device), cache, options.parallel, watch)

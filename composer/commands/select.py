@@ -178,9 +178,9 @@ def _select_layers(options: SelectOptions, loaded: Spec) -> Selection:
         room,
         silent_transformers(),
     ):
-        student = options.student
+        student, training = options.student, replace(training, watch=watch)
         if student is None:
-            student = learn_student(loaded, options.source, folder, replace(training, watch=watch), force=options.force)
+            student = learn_student(loaded, options.source, folder, training, force=options.force)
         else:
             STORE.begin(folder, SelectionSettings(student=str(student)), force=options.force)
         keep = None if options.keep is None else int(options.keep)

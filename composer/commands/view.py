@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import webbrowser
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -94,6 +95,8 @@ def _open(spec: str | None) -> tuple[str | None, EditorContext]:
 
 @command(ViewOptions)
 def view_command(options: ViewOptions, screen: Screen) -> None:
-    served = run_view(options)
+    served = run_view(replace(options, browser=False))
     say(f"{served.address}  (Ctrl-C ends it)")
+    if options.browser:  # after the address, because a browser in a terminal returns when it is closed
+        webbrowser.open(served.address)
     served.wait()

@@ -8,6 +8,7 @@ from typing import Any
 from blocks.part import Closed
 from composer.reporting.tables import Readable, Table, View
 from composer.reporting.words import plural, size
+from composer.selection.report import format_found
 from composer.spec.inherit import short_path
 
 MOST_EXACT = 1 / 8
@@ -77,7 +78,7 @@ class Fit(Readable, Closed):
 
 
 def _table(fit: Fit) -> Table:
-    headers = ("composition", "key heads kept", "state", "steps", "KL, text", "KL, answers", "sum", "answers found")
+    headers = ("composition", "key heads kept", "state", "steps", "KL, text", "KL, answers", "sum", "answers found [95 % interval]")
     rows = tuple(
         (
             entry.name,
@@ -87,7 +88,7 @@ def _table(fit: Fit) -> Table:
             f"{entry.divergence:.3g}",
             f"{entry.answer_divergence:.3g}",
             f"{entry.loss:.3g}",
-            f"{entry.answers_found:.0%}",
+            format_found(entry.answers_found, fit.rows),
         )
         for entry in fit.compositions
     )

@@ -32,7 +32,7 @@ from composer.selection.needles import (
     rows_with_needles,
     shared_settings,
 )
-from composer.selection.report import SELECTION, SPEC, By, write_result
+from composer.selection.report import SCORING, SELECTION, SPEC, By, write_result
 from composer.selection.runner import learn_student
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.recipe import Recipe
@@ -40,6 +40,7 @@ from composer.spec.resolve import fresh_parameters
 from composer.spec.writing import to_yaml
 from composer.system.files import write_whole
 from composer.system.json_files import read_state, write_state
+from composer.training.loop import counter_of
 from composer.training.run import TrainingOptions, load_student
 from composer.training.student import read_student
 from composer.training.teacher import Teacher
@@ -111,7 +112,9 @@ def fit_budget(
     SelectionError, TrainingError, TaskError and DataError.
     """
     if options.gates is not None:
-        _check_gates(options.gates, teacher)
+        folder = _find_gates(options.gates)
+        _check_gates(folder, teacher)
+        options = replace(options, gates=folder)
     remedy = "Start again with --force." if options.gates is None else EXPECTED_GATES
     recipe = Recipe(sequence=options.row_tokens)
     window = subject_of(load_spec(STANDS_IN).model_copy(update={"recipe": recipe}), str(teacher.source.folder))
@@ -140,7 +143,8 @@ def fit_budget(
     @cache
     def held_out() -> JudgedRows:
         model = teacher.load(training.device, training.backend)
-        return JudgedRows(rows, partial(logits_at, model), model.device)
+        advance = counter_of(SCORING, len(subjects) * len(rows), training.watch)
+        return JudgedRows(rows, partial(logits_at, model), model.device, advance)
 
     measured, left_out = list[tuple[FittedHeads, dict[str, Any]]](), list[LeftOut]()
     for name, subject in subjects.items():
@@ -170,6 +174,12 @@ def fit_budget(
     )
     write_result(STORE, fit, {})
     return fit
+
+
+def _find_gates(folder: Path) -> Path:
+    """Return the folder of the selection in ``folder``: itself, its parent for the gates of a selection, or the gates of a fit."""
+    places = (folder, *([folder.parent] if folder.name == GATES else ()), folder / GATES)
+    return next((place for place in places if (place / HEADS).is_file() and (place / SELECTION).is_file()), folder)
 
 
 def _check_gates(folder: Path, teacher: Teacher) -> None:

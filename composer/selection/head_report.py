@@ -12,7 +12,7 @@ from blocks.part import Closed
 from composer.reporting.plotting import add_title, panels, plotting, save
 from composer.reporting.tables import Readable, Table, View
 from composer.reporting.words import ranges, size
-from composer.selection.report import By
+from composer.selection.report import By, format_found
 from composer.spec.inherit import short_path
 
 OUTLINE = "#D55E00"
@@ -108,14 +108,14 @@ def _kept(selection: HeadSelection) -> Table:
 
 
 def _curve(selection: HeadSelection) -> Table:
-    headers = ("key heads kept", "share", "KL, text", "KL, answers", "answers found")
+    headers = ("key heads kept", "share", "KL, text", "KL, answers", "answers found [95 % interval]")
     rows = tuple(
         (
             f"{point.kept:,}",
             f"{point.share:.0%}",
             f"{point.divergence:.3g}",
             f"{point.answer_divergence:.3g}",
-            f"{point.answers_found:.0%}",
+            format_found(point.answers_found, selection.rows),
         )
         for point in selection.curve
     )

@@ -29,13 +29,13 @@ from composer.selection.needles import (
     rows_with_needles,
     shared_settings,
 )
-from composer.selection.report import SELECTION, SPEC, By, write_result
+from composer.selection.report import SCORING, SELECTION, SPEC, By, write_result
 from composer.spec.document import Spec
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.recipe import Recipe, Stage
 from composer.spec.resolve import fresh_parameters
 from composer.training.journal import Journal
-from composer.training.loop import run_stage
+from composer.training.loop import counter_of, run_stage
 from composer.training.run import TrainingOptions, load_student, setting_of
 from composer.training.student import read_student
 from composer.training.teacher import Teacher
@@ -116,7 +116,9 @@ def select_heads(
     run_stage(GATES, course, stage, rows, None, setting_of(training, out / GATES, Journal(out / GATES, training.again)))
     course.clamp()
     training.tell(f"Scoring on {plural(len(judged), 'held-out row')}.")
-    held_out = JudgedRows(judged, logits_with(model, gates, torch.ones_like(gates.values)), model.device)
+    passes = len(_counts(heads, _count(subject, heads, options))) + (1 + len(heads)) * (options.by in ("restored", "swapped"))
+    advance = counter_of(SCORING, passes * len(judged), training.watch)
+    held_out = JudgedRows(judged, logits_with(model, gates, torch.ones_like(gates.values)), model.device, advance)
 
     def measure(current: Tensor) -> Divergences:
         return held_out.measure(logits_with(model, gates, current))
@@ -126,7 +128,6 @@ def select_heads(
     ranked = rank_heads(heads, [score.value_by(options.by) for score in scores])
     count = _count(subject, ranked, options)
     keep = sorted(ranked[:count])
-    counts = sorted({*(int(share * len(heads)) for share in SHARES), count, len(heads)})
     selection = HeadSelection(
         name=subject.spec.name,
         teacher=teacher.reference,
@@ -142,7 +143,7 @@ def select_heads(
             for layer in dict.fromkeys(at for at, _ in keep)
         ),
         count=count,
-        curve=tuple(_point(gates, measure, ranked[:kept]) for kept in counts),
+        curve=tuple(_point(gates, measure, ranked[:kept]) for kept in _counts(heads, count)),
         sequence=options.sequence,
         state_bytes=subject.bytes(keep, options.sequence),
         document={**subject.keeping(keep), "name": f"{subject.spec.name}-heads-{count}"},
@@ -150,6 +151,11 @@ def select_heads(
     )
     write_result(STORE, selection, {HEADS: draw_heads, CURVE: draw_curve})
     return selection
+
+
+def _counts(heads: Sequence[KeyHead], count: int) -> list[int]:
+    """Return the numbers of kept key heads at which students are scored. count: the selection's."""
+    return sorted({*(int(share * len(heads)) for share in SHARES), count, len(heads)})
 
 
 def _count(subject: HeadSubject, ranked: Sequence[KeyHead], options: HeadOptions) -> int:

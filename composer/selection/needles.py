@@ -84,9 +84,12 @@ class Divergences(NamedTuple):
 class JudgedRows:
     """Held-out rows, and the source's logits on them."""
 
-    def __init__(self, rows: PackedRows, source: Callable[[Batch], Tensor], device: torch.device) -> None:
-        """source: returns the source's logits N V of the tokens that are compared in a row."""
-        self.rows, self._device = rows, device
+    def __init__(
+        self, rows: PackedRows, source: Callable[[Batch], Tensor], device: torch.device, advance: Callable[[], None]
+    ) -> None:
+        """source: returns the source's logits N V of the tokens that are compared in a row. advance: called by ``measure`` after
+        each row."""
+        self.rows, self._device, self._advance = rows, device, advance
         with torch.no_grad():
             self._wanted = [source(part.to(device)).float().cpu() for part in rows.in_order(1)]
         right = sum(compare(wanted, wanted, part).is_found for part, wanted in zip(rows.in_order(1), self._wanted, strict=True))
@@ -100,6 +103,7 @@ class JudgedRows:
         for part, wanted in zip(self.rows.in_order(1), self._wanted, strict=True):
             batch = part.to(self._device)
             compared = compare(model(batch), wanted.to(self._device), batch)
+            self._advance()
             text.append(compared.text)
             answer.append(compared.answer)
             right += compared.is_found

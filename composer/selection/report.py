@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 from pydantic import computed_field
 
 from blocks.part import Closed
+from composer.evaluation.report import interval_of
 from composer.reporting.plotting import COLOURS, add_title, panels, plotting, save
 from composer.reporting.tables import Readable, Table, View
 from composer.reporting.words import ranges, size
@@ -23,6 +24,8 @@ By = Literal["gates", "restored", "swapped", "error"]
 """The score of a selection. Layers have no gates."""
 SELECTION, SPEC = "selection.json", "spec.yaml"
 """The report of a selection, and the spec that it chose."""
+SCORING = "scoring"
+"""The name of the bar."""
 WORDS: dict[LayerBy, str] = {
     "restored": "nats a token won by restoring it",
     "swapped": "nats a token lost by replacing it",
@@ -104,6 +107,12 @@ def remarks(selection: Selection) -> tuple[str, ...]:
         *(every if selection.all_fit else ()),
         f"Spec: {short_path(selection.out / 'spec.yaml')}",
     )
+
+
+def format_found(share: float, rows: int) -> str:
+    """Return a share of answers with the ends of its 95 % interval. rows: the number of answers."""
+    low, high = interval_of("tokens", share, None, rows) or (0.0, 1.0)
+    return f"{share:.0%} [{low:.0%}, {high:.0%}]"
 
 
 def draw(selection: Selection, path: Path) -> None:

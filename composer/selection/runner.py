@@ -15,12 +15,13 @@ from composer.options.arguments import Reference
 from composer.runs.identity import Fingerprint, data_identity, fingerprint
 from composer.runs.store import RunStore, Settings
 from composer.selection.choice import best, candidates, count_within, keeping, state_bytes
-from composer.selection.report import SELECTION, SPEC, LayerBy, Selection, draw, write_result
+from composer.selection.report import SCORING, SELECTION, SPEC, LayerBy, Selection, draw, write_result
 from composer.selection.scores import divergence_with, score_layers
 from composer.spec.document import Spec
 from composer.spec.inherit import short_path
 from composer.spec.recipe import Recipe
 from composer.training.distill import distill
+from composer.training.loop import counter_of
 from composer.training.rows import rows_of, some
 from composer.training.run import TrainingOptions, load_student
 from composer.training.student import Student, read_student, stages_of
@@ -128,7 +129,7 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
     rows = some(held_out, options.rows)
     training.tell(f"Scoring {layers} layers on {len(rows)} held-out rows.")
     model, taught = load_student(described, training).eval(), teacher.load(training.device, training.backend)
-    apart, scores = score_layers(model, taught, rows)
+    apart, scores = score_layers(model, taught, rows, counter_of(SCORING, len(rows) * layers, training.watch))
     ranked = [score for score in scores if score.layer in free]
     document = spec.model_dump(mode="json", exclude_unset=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -19,9 +19,10 @@ from composer.training.transfer import AttentionTarget, heads_output, run_teache
 
 @torch.no_grad()
 def score_layers(
-    student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows
+    student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows, advance: Callable[[], None] = lambda: None
 ) -> tuple[float, tuple[LayerScore, ...]]:
-    """KL(teacher ‖ student) in nats a token, and the scores of each layer; passes over a row: 3 + twice the layers."""
+    """KL(teacher ‖ student) in nats a token, and the scores of each layer; passes over a row: 3 + twice the layers. advance: called
+    after each layer of each row."""
     student_layers, taught = attentions_by_layer(student), attentions_by_layer(teacher)
     apart, tokens = 0.0, 0
     restored, swapped, wrong, whole = (dict.fromkeys(student_layers, 0.0) for _ in range(4))
@@ -42,6 +43,7 @@ def score_layers(
                 restored[index] += _apart(student, batch, wanted)
             with in_place_of(taught[index], student_layers[index]):
                 swapped[index] += _apart(teacher, batch, wanted)
+            advance()
     scores = tuple(
         LayerScore(
             layer=index,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,15 +15,18 @@ from blocks.operation import Kind, Setting, Slot
 from blocks.part import Closed
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph
-from composer.graph.lowering import AUTO, Lowered, check_backend, list_forms
+from composer.graph.lowering import ANYWHERE, AUTO, Lowered, check_backend, list_forms
 from composer.graph.wiring import build_graph
 from composer.reporting.tables import Readable, View
+from composer.reporting.words import size
 from composer.spec.layer_rules import Group
 from composer.spec.notes import notes_on_source
 from composer.spec.resolve import Resolved, graphs_of, head_parameters
 from converters.rotary import LengthRotation
 from converters.shard import BYTES
 
+LARGER = 1.2
+"""The size of a state, relative to the source's cache, from which a note says that it is larger."""
 COUNTER = 8
 """The model counts each row's tokens once, in an int64."""
 
@@ -150,10 +154,9 @@ def explain_resolved(
     with a window. rotations: the source's layers whose rotary frequencies depend on the length of the text so far.
     """
     check_backend(backend, graphs_of(resolved))
-    groups = [
-        _cost(resolved, head, name, shape, layers, sequence, backend, device, dtype)
-        for name, head, shape, layers in _kinds(resolved, windows)
-    ]
+    kinds = list(_kinds(resolved, windows))
+    groups = [_cost(resolved, head, name, shape, layers, sequence, backend, device, dtype) for name, head, shape, layers in kinds]
+    graphs = (build_graph(head, shape) for _, head, shape, _ in kinds)
 
     def total(figures: Iterable[float | None]) -> float:
         return sum((figure or 0) * len(group.layers) for figure, group in zip(figures, groups, strict=True))
@@ -182,8 +185,30 @@ def explain_resolved(
         ),
         prefill_flops_per_token=int(total(group.prefill_flops_per_token for group in groups)),
         decode_flops_per_token=int(total(group.decode_flops_per_token for group in groups)) if causal else None,
-        notes=notes_on_source(resolved, rotations),
+        notes=(
+            *notes_on_source(resolved, rotations),
+            *(note for graph, group in zip(graphs, groups, strict=True) for note in notes_on_speed(graph, group.parts)),
+            *_notes_on_size(groups, state, cache, sequence),
+        ),
     )
+
+
+def notes_on_speed(graph: HeadGraph, parts: Iterable[Lowered] = ()) -> Iterator[str]:
+    """Yield a note on each memory that reads a text token by token, except where ``parts`` has a form of other kernels."""
+    kernels = {part.part for part in parts if part.backend not in ANYWHERE}
+    for node, memory in graph.memories:
+        if node.name not in kernels and (why := memory.why_slow(node.shape)) is not None:
+            yield f"`{node.name}` is slow with PyTorch's kernels: {why}."
+
+
+def _notes_on_size(groups: Sequence[GroupCost], state: int, cache: int | None, sequence: int) -> tuple[str, ...]:
+    """Return a warning if the state is larger than the source's cache."""
+    if not cache or state < LARGER * cache:
+        return ()
+    note = f"At {sequence:,} tokens the state has {size(state)}, more than the source's cache with {size(cache)}."
+    if any(group.state_grows or group.source_window for group in groups):
+        return (note,)
+    return (f"{note} It is smaller than the cache only above {math.ceil(state * sequence / cache):,} tokens: set smaller sizes.",)
 
 
 def _numbered(resolved: Resolved) -> Iterator[NumberedHeads]:
@@ -241,9 +266,9 @@ def _cost(
     dtype: str,
 ) -> GroupCost:
     graph = build_graph(head, shape)
-    kept, size = min(sequence, shape.window or sequence), resolved.dimensions
+    kept, dimensions = min(sequence, shape.window or sequence), resolved.dimensions
     # Where all heads of a layer share what is cached, a group counts its share of it.
-    cache = None if shape.both_ways else kept * size.cached_per_token * shape.key_heads * BYTES[dtype] // size.key_heads
+    cache = None if shape.both_ways else kept * dimensions.cached_per_token * shape.key_heads * BYTES[dtype] // dimensions.key_heads
     state = 0 if shape.both_ways else state_bytes(state_size(graph, sequence), dtype)
     pairs = pairs_held(graph, sequence)
     # A value position has two nodes; the first counts the operations of both.
@@ -269,7 +294,7 @@ def _cost(
         source_window=shape.window,
         bounded=next((same for memory in head.memory if (same := _bound_in_words(memory, shape))), None),
         kv_cache_bytes=cache,
-        source_compresses=size.cached is not None,
+        source_compresses=dimensions.cached is not None,
         unused_projections=not uses_projections(head),
         compression=_ratio(cache, state),
         pairs=pairs,

@@ -26,10 +26,18 @@ def notes_on_layers(resolved: Resolved, *, has_head: bool) -> tuple[str, ...]:
 
     has_head: the spec has a ``head``, for all layers that no rule names.
     """
-    layers = [index for index, groups in enumerate(resolved.layers) if any(_grows(resolved.heads[group.head]) for group in groups)]
-    if len(layers) < len(resolved.dimensions.with_attention):
-        named = layers_in_words(layers).capitalize()
-        return (f"{named}: softmax attention over the whole text, whose cache grows with it.",) if layers else ()
+    growing = [sum(group.key_heads for group in groups if _grows(resolved.heads[group.head])) for groups in resolved.layers]
+    every = [sum(group.key_heads for group in groups) for groups in resolved.layers]
+    whole = [layer for layer, count in enumerate(growing) if count and count == every[layer]]
+    if len(whole) < len(resolved.dimensions.with_attention):
+        some = [layer for layer, count in enumerate(growing) if 0 < count < every[layer]]
+        count, of = sum(growing[layer] for layer in some), sum(every[layer] for layer in some)
+        found = ((whole, ""), (some, f" in {count:,} of {of:,} key heads"))
+        return tuple(
+            f"{layers_in_words(layers).capitalize()}: softmax attention over the whole text{where}, whose cache grows with it."
+            for layers, where in found
+            if layers
+        )
     if has_head and "head" not in resolved.heads:
         return (
             "All layers have softmax attention, and no layer has the `head` of the spec: its `layers` name other heads for each of "

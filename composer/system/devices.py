@@ -22,6 +22,8 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 LARGEST = 32 << 20
 """Bytes: the largest threshold for blocks that glibc maps by themselves."""
 NEVER = -1
+SMALL = 10_000_000
+"""Parameters of a model below which it is small."""
 _GROUP = Path("/sys/fs/cgroup")
 
 
@@ -141,6 +143,23 @@ def _left_in_group() -> int | None:
         return most - used + sum(int(count) for name, count in fields if name in ("active_file", "inactive_file"))
     except (OSError, ValueError):  # no control groups, or "max"
         return None
+
+
+@contextmanager
+def few_threads(model: Any) -> Iterator[None]:
+    """For the block, PyTorch uses at most as many threads as cores are idle, and one for a small model, on a CPU.
+
+    ``OMP_NUM_THREADS`` overrides this. Threads wait for each other after each kernel, much longer than they compute on busy cores.
+    """
+    import torch
+
+    threads, idle = torch.get_num_threads(), (os.cpu_count() or 1) - round(os.getloadavg()[0])
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1 if model.num_parameters() < SMALL else min(threads, max(1, idle)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def processes_started() -> int:

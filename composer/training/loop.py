@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,29 @@ EVALUATIONS = 10
 class StepProgress:
     """The progress of the loop after a step.
 
-    tokens_per_second: of training alone; seconds_left: with evaluations; evaluating: their share of the time so far.
+    loss: None without training. tokens_per_second: of training; seconds_left: with evaluations; evaluating: their share of it.
     """
 
     stage: str
     step: int
     steps: int
-    loss: float
+    loss: float | None
     tokens_per_second: float
     seconds_left: float
     evaluating: float
+
+
+def counter_of(stage: str, steps: int, watch: Callable[[StepProgress], None] | None) -> Callable[[], None]:
+    """Return a function that reports the progress of work without training. It is called after each of its ``steps``."""
+    began, done = time.perf_counter(), count(1)
+
+    def advance() -> None:
+        step = next(done)
+        if watch is not None:
+            left = (time.perf_counter() - began) / step * (steps - step)
+            watch(StepProgress(stage, step, steps, None, 0.0, left, 0.0))
+
+    return advance
 
 
 @dataclass(frozen=True)

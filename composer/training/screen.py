@@ -67,6 +67,8 @@ def training_bar(step: StepProgress) -> BarUpdate:
 
 def figures_of(step: StepProgress) -> str:
     """Return the figures of a step in words."""
+    if step.loss is None:
+        return f"{step.step:,}/{step.steps:,}  {duration(step.seconds_left)} left"
     share = f", {step.evaluating:.0%} to evaluate" if step.evaluating >= 0.05 else ""
     speed, left = f"{step.tokens_per_second:,.0f} tokens/s", f"{duration(step.seconds_left)} left"
     return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {speed}  {left}{share}"

@@ -60,11 +60,11 @@ def test_students_of_the_second_teacher_are_listed_with_their_harder_tasks() -> 
 
 def test_balanced_and_best_are_compared_if_their_states_hardly_differ() -> None:
     near = runs_of({f"students/{DELTA}": 0.95, "students/lawcat": 0.9}) + runs_of({"students/lawcat-delta": 0.97}, recall=0.96)
-    (line,) = [line for line in format_page(near).splitlines() if "does not decide" in line]
+    (line,) = [line for line in format_page(near).splitlines() if "too small to decide" in line]
     assert line.startswith(f"`{DELTA}` takes 2.6% less state than `lawcat-delta`")
     assert "higher score, most of all in passkey at" in line
     assert line.endswith("(0.98, not 0.96).")
-    assert "does not decide" not in format_page(runs_of(SCORES))
+    assert "too small to decide" not in format_page(runs_of(SCORES))
 
 
 def test_untrained_specs_are_shipped_and_have_no_run() -> None:

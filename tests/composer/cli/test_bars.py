@@ -12,7 +12,7 @@ from composer.errors import TrainingError
 from composer.reporting.progress import BarUpdate
 from composer.reporting.terminal import watch_progress
 from composer.system.notices import warn_user
-from composer.training.loop import StepProgress
+from composer.training.loop import StepProgress, counter_of
 from composer.training.screen import training_steps
 from tests.composer.cli.conftest import Compose
 
@@ -32,7 +32,12 @@ def test_finished_stages_keep_their_bar(terminal: rich.console.Console) -> None:
     with training_steps(quiet=False) as watch:
         assert watch is not None
         watch(StepProgress("transfer", 2, 4, 0.5, 1000.0, 100.0, 0.2))
-    assert "2/4  loss 0.5  1,000 tokens/s  2 min left" in terminal.export_text()
+        advance = counter_of("scoring", 2, watch)
+        advance()
+        advance()
+    shown = terminal.export_text()
+    assert "2/4  loss 0.5  1,000 tokens/s  2 min left" in shown
+    assert "2/2  0 s left" in shown
 
 
 def test_without_a_terminal_lines_or_nothing_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,36 @@ def test_heads_without_a_layer_are_noted(compose: Compose, teacher: Path) -> Non
     """A head that no layer of this source uses is a note and not an error: another source may have more layers."""
     Path("all.yaml").write_text(BEFORE + "extends: hybrid\nlayers: [{at: all, use: exact}]\n")
     assert compose("check", "all.yaml").stdout.splitlines()[0].endswith("head: window → state; exact: full")
-    assert compose("check", "all.yaml", "--from", teacher).stdout.endswith("head: window → state (in no layer); exact: full\n")
+    row, note = compose("check", "all.yaml", "--from", teacher).stdout.splitlines()
+    assert row.endswith("head: window → state (in no layer); exact: full")
+    assert note.startswith("Note: All layers have softmax attention, and no layer has the `head` of the spec")
+
+
+SLIDING = ("lola", "--set", "head.memory.0.shape=sliding")
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (SLIDING, "`sparse` is slow with PyTorch's kernels: the memory above evicts one pair a token"),
+        (("lola",), None),
+        (("lolcats", "--set", "head.memory.0.size=1000000"), "It is smaller than the cache only above 1,0"),
+        (("kept.yaml",), "Layer 0: softmax attention over the whole text in 1 of 2 key heads"),
+    ],
+)
+def test_notes_warn_of_slow_forms_and_large_states(
+    compose: Compose, teacher: Path, words: tuple[str, ...], note: str | None
+) -> None:
+    kept = "extends: streaming\nlayers: [{at: 0, use: [{head: source, heads: [1]}, {head: head, heads: rest}]}]\n"
+    Path("kept.yaml").write_text("compose: 1\nname: kept\n" + kept)
+    result = compose("check", *words, "--from", teacher)
+    assert result.exit_code == 0, result.output
+    assert (note or "ok") in " ".join(result.stdout.split())
+    assert ("Note: " in result.stdout) == (note is not None)
+
+
+def test_slow_forms_are_noted_without_a_source(compose: Compose) -> None:
+    assert "Set `shape: terraced` on the window above" in " ".join(compose("check", *SLIDING).stdout.split())
 
 
 def test_layers_are_checked_on_a_source(compose: Compose, teacher: Path) -> None:
@@ -203,7 +232,9 @@ def test_a_trunk_of_its_own_is_checked_without_a_source(compose: Compose, teache
     Path("whole.yaml").write_text(f"{BEFORE}extends: hybrid\n{trunk}")
     result = compose("check", "whole.yaml")
     assert result.exit_code == 0
-    assert re.fullmatch(r"ok  whole.yaml  [0-9a-f]{12}…  head: window → state \(in no layer\); exact: full\n", result.stdout)
+    assert re.fullmatch(
+        r"ok  whole.yaml  [0-9a-f]{12}…  head: window → state \(in no layer\); exact: full\nNote: All layers .*\n", result.stdout
+    )
     assert "--from SOURCE" in compose("check", "whole.yaml", "lawcat").stdout
     Path("layers.yaml").write_text(f"{BEFORE}extends: hybrid\nlayers: [{{at: 7, use: exact}}]\n{trunk}")
     result = compose("check", "layers.yaml")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 import composer
+from composer.selection.fit_runner import _find_gates
+from composer.selection.report import format_found
 from tests.composer.cli.test_select import TEACHER, ran, stopped_by_a_signal
 
 TEXTS = ["--data", "stories,samples=20", "--share", "0.2", "--tasks", "passkey,multikey", "--rows", "2"]
@@ -50,6 +53,8 @@ def test_fit_writes_the_table_and_the_best_spec(tmp_path: Path, gates: Path) -> 
     for row in rows.values():
         assert row["loss"] == pytest.approx(row["divergence"] + row["answer_divergence"])
     assert f"Best: {best['name']} with 1 key head of 4" in done.stdout
+    assert format_found(best["answers_found"], 2) in done.stdout
+    assert re.search(r"^scoring  \d+/\d+  \d+ s left$", done.stderr, re.MULTILINE)
     built = composer.explain(out / "spec.yaml", TEACHER)
     assert built.state_bytes == best["state_bytes"] <= BUDGET
     assert best["spec_hash"] == built.hash
@@ -89,6 +94,11 @@ def test_a_stopped_fit_goes_on_to_the_same_table(tmp_path: Path, gates: Path, mo
     assert ran(*arguments(out, *words), command="fit").exit_code == 2, "existing results are not replaced"
 
 
+@pytest.mark.parametrize("folder", [".", "gates"])
+def test_gates_of_a_selection_are_found_in_its_folder_or_below(gates: Path, folder: str) -> None:
+    assert _find_gates(gates / folder) == gates
+
+
 def test_gates_are_learned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --gates they are learned in OUT. Another fit uses them."""
     monkeypatch.setattr("composer.commands.fit.STEPS", 2)
@@ -104,7 +114,7 @@ def test_gates_are_learned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         tasks="passkey",
         rows=2,
         share=0.2,
-        gates=out / "gates",
+        gates=out,
     )
     assert again.compositions == done.compositions
     assert "Best: streaming" in str(done)

@@ -67,6 +67,8 @@ def test_a_source_without_its_option_gets_a_hint(compose: Compose) -> None:
         (["distill", "student", "--fresh-lr=1e-3"], "--set recipe.finetune.fresh_lr=…"),
         (["distill", "student", "--sequence", "64"], "--set recipe.sequence=…"),
         (["train", "student", "--lr", "1e-3"], "--set recipe.train.lr=…"),
+        (["inspect", "student", "--prompt", "once"], "--text"),
+        (["generate", "student", "--text", "once"], "--prompt"),
         (["build", "lawcat", "--form", "teacher"], "--force, --fresh, --from"),
     ],
     ids=str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 import composer
-from composer.model.cache import new_cache
+from composer.model import state_file, threaded_reading
+from composer.model.cache import ComposedCache, new_cache
 from composer.reporting.words import size
+from composer.system import devices
 from tests.composer.cli.conftest import WORDS, Compose
 
 TEXT = "once upon a time there was a cat and it slept " * 20
@@ -86,6 +89,33 @@ def test_a_text_read_in_parallel_leaves_the_same_state(compose: Compose, folder:
     message = refused(compose, "read", folder, "--text", "book.txt", "--parallel", 2, "-o", "no.state")
     assert "--parallel 2: it reads in order. Leave --parallel out" in message
     assert not Path("no.state").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "small", "load", "expected"),
+    [(None, 10**7, 0.0, 1), (None, 0, 0.4, 2), (None, 0, 2.8, 1), ("OMP_NUM_THREADS", 10**7, 2.0, 2)],
+)
+def test_small_models_and_busy_machines_read_on_one_thread(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None, small: int, load: float, expected: int
+) -> None:
+    """A number of threads that the user has set is kept."""
+    monkeypatch.setattr(devices, "SMALL", small)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    seen: list[int] = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv(variable, "2")
+    monkeypatch.setattr(threaded_reading, "read_in_pieces", lambda *_: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr(state_file, "save_cache", lambda path, *_: path.touch())
+    monkeypatch.setattr(ComposedCache, "bytes", lambda _: 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        composer.read(folder, "book.txt", "state")
+        assert (seen, torch.get_num_threads()) == ([expected], 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_read_and_generate_in_python_report_the_state(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from blocks.flow import Tokens
 from blocks.operation import EVERY, Setting
@@ -241,3 +242,39 @@ def test_backends_without_a_fitting_form_give_one_warning(monkeypatch: pytest.Mo
         run(head_of(LOLCATS), data, backend="torch")
         run(head_of({"memory": ["full"]}), data.cut(slice(0, 1)), backend=NAME)
     assert calls
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts the operations of PyTorch in a block."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+SLIDING = {"kind": "window", "size": 64}
+TOKEN_BY_TOKEN = {
+    "lola": {"feature_map": "elu", "memory": [SLIDING, "sparse", "state"]},
+    "recent": {"feature_map": "elu", "memory": [SLIDING, {"kind": "sparse", "keep": "recent"}, "state"]},
+    "alone": {"memory": [SLIDING, {"kind": "sparse", "keep": "recent", "evict": "drop"}]},
+    "delta": {"feature_map": "elu", "memory": [SLIDING, "sparse", "delta"], "read": "sum"},
+}
+FURTHER = 64
+
+
+@pytest.mark.parametrize("name", [*TOKEN_BY_TOKEN, *SHIPPED])
+def test_only_memories_that_run_token_by_token_are_slow(name: str) -> None:
+    """Such a memory executes dozens of operations for each further token, and one in chunks fewer than three."""
+    own = TOKEN_BY_TOKEN.get(name)
+    whole = shipped(name) if own is None else resolved(own)
+    shape = replace(SIZE.shape(4), both_ways=whole.direction == "bidirectional")
+    for head in whole.heads.values():
+        module, counts = build_head(head, shape), list[int]()
+        for length in (128, 128 + FURTHER):
+            with OperationCounter() as counter:
+                run(module, inputs(shape, 1, length))
+            counts.append(counter.count)
+        is_slow = any(memory.why_slow(node.shape) for node, memory in build_graph(head, shape).memories)
+        assert is_slow == (counts[1] - counts[0] >= 10 * FURTHER) == (own is not None)

@@ -69,6 +69,22 @@ def test_a_window_alone_stores_rotated_keys() -> None:
         ("lolcats", 4, []),
         ("softmax", 4, []),
         ("hybrid", 4, ["Layers 0, 3: softmax attention over the whole text, whose cache grows with it."]),
+        (
+            {
+                "compose": 1,
+                "name": "kept",
+                "extends": "streaming",
+                "layers": [
+                    {"at": [1, 2], "use": [{"head": "source", "heads": [1]}, {"head": "head", "heads": "rest"}]},
+                    {"at": 3, "use": "source"},
+                ],
+            },
+            4,
+            [
+                "Layer 3: softmax attention over the whole text, whose cache grows with it.",
+                "Layers 1 to 2: softmax attention over the whole text in 2 of 4 key heads, whose cache grows with it.",
+            ],
+        ),
         ("hybrid", 2, ["All layers have softmax attention, and no layer has the `head` of the spec: its `layers` name"]),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 from composer.commands import view
 from composer.drawing.picture import TYPICAL
 from composer.errors import ComposerError
+from composer.reporting.terminal import say
 from composer.spec.shipped import shipped_specs
 from composer.viewing import page as page_module
 from composer.viewing.page import launch, made_with, page
@@ -185,9 +186,10 @@ def test_the_command_opens_a_file_with_the_sizes_of_its_source(
     monkeypatch.setattr(view, "page", lambda text, place: seen.append((text, place)) or _Made())
     monkeypatch.setattr(view, "launch", lambda made, **options: seen.append(options) or "http://here/")
     Path("mine.yaml").write_text(LOLCATS)
-    result = compose("view", "mine.yaml", "--from", ROOT / "examples" / "teacher", "--no-browser", "--port", "7999")
+    monkeypatch.setattr(view.webbrowser, "open", lambda address: say(f"opened {address}"))
+    result = compose("view", "mine.yaml", "--from", ROOT / "examples" / "teacher", "--port", "7999")
     assert result.exit_code == 0, result.stderr
-    assert "http://here/" in result.stdout
+    assert result.stdout.splitlines() == ["http://here/  (Ctrl-C ends it)", "opened http://here/"], "the address is printed first"
     (text, place), options = seen
     assert text == LOLCATS
     assert (place.called, place.folder, place.base.hidden_size) == ("mine.yaml", Path(), 128)
