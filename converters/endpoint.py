@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from converters.bounded import brief, parse_json
+from converters.bounded import brief, parse_json, shorten
 from converters.errors import HubError
 
 MOST_FILES = 10_000
@@ -23,11 +23,18 @@ LONG = 10
 """The most time for a whole answer of the API, in times of the limit for each of its parts."""
 TRIES, PROGRESS = 3, 2**20
 """A file is requested at most so often, unless the bytes between two requests are this many more."""
+LONGEST_WAIT = 300
+"""Seconds that an answer may ask to wait before the next request, at most: the Hub's limits are for windows of five minutes."""
+SLOWEST = 1000
+"""Bytes per second that a file must have at least, on average over the time of ``LONG``."""
 _HASH = re.compile(r'(W/)?"?[0-9a-f]{32,64}(-[0-9]+)?"?', re.IGNORECASE)
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
-_ETAG, _LINKED_ETAG, _REPO_COMMIT = "ETag", "X-Linked-ETag", "X-Repo-Commit"
+_ETAG, _LINKED_ETAG, _LINKED_SIZE, _REPO_COMMIT = "ETag", "X-Linked-ETag", "X-Linked-Size", "X-Repo-Commit"
+_WAIT = re.compile(r"(?:.*;\s*t=)?\s*(\d+)\s*")
 _LISTED = re.compile(r"/api/(models|datasets)/.+/(revision|tree)/")
 """The paths of the API whose answers name a commit, or files and their hashes."""
+_FILE = re.compile(r"(?!/api/)|.*/resolve")
+"""The paths of files, redirects included."""
 
 
 @contextmanager
@@ -58,12 +65,14 @@ def patience() -> int:
 
 
 class _Checks:
-    """The hooks of one block. files: of all lists so far. starts: of each file, the first byte of each request for it."""
+    """The hooks of one block. files: of all lists so far. starts: of each file, the first byte of each request for it. sizes: in
+    bytes, as the headers of the files state them. A redirect may change a file's path, so the largest size bounds every file."""
 
     def __init__(self, most_files: int | None, limit_tries: bool) -> None:
         self.most_files, self.limit_tries = most_files, limit_tries
         self.files = 0
         self.starts: dict[str, list[int]] = {}
+        self.sizes: list[int] = []
 
     def request(self, request: Any) -> None:
         if request.method not in ("GET", "HEAD"):
@@ -78,6 +87,10 @@ class _Checks:
             raise _refusal(request, f"only a part of the file, {TRIES} times")
 
     def response(self, response: Any) -> None:
+        for header in ("Retry-After", "RateLimit") if response.status_code >= 400 else ():
+            wait = _WAIT.fullmatch(response.headers.get(header, ""))
+            if wait is not None and (len(wait[1]) > 9 or int(wait[1]) > LONGEST_WAIT):
+                raise HubError(f"{response.request.url.host} asks to wait for {shorten(wait[1])} s. Try again after that time.")
         commit = response.headers.get(_REPO_COMMIT)
         if commit is not None and not _COMMIT.fullmatch(commit):
             raise _refusal(response.request, f"the commit {brief(commit)}, and a commit is a hash")
@@ -85,8 +98,27 @@ class _Checks:
             etag = response.headers.get(_LINKED_ETAG) or response.headers.get(_ETAG)
             if etag is not None and not _HASH.fullmatch(etag):
                 raise _refusal(response.request, f"the ETag {brief(etag)}, and the Hub's are hashes")
-        if response.request.method == "GET" and response.status_code == 200 and _LISTED.match(response.request.url.path):
+            size = response.headers.get(_LINKED_SIZE) or response.headers.get("Content-Length") or ""
+            self.sizes += [int(size)] if re.fullmatch(r"\d{1,18}", size) else []
+        path, is_get = response.request.url.path, response.request.method == "GET"
+        if is_get and response.status_code == 200 and _LISTED.match(path):
             self.check_list(response.request, _read(response))
+        elif is_get and self.limit_tries and self.sizes and response.status_code in (200, 206) and _FILE.match(path):
+            parts = self.limited(response.request, response.iter_bytes())
+            response.iter_bytes = lambda chunk_size=None: parts
+
+    def limited(self, request: Any, parts: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the parts of a file. Raises HubError for a file that does not end, or hardly moves."""
+        size, late, until = 0, 0, time.monotonic() + LONG * patience()
+        for part in parts:
+            size += len(part)
+            if size > max(self.sizes):
+                raise _refusal(request, f"more than {max(self.sizes):,} bytes, the largest size that it has stated")
+            if time.monotonic() > until:
+                if size - late < SLOWEST * LONG * patience():
+                    raise _refusal(request, f"{size - late:,} bytes of the file in {LONG * patience()} s")
+                late, until = size, time.monotonic() + LONG * patience()
+            yield part
 
     def check_list(self, request: Any, content: bytes) -> None:
         """Raise HubError unless this is the description of a repository, or a part of the list of its files."""

@@ -133,12 +133,22 @@ def read_lock(named: object) -> Lock | None:
         raise SpecError(f"{short_path(path)} is a damaged lock, at {first_problem(error)}. Write it again: compose lock") from None
 
 
-def lock_reference(reference: str, source: Source) -> str:
-    """Return the name of a source with its commit, where it is on the Hub; else the reference."""
+def lock_source(named: str, source: Source, *, text_only: bool) -> LockedSource:
+    """Return a source by its name, with its commit where it is on the Hub. Raises BuildError if a file in the Hub's cache has other
+    bytes than the Hub has stated: its name there is their SHA-256."""
+    files = files_of_source(source)
     if source.repo_id is None or source.commit is None:
-        return reference
-    name = reference.partition("@")[0]
-    return f"{name if name.startswith(HUB) else HUB + name}@{source.commit}"
+        return LockedSource(reference=named, files=files, text_only=text_only)
+    for name, digest in files.items():
+        path = (source.folder / name).resolve()
+        if re.fullmatch("[0-9a-f]{64}", path.name) and path.name != digest:
+            raise BuildError(
+                f"{name} of {source.repo_id} has the SHA-256 {digest}, and the Hub stated {path.name}: the cache or the mirror is "
+                f"damaged. Remove {path}, and fetch the model again."
+            )
+    name = named.partition("@")[0]
+    reference = f"{name if name.startswith(HUB) else HUB + name}@{source.commit}"
+    return LockedSource(reference=reference, files=files, text_only=text_only)
 
 
 def files_of_source(source: Source) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from blocks.part import Closed
 from composer.building.build import BuildOptions, check_origin, run_build
-from composer.building.lock import SUFFIX, Lock, LockedSource, files_of_build, files_of_source, lock_reference
+from composer.building.lock import SUFFIX, Lock, files_of_build, lock_source
 from composer.errors import BuildError, ComposerError, translate_errors
 from composer.options.classes import convert_options, function_of, option, options_class
 from composer.options.command import Screen, command
@@ -104,6 +104,7 @@ def run_lock(options: LockOptions) -> LockReport:
     assert target is not None, "there is a source, or fresh"
     document = lock_document(resolve_spec(loaded, target.size).model_dump(mode="json"))
     opened = None if options.source is None else open_model(options.source, dtype=options.dtype, **of_source)
+    source = None if opened is None else lock_source(str(options.source), opened, text_only=options.text_only)
     with _scratch(out) as folder:
         built = folder / "model"
         run_build(
@@ -113,10 +114,6 @@ def run_lock(options: LockOptions) -> LockReport:
         )
         record = read_record(built)
     assert record is not None, "it has just been built"
-    source = None
-    if opened is not None and options.source is not None:
-        reference, files = lock_reference(options.source, opened), files_of_source(opened)
-        source = LockedSource(reference=reference, files=files, text_only=options.text_only)
     lock = Lock(
         spec=document,
         spec_hash=record.spec_hash,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +80,43 @@ def redirected(request: Handler, path: str) -> bool:
     return True
 
 
+def without_end(request: Handler, path: str) -> bool:
+    """Send more of each file than its size."""
+    if "/resolve/" not in path or request.command == "HEAD":
+        return False
+    request.send_response(200)
+    request.send_header("Connection", "close")
+    request.end_headers()
+    request.close_connection = True
+    with suppress(OSError):
+        for _ in range(64):
+            request.wfile.write(bytes(2**20))
+    return True
+
+
+def bomb(request: Handler, path: str) -> bool:
+    """Send each file compressed: a few bytes become 16 MiB."""
+    if "/resolve/" not in path or request.command == "HEAD":
+        return False
+    request.send_bytes(gzip.compress(bytes(2**24)), 200, {"Content-Encoding": "gzip"})
+    return True
+
+
+def slow(request: Handler, path: str) -> bool:
+    """Send a byte of each file now and then."""
+    if "/resolve/" not in path or request.command == "HEAD":
+        return False
+    request.send_response(200)
+    request.send_header("Content-Length", str(len(CONTENT)))
+    request.end_headers()
+    request.close_connection = True
+    with suppress(OSError):
+        for _ in CONTENT:
+            request.wfile.write(b" ")
+            threading.Event().wait(0.01)
+    return True
+
+
 def named(etag: str, commit: str = COMMIT, *, linked: bool = False, status: int = 200) -> Answer:
     headers = {"X_Repo_Commit": commit, "X_Linked_ETag" if linked else "ETag": etag}
     return sent("/resolve/", CONTENT, status, **headers, **({"X_Error_Code": "EntryNotFound"} if status == 404 else {}))
@@ -113,6 +153,14 @@ ANSWERS: dict[str, Answer] = {
     "too many files": listed(*({**FILE, "path": str(number)} for number in range(endpoint.MOST_FILES + 1))),
     "too many bytes": sent("/tree/", b"[" + b" " * 2000 + b"]"),
     "a file that is cut off": cut_off,
+    "a file without an end": without_end,
+    "a file that unpacks to more than its size": bomb,
+    "a file that hardly moves": slow,
+    "a redirect to itself": sent("/resolve/", b"", 302, Location="/owner/model/resolve/main/config.json"),
+    "a redirect to a file of this machine": sent("/resolve/", b"", 302, Location="file:///etc/hostname"),
+    "a wait of a day": sent("/resolve/", b"", 503, Retry_After="86400"),
+    "a wait of years": sent("/resolve/", b"", 503, Retry_After="9" * 5000),
+    "a limit that lasts a day": sent("/resolve/", b"", 429, RateLimit='"api";r=0;t=86400'),
     "an error of the server": sent("", b"", 500),
     "an error for files": sent("/resolve/", b"", 500),
     "too many requests": sent("/resolve/", b"", 429),
@@ -147,6 +195,8 @@ def test_failed_downloads_give_one_sentence_and_write_no_file_elsewhere(
 ) -> None:
     if case == "too many bytes":
         monkeypatch.setattr(endpoint, "MOST_ANSWER", 1000)
+    if case == "a file that hardly moves":
+        monkeypatch.setattr(endpoint, "LONG", 0.01)
     hub.intercept = ANSWERS[case]
     for download in (fetch, lambda repository: fetch_files(repository, None, ["config.json"])):
         before, began = len(hub.calls), time.monotonic()
@@ -161,6 +211,38 @@ def test_failed_downloads_give_one_sentence_and_write_no_file_elsewhere(
         slept.clear()
     assert files_outside(tmp_path) == []
     assert not list(tmp_path.rglob("escaped*"))
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("a file without an end", "more than 2,000 bytes, the largest size that it has stated"),
+        ("a file that unpacks to more than its size", "more than 2,000 bytes, the largest size that it has stated"),
+        ("a file that hardly moves", "bytes of the file in 0.1 s"),
+        ("a wait of a day", "asks to wait for 86400 s. Try again after that time"),
+        ("a limit that lasts a day", "asks to wait for 86400 s. Try again after that time"),
+    ],
+)
+def test_downloads_that_would_not_end_are_given_up(
+    hub: LocalHub, slept: list[float], monkeypatch: pytest.MonkeyPatch, case: str, message: str
+) -> None:
+    if case == "a file that hardly moves":
+        monkeypatch.setattr(endpoint, "LONG", 0.01)
+    hub.intercept = ANSWERS[case]
+    with pytest.raises(HubError, match=message):
+        fetch("owner/model")
+    assert slept == []
+
+
+@pytest.mark.parametrize(
+    "name", ["LICENSE/../../../../../escaped", "../../../../escaped.safetensors", "/escaped.safetensors", "..\\escaped.safetensors"]
+)
+def test_names_that_lead_upwards_write_no_file_elsewhere(hub: LocalHub, tmp_path: Path, name: str) -> None:
+    lists, file = listed(FILE, {**FILE, "path": name}), named(f'"{OID}"', hub.repositories["owner/model"].branches["main"])
+    hub.intercept = lambda request, path: lists(request, path) or ("escaped" in path and file(request, path))
+    with suppress(HubError):  # the library leaves some out
+        fetch("owner/model")
+    assert files_outside(tmp_path) == []
 
 
 def test_interrupted_downloads_without_progress_stop_soon(hub: LocalHub, slept: list[float]) -> None:

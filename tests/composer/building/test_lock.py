@@ -160,6 +160,27 @@ def test_bytes_are_hashed_instead_of_trusting_names(
     assert not Path("built").exists()
 
 
+@pytest.mark.parametrize("where", ["cache", "mirror"])
+def test_bytes_that_the_hub_has_not_stated_are_not_locked(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    weights = (source / SINGLE).read_bytes()
+    changed = weights[:-8] + bytes(8)
+    with local_hub(str(tmp_path / "cache")) as hub:
+        repository = hub.create("owner/teacher", {path.name: path.read_bytes() for path in source.iterdir()})
+        if where == "mirror":
+            header = {"X-Repo-Commit": repository.branches["main"], "ETag": f'"{hashlib.sha256(weights).hexdigest()}"'}
+            hub.intercept = lambda request, path: path.endswith(SINGLE) and request.send_bytes(changed, 200, header) is None
+        else:
+            composer.lock("lolcats", "owner/teacher", "before.lock.yaml")
+            (blob,) = [path for path in Path("cache").rglob("blobs/*") if path.read_bytes() == weights]
+            blob.write_bytes(changed)
+        with pytest.raises(BuildError, match=r"^model\.safetensors of owner/teacher has the SHA-256 \w+, and the Hub stated \w+: "):
+            composer.lock("lolcats", "owner/teacher", "mine.lock.yaml")
+    assert not Path("mine.lock.yaml").exists()
+
+
 def test_hashes_of_a_record_are_not_trusted(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The source of a lock may be a student, whose record has hashes of linked weights."""
     monkeypatch.chdir(tmp_path)
