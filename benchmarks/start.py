@@ -2,9 +2,9 @@
 
     python -m benchmarks.start SMOLLM2 TEXT.txt [--students lolcats,gated-delta] [--steps 8,32,128] [--work FOLDER]
 
-SMOLLM2 is a folder of SmolLM2-135M-Instruct, TEXT.txt a long text. Starts see 4,096 tokens of the text, in rows of 512. Steps of
-attention transfer have 2,048 tokens each. Prints and keeps, in benchmarks/results/start.json: KL(teacher ‖ student) in nats a token over
-4 rows of 512 tokens from the end of the text, the student's loss there, and the processor time. A new run adds what is missing.
+SMOLLM2 is a folder of SmolLM2-135M-Instruct, TEXT.txt a long text. Starts see 4,096 tokens of it, in rows of 512. Steps of
+attention transfer have 2,048 tokens. Writes to benchmarks/results/start.json: KL(teacher ‖ student) in nats a token over 4
+rows of 512 tokens from the end of the text, the student's loss there, and the processor time. A new run adds what is missing.
 ``kept-SPEC`` keeps softmax attention in the 18 of 90 key heads that retrieve, and has SPEC's heads elsewhere.
 """
 
@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import composer
+from composer.training.rows import tokenizer_of
 from composer.training.teacher import open_language_model
-from composer.weights.tokenizer import open_tokenizer
 from evidence.smollm2.choices import build_rules, rank_heads, read_gates
 from evidence.smollm2.plan import HERE
 
@@ -34,7 +34,7 @@ STAGE = {"lr": 1e-2, "mse": 1000, "batch": BATCH, "schedule": "cosine", "final":
 
 def split_text(text: str, folder: Path, teacher: str) -> tuple[Path, Path, torch.Tensor]:
     """Write the text of starts and the text of steps. Return both files, and held-out rows of tokens."""
-    tokenizer = open_tokenizer(teacher)
+    tokenizer = tokenizer_of(Path(teacher))
     ids = tokenizer(text, return_tensors="pt").input_ids[0]
     start, steps = folder / "start.txt", folder / "steps.txt"
     start.write_text(tokenizer.decode(ids[: (ROWS + 1) * LENGTH]), encoding="utf-8")

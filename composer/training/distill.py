@@ -37,6 +37,8 @@ from composer.training.transfer import ModelTransferCourse, TransferCourse, comp
 from composer.training.unit import Course
 from composer.weights.record import Start
 
+EVALUATED = 4
+"""The most held-out rows that a start without steps is evaluated on."""
 TRAIN = "train"
 """The name of the stage that trains a model from nothing."""
 
@@ -73,6 +75,7 @@ def calibrate(student: Student, out: str | os.PathLike[str], options: TrainingOp
         check_device(options.device)
         take_gpu(options.device)
         stage, recipe = start_of(student, force=options.force), student.recipe
+        options = replace(options, held_out_rows=options.held_out_rows or EVALUATED)
         if recipe.sequence is not None and recipe.sequence > student.record.trunk["max_positions"]:
             # The rows of a recipe for larger sources. Those of a start may have any length.
             student = replace(student, recipe=recipe.model_copy(update={"sequence": None}))

@@ -360,7 +360,9 @@ def remarks(report: TrainingReport) -> tuple[str, ...]:
     judged = any(outcome.before for outcome in report.stages)
     if not judged:
         lines.append("No rows were held out, so nothing was evaluated: the result is the model after the last step.")
-    return (*lines, f"{'Losses are of held-out rows. ' if judged else ''}Log and curve: {short_path(report.out / 'training')}")
+    if any(outcome.steps for outcome in report.stages):
+        lines.append(f"{'Losses are of held-out rows. ' if judged else ''}Log and curve: {short_path(report.out / 'training')}")
+    return tuple(lines)
 
 
 def _parts(names: tuple[str, ...]) -> str:

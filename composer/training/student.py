@@ -171,7 +171,7 @@ def start_of(student: Student, *, force: bool) -> Transfer:
             "learned. Name the model that `compose build` wrote, or set --force."
         )
     transfer = student.recipe.transfer
-    return Transfer(lr=1.0, steps=1, batch=32, start="solved" if transfer is None else transfer.start)
+    return Transfer(lr=1.0, steps=1, batch=1, start="solved" if transfer is None else transfer.start)
 
 
 def stage_from_nothing(student: Student) -> Train:
