@@ -349,7 +349,7 @@ def remarks(report: TrainingReport) -> tuple[str, ...]:
             kept = f" Not calibrated: {_parts(start.kept)}." if start.kept else ""
             lines.append(f"Calibrated from the teacher: {_parts(start.calibrated)}.{kept}")
         if start is not None and start.solved:
-            changed = [layer for layer in start.solved if layer.penalty is not None]
+            changed = [layer for layer in start.solved if layer.after < layer.before]
             before, after = (fmean(getattr(layer, when) for layer in start.solved) for when in ("before", "after"))
             lines.append(
                 f"Output projections solved: {len(changed):,} of {plural(len(start.solved), 'layer')}. Mean error on rows that "

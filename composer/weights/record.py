@@ -91,10 +91,9 @@ class StoredSource(Closed):
 
 class Solved(Closed):
     """The output projection of a layer, solved in closed form. before, after: mean squared errors on rows that were left out, as
-    shares of the teacher's mean square. penalty: None where the projection kept its weight, because the error would not fall."""
+    shares of the teacher's mean square. They are equal where the projection kept its weight, because the error would not fall."""
 
     layer: int
-    penalty: float | None
     before: float
     after: float
 
