@@ -1,6 +1,6 @@
 """How near to its teacher a student starts, and how many tokens of attention transfer that saves.
 
-    python -m benchmarks.start SMOLLM2 TEXT.txt [--students lolcats,gated-delta] [--steps 8,32,128] [--work FOLDER]
+    python -m benchmarks.start SMOLLM2 TEXT.txt [--students lolcats,gated-delta] [--starts parts,solved] [--steps 8,32,128]
 
 SMOLLM2 is a folder of SmolLM2-135M-Instruct, TEXT.txt a long text. Starts see 4,096 tokens of it, in rows of 512. Steps of
 attention transfer have 2,048 tokens. Writes to benchmarks/results/start.json: KL(teacher ‖ student) in nats a token over 4
