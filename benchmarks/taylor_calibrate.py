@@ -2,12 +2,12 @@
 
     python -m benchmarks.taylor_calibrate SMOLLM2 TEXT.txt [--steps 100]
 
-The student is `gated-deltanet` in all layers of SmolLM2-135M-Instruct. Both methods see 4 rows of 256 tokens. A step of alignment sees
-all of them, compares each layer's output with the teacher's, and has the paper's rate, weight decay and clipping. The paper's phase 1
-sets, for each head, a half-life equal to the mean distance of the teacher's attention, a rate that follows its entropy, and an output
-gate that starts nearly closed, W_g = α W_v. Here the rate has a bias, so it has the wanted value exactly. Left out are the scale of the
-value projection, which the norm behind the heads removes, and the rate of 1e-4 for the source's own projections, which stay frozen.
-Writes benchmarks/results/taylor_calibrate.json; scores are those of benchmarks/start.py.
+The student is `gated-deltanet` in all layers of SmolLM2-135M-Instruct. Both methods see 4 rows of 256 tokens. A step of alignment
+sees all of them, compares each layer's output with the teacher's, and has the paper's rate, weight decay and clipping. The paper's
+phase 1 sets, for each head, a half-life equal to the mean distance of the teacher's attention, a rate that follows its entropy, and
+an output gate that starts nearly closed, W_g = α W_v. Here the rate has a bias, so it has the wanted value exactly. Left out are
+the scale of the value projection, which the norm behind the heads removes, and the rate of 1e-4 for the source's own projections,
+which stay frozen. Writes benchmarks/results/taylor_calibrate.json; scores are those of benchmarks/start.py.
 """
 
 from __future__ import annotations
