@@ -104,8 +104,9 @@ class BuildReport(Readable, Closed):
             remarks.append(f"Every parameter is random{seed}. Train the model before use.")
         elif self.untrained:
             remarks.append(
-                f"{plural(len(self.untrained), 'tensor')} untrained{seed}: do not expect the source's quality yet. `compose calibrate "
-                f"{shlex.quote(short_path(self.out))} --data TEXTS` starts near the source, `compose distill` also trains."
+                f"{plural(len(self.untrained), 'tensor')} untrained{seed}: do not expect the source's quality yet. "
+                f"`compose calibrate {shlex.quote(short_path(self.out))} --data TEXTS` starts near the source, `compose distill` also "
+                "trains."
             )
         return remarks
 
