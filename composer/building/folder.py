@@ -103,10 +103,10 @@ class BuildReport(Readable, Closed):
         if is_fresh:
             remarks.append(f"Every parameter is random{seed}. Train the model before use.")
         elif self.untrained:
+            start = f"`compose calibrate {shlex.quote(short_path(self.out))} --data TEXTS`"
             remarks.append(
-                f"{plural(len(self.untrained), 'tensor')} untrained{seed}: do not expect the source's quality yet. "
-                f"`compose calibrate {shlex.quote(short_path(self.out))} --data TEXTS` starts near the source, `compose distill` also "
-                "trains."
+                f"{plural(len(self.untrained), 'tensor')} untrained{seed}: do not expect the source's quality yet. {start} starts near "
+                "the source, and `compose distill` also trains."
             )
         return remarks
 
