@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from composer.commands.chat import chat
     from composer.commands.check import check
     from composer.commands.diff import diff
-    from composer.commands.distill import distill, merge, train
+    from composer.commands.distill import calibrate, distill, merge, train
     from composer.commands.draw import draw
     from composer.commands.eval import evaluate
     from composer.commands.explain import explain
@@ -60,6 +60,7 @@ __all__ = [
     "bench",
     "build",
     "build_folder",
+    "calibrate",
     "chat",
     "check",
     "code",
@@ -99,6 +100,7 @@ __version__ = "0.1.0"
 _ELSEWHERE = {
     "ComposerError": "errors",
     "build_folder": "commands.build",
+    "calibrate": "commands.distill",
     "code": "commands.show",
     "evaluate": "commands.eval",
     "expand": "spec.loading",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -102,7 +103,11 @@ class BuildReport(Readable, Closed):
         if is_fresh:
             remarks.append(f"Every parameter is random{seed}. Train the model before use.")
         elif self.untrained:
-            remarks.append(f"{plural(len(self.untrained), 'tensor')} untrained{seed}: do not expect the source's quality yet.")
+            start = f"`compose calibrate {shlex.quote(short_path(self.out))} --data TEXTS`"
+            remarks.append(
+                f"{plural(len(self.untrained), 'tensor')} untrained{seed}: do not expect the source's quality yet. {start} starts near "
+                "the source, and `compose distill` also trains."
+            )
         return remarks
 
 

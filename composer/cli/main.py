@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "build": "Build a model: the source's weights, the spec's heads.",
     "lock": "Write everything that decides the bytes of a build to a file.",
+    "calibrate": "Start a built model near its teacher, without training.",
     "distill": "Train a built model to imitate its teacher.",
     "train": "Train a model that was built from nothing.",
     "merge": "Merge a model's adapters into its weights.",
@@ -63,7 +64,7 @@ COMMANDS = {
     "view": "Edit a spec on a web page.",
 }
 """The names of all commands, in the order of the help, each with the first line of its own help."""
-MODULES = {"train": "distill", "merge": "distill", "schema": "new"}
+MODULES = {"calibrate": "distill", "train": "distill", "merge": "distill", "schema": "new"}
 """The modules of `composer.commands` that have a command of another name."""
 JSON = "composer as JSON"
 """The key in a context's ``meta`` for whether the output is JSON."""

@@ -1,4 +1,4 @@
-"""``distill``, ``train`` and ``merge``: a built model learns, and appears whole or not at all."""
+"""``calibrate``, ``distill``, ``train`` and ``merge``: a built model learns, and appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,10 +10,23 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from blocks.part import Closed
 from composer.data.loading import check_references
-from composer.errors import TrainingError, translate_errors
+from composer.errors import ComposerError, TrainingError, translate_errors
 from composer.options.classes import convert_options, function_of, option, options_class
 from composer.options.command import Screen, command
-from composer.options.shared import OUT, PROGRESS, TELL, BuiltModelArgument, ForceOption, SetOption, to_optional_path
+from composer.options.shared import (
+    OUT,
+    PROGRESS,
+    TELL,
+    BackendOption,
+    BuiltModelArgument,
+    DataOptions,
+    DeviceOption,
+    ForceOption,
+    SeedOption,
+    SetOption,
+    to_optional_path,
+    to_optional_text,
+)
 from composer.reporting.progress import progress_callback, silent_transformers
 from composer.reporting.tables import Readable, View
 from composer.reporting.terminal import at_once, heading, print_json, print_table, say
@@ -22,7 +35,7 @@ from composer.system.devices import processes_started, room_for
 from composer.system.notices import inform, warn_user
 from composer.training.options import LearningOptions, TeachingOptions, TrainingOptions
 from composer.training.screen import report_once, training_bar, training_steps
-from composer.training.student import Which, read_student, stage_from_nothing, stages_of
+from composer.training.student import Which, read_student, stage_from_nothing, stages_of, start_of
 from composer.weights.sources import local_folder, open_model, plain_name
 from converters.composed import ADAPTER_CONFIG
 
@@ -59,6 +72,31 @@ class DistillOptions(SetOption, TeachingOptions, Watched, BuiltModelArgument):
         **OUT,
     )
     stage: Which = option("Stages of the recipe to run.", default="all")
+
+
+@options_class
+class CalibrateOptions(SetOption, DataOptions, ForceOption, BackendOption, DeviceOption, SeedOption, Watched, BuiltModelArgument):
+    """Start a built model near its teacher, without training: from up to 8,192 tokens of text, in one pass.
+
+    Fresh parameters are computed from the teacher's attention, where their part supports it. Then the output projection of each
+    layer is solved in closed form. `compose distill` begins like this by itself. The result appears whole or not at all.
+    """
+
+    error: ClassVar[type[ComposerError]] = TrainingError
+    example: ClassVar[str] = 'composer.calibrate("lolcats-mine", "texts.jsonl", "lolcats-calibrated")'
+    out: Path | None = option(
+        "Output folder. Left out, MODEL-calibrated in the current folder.",
+        default=None,
+        converter=to_optional_path,
+        kw_only=False,
+        **OUT,
+    )
+    teacher: str | None = option(
+        "Model to start from. Left out, the source that MODEL was built from.",
+        default=None,
+        converter=to_optional_text,
+        metavar="SOURCE",
+    )
 
 
 @options_class
@@ -111,6 +149,19 @@ def run_distill(options: DistillOptions) -> TrainingReport:
 
 
 @translate_errors
+def run_calibrate(options: CalibrateOptions) -> TrainingReport:
+    student = read_student(local_folder(options.model), options.overrides, needs_recipe=False)
+    start_of(student, force=options.force)
+    check_references((*options.data, *options.held_out))
+    with silent_transformers():
+        from composer.training.distill import calibrate as run
+
+        target, training = _out(options.model, options.out, "calibrated"), _training(options, None)
+        with _room(target, training, streams=False):
+            return run(student, target, training)
+
+
+@translate_errors
 def run_train(options: TrainOptions) -> TrainingReport:
     student = read_student(local_folder(options.model), options.overrides, lengths=options.lengths)
     stage_from_nothing(student)
@@ -151,11 +202,14 @@ def run_merge(options: MergeOptions) -> MergeReport:
 
 
 distill = function_of(DistillOptions, run_distill)
+calibrate = function_of(CalibrateOptions, run_calibrate)
 train = function_of(TrainOptions, run_train)
 merge = function_of(MergeOptions, run_merge)
 
 
-def _training(options: DistillOptions | TrainOptions, watch: Callable[[StepProgress], None] | None) -> TrainingOptions:
+def _training(
+    options: DistillOptions | CalibrateOptions | TrainOptions, watch: Callable[[StepProgress], None] | None
+) -> TrainingOptions:
     """Return the options of the run. If the caller has no ``tell``, warnings are logged as warnings."""
     return convert_options(options, TrainingOptions, watch=watch, warn=warn_user if options.tell is inform else options.tell)
 
@@ -181,12 +235,17 @@ def _out(model: Path, out: Path | None, did: str) -> Path:
     return out or Path(f"{plain_name(model)}-{did}")
 
 
-Options = TypeVar("Options", DistillOptions, TrainOptions)
+Options = TypeVar("Options", DistillOptions, CalibrateOptions, TrainOptions)
 
 
 @command(DistillOptions, "quiet", "as_json")
 def distill_command(options: DistillOptions, screen: Screen) -> None:
     _train(options, run_distill, "Distilling", "Distilled", screen)
+
+
+@command(CalibrateOptions, "quiet", "as_json")
+def calibrate_command(options: CalibrateOptions, screen: Screen) -> None:
+    _train(options, run_calibrate, "Calibrating", "Calibrated", screen)
 
 
 @command(TrainOptions, "quiet", "as_json")

@@ -80,6 +80,8 @@ def _figures(cost: GroupCost | Explanation, growth: str) -> tuple[tuple[str, str
             ("compression", _compression(cost)),
         ]
         flops += f" in prefill, {quantity(cost.decode_flops_per_token)} in decode"
+    if isinstance(cost, Explanation) and cost.fresh_parameters:
+        rows.append(("start", "compose calibrate: source and student read up to 8,192 tokens once, without training"))
     return (*rows, ("FLOPs a token", f"{flops}: means over tokens, without masked pairs and projections"))
 
 

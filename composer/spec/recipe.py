@@ -84,10 +84,11 @@ class Transfer(Stage):
     """The outputs that are compared: of each head; after the output projection; or the last hidden states of the model, after
     the final norm. With the first two, each layer has the teacher's hidden states as input; with the last, all layers learn
     together."""
-    init: Literal["parts", "scaled", "calibrated"] = Field(default="scaled", exclude_if=lambda value: value == "scaled")
-    """parts: fresh parameters start at the values of each part. scaled: untrained norms and gates of outputs start at the size of
-    the teacher's outputs, measured on the first rows. calibrated: maps, gates and weights of memories that support it start from
-    the teacher's attention, too."""
+    start: Literal["parts", "scaled", "calibrated", "solved"] = "solved"
+    """The start, each with all before it. parts: fresh parameters start at the values of each part. scaled: untrained norms and
+    gates of outputs start at the size of the teacher's outputs. calibrated: untrained maps, gates and weights of memories start
+    from the teacher's attention, where they support it. solved: after the last step, output projections are solved in closed
+    form."""
     cross_entropy: NonNegativeFloat = 0.0
     """Weight of the cross-entropy between attention weights, T × T numbers a head: LoLCATs (workshop), eq. 7."""
 
@@ -100,6 +101,11 @@ class Transfer(Stage):
                 "to 0 and use mse, or compare `at: heads`"
             )
         return weight
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether parts start from the teacher's attention."""
+        return self.start in ("calibrated", "solved")
 
     @model_validator(mode="after")
     def _learns_something(self) -> Self:

@@ -31,15 +31,14 @@ from composer.model.implicit_attention import ImplicitAttention, implicit_attent
 from composer.model.modeling import ComposedForCausalLM
 from composer.model.stepwise import pieces
 from composer.spec.recipe import Transfer
-from composer.training.loop import length_of
 from composer.training.scale import LayerSizes, scale_layer
 from composer.training.transfer import AttentionTarget, heads_output, run_teacher
 from composer.weights.record import Start
 
-ROWS, TOKENS = 32, 8192
-"""The most rows, and tokens, that calibration reads: the first of the stage."""
-FEWER_TOKENS = 2048
-"""The most tokens that are read where only the sizes of outputs are measured."""
+ROWS = 32
+"""The most rows that calibration reads: the first of the stage."""
+SOLVED_TOKENS, CALIBRATED_TOKENS, SCALED_TOKENS = 8192, 4096, 2048
+"""The most tokens that are read to solve projections, to calibrate parts, and to measure the sizes of outputs."""
 QUERIES = 32
 """Query tokens of each row whose attention is read, evenly spaced."""
 
@@ -51,10 +50,14 @@ class Beginning(NamedTuple):
     sizes: tuple[LayerSizes, ...]
 
 
-def rows_to_calibrate(stage: Transfer, rows: PackedRows, seed: int) -> list[int]:
-    """Return the indices of the rows to calibrate on, the same in memory and streamed."""
-    tokens = TOKENS if stage.init == "calibrated" else FEWER_TOKENS
-    most = min(ROWS, max(1, tokens // rows.sequence), len(rows), stage.batch * length_of(stage, rows))
+def rows_to_begin(stage: Transfer, rows: PackedRows, seed: int) -> list[int]:
+    """Return the indices of the rows that parts start from, the same in memory and streamed."""
+    return first_rows(rows, CALIBRATED_TOKENS if stage.is_calibrated else SCALED_TOKENS, seed)
+
+
+def first_rows(rows: PackedRows, tokens: int, seed: int) -> list[int]:
+    """Return the indices of the first rows of a stage, with at most so many tokens, but one row at least."""
+    most = min(ROWS, max(1, tokens // rows.sequence), len(rows))
     return rows_of_step(0, most, len(rows), seed)
 
 
@@ -68,9 +71,9 @@ def begin_transfer(
 ) -> Beginning:
     """Set the first values of the parts of all layers, in place. Both models are whole, on one device.
 
-    untrained: the names of the parameters that may be scaled.
+    untrained: the names of the parameters that may change.
     """
-    batch = rows.batch(rows_to_calibrate(stage, rows, seed)).to(next(teacher.parameters()).device)
+    batch = rows.batch(rows_to_begin(stage, rows, seed)).to(next(teacher.parameters()).device)
     learners = {attention.layer: (name, attention) for name, attention in attentions(student)}
     layers = list[Beginning]()
 
@@ -103,11 +106,11 @@ def begin_layer(
 ) -> Beginning:
     """Set the first values of one layer on one batch. The name is the full one of its attention."""
     began, calibrated, kept = time.monotonic(), list[str](), list[str]()
-    if stage.init == "calibrated":
-        calibrated, kept = _calibrate_layer(name, student, teacher, target, backend)
-    scaled, sizes = scale_layer(name, student, target, backend, () if stage.init == "parts" else untrained)
+    if stage.is_calibrated:
+        calibrated, kept = _calibrate_layer(name, student, teacher, target, backend, untrained)
+    scaled, sizes = scale_layer(name, student, target, backend, () if stage.start == "parts" else untrained)
     start = None
-    if scaled or stage.init == "calibrated":
+    if scaled or stage.is_calibrated:
         start = Start(
             calibrated=(*calibrated, *scaled),
             kept=tuple(part for part in kept if part not in scaled),
@@ -117,7 +120,12 @@ def begin_layer(
 
 
 def _calibrate_layer(
-    name: str, student: ComposedAttention, teacher: ComposedAttention, target: AttentionTarget, backend: str
+    name: str,
+    student: ComposedAttention,
+    teacher: ComposedAttention,
+    target: AttentionTarget,
+    backend: str,
+    untrained: Collection[str],
 ) -> tuple[list[str], list[str]]:
     """Calibrate one layer on the teacher's attention weights. Return the names of the parts that were calibrated, and of those
     that were not."""
@@ -137,9 +145,14 @@ def _calibrate_layer(
 
     calibrated, kept = list[str](), list[str]()
     for own, head, inputs in _groups(student, target, backend):
-        done = _Calibration(head, inputs, queries, weigh, backend).run()
+        trained = {
+            part
+            for part, module in head.named_children()
+            if any(f"{name}.composed.{own}.{part}.{parameter}" not in untrained for parameter, _ in module.named_parameters())
+        }
+        done = _Calibration(head, inputs, queries, weigh, backend, trained).run()
         for part, module in head.named_children():
-            if next(module.parameters(), None) is not None:
+            if next(module.parameters(), None) is not None and part not in trained:
                 (calibrated if part in done else kept).append(f"{name}.composed.{own}.{part}")
     return calibrated, kept
 
@@ -158,12 +171,23 @@ def _groups(attention: ComposedAttention, target: AttentionTarget, backend: str)
 
 class _Calibration:
     """Calibrate one group of heads. Gates are calibrated first, as the values of maps depend on them; then maps; then the weights
-    of memories, which depend on both. weigh: returns the attention weights of the teacher's layer at some queries, B Q H T."""
+    of memories, which depend on both.
 
-    def __init__(self, head: Head, inputs: HeadInputs, queries: Sequence[int], weigh: Callable[[], Tensor], backend: str) -> None:
+    weigh: returns the attention weights of the teacher's layer at some queries, B Q H T. trained: the parts that keep their values.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        inputs: HeadInputs,
+        queries: Sequence[int],
+        weigh: Callable[[], Tensor],
+        backend: str,
+        trained: Collection[str],
+    ) -> None:
         self._head, self._inputs, self._queries, self._weigh, self._backend = head, inputs, queries, weigh, backend
         self._of: Anatomy = anatomy(head)
-        self._done = set[str]()
+        self._done, self._trained = set[str](), trained
 
     def run(self) -> set[str]:
         """Calibrate all parts that can be; their names."""
@@ -177,7 +201,7 @@ class _Calibration:
             for edge in graph.into(memory.name, "features"):
                 self._calibrate(graph.nodes[edge.start], memory, maps=True)
         for memory, part in graph.memories:
-            if part.joins_values:
+            if part.joins_values and memory.module not in self._trained:
                 self._begin(memory, part)
             if part.weight == "learned" or not part.joins_values:
                 self._calibrate(memory, memory)
@@ -201,7 +225,7 @@ class _Calibration:
         """Set the parameters of a part from the measurements of the memory that it serves."""
         assert node.part is not None
         module = self._of.parts[node.module]
-        if next(module.parameters(), None) is None:
+        if next(module.parameters(), None) is None or node.module in self._trained:
             return
         attended = self._measure_attention(memory)
         if not bool(attended.held.any()):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,24 +18,27 @@ from composer.spec.inherit import short_path
 from composer.spec.recipe import Finetune, Stage, Train, Transfer
 from composer.system.devices import check_device
 from composer.training import checkpoint
-from composer.training.calibration import begin_transfer
+from composer.training.calibration import SOLVED_TOKENS, begin_transfer, first_rows
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, fold_adapters, loss_of
-from composer.training.loop import length_of, run_stage
+from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.model_on_disk import StoredModel
 from composer.training.on_policy import check_on_policy
 from composer.training.processes import count, gather_shards, is_first, loading_device, process_group, shard, sharing_rows, take_gpu
+from composer.training.projections import solve_after, solve_in_memory
 from composer.training.row_pieces import check_model, check_row_processes
 from composer.training.rows import warn_or_raise
 from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare, read_finished_run
 from composer.training.scale import warn_of_sizes
 from composer.training.stored_logits import TaughtRows, stored_loss
 from composer.training.streamed import STAGE, check_disk, transfer_streamed
-from composer.training.student import Student, Which, learns_from_teacher, stage_from_nothing, stages_of
+from composer.training.student import CALIBRATE, Student, Which, learns_from_teacher, stage_from_nothing, stages_of, start_of
 from composer.training.teacher import Teacher, open_teacher
 from composer.training.transfer import ModelTransferCourse, TransferCourse, computing_alone
 from composer.training.unit import Course
 from composer.weights.record import Start
 
+EVALUATED = 4
+"""The most held-out rows that a start without steps is evaluated on."""
 TRAIN = "train"
 """The name of the stage that trains a model from nothing."""
 
@@ -62,6 +67,40 @@ def distill(student: Student, out: str | os.PathLike[str], options: TrainingOpti
         if is_first():
             options.tell(_plan_in_words(run))
         return _stream(run) if options.stream else _in_memory(run)
+
+
+def calibrate(student: Student, out: str | os.PathLike[str], options: TrainingOptions) -> TrainingReport:
+    """Start a model near its teacher, and write it to ``out``, whole or not at all. No step is trained. Raises as ``distill``."""
+    with process_group():
+        check_device(options.device)
+        take_gpu(options.device)
+        stage, recipe = start_of(student, force=options.force), student.recipe
+        options = replace(options, held_out_rows=options.held_out_rows or EVALUATED)
+        if recipe.sequence is not None and recipe.sequence > student.record.trunk["max_positions"]:
+            # The rows of a recipe for larger sources. Those of a start may have any length.
+            student = replace(student, recipe=recipe.model_copy(update={"sequence": None}))
+        teacher = open_teacher(student.record, options.teacher)
+        run = open_run(student, teacher, {CALIBRATE: stage}, out, options)
+        taught, learner = teacher.load(loading_device(options.device), options.backend), load_student(student, options)
+        began = time.monotonic()
+        with run.in_folder():
+            start, solved = _solve(run, stage, learner, taught, _start_transfer(run, stage, learner, taught))
+            begun = () if start is None else start.calibrated
+            parts = {name: tensor for name, tensor in learner.named_parameters() if name.rpartition(".")[0] in begun}
+            layers = () if start is None else start.solved
+            outcome = Outcome(
+                stage=CALIBRATE,
+                steps=0,
+                tokens=0,
+                seconds=time.monotonic() - began,
+                before={f"layer {layer.layer}": layer.before for layer in layers},
+                after={f"layer {layer.layer}": layer.after for layer in layers},
+                start=start,
+            )
+            loss, teacher_loss = (
+                None if run.held_out is None else loss_of(model.eval(), run.held_out, 1, "tokens") for model in (learner, taught)
+            )
+            return run.finish([outcome], parts | solved, model=learner, loss=loss, teacher_loss=teacher_loss)
 
 
 def _plan_in_words(run: TrainingRun) -> str:
@@ -124,8 +163,13 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
                 student = _reload_student(run, learned)
             course: Course | None = _course(stage, student, teacher, options)
             outcome = run_stage(name, course, stage, run.rows, run.held_out, setting)
-            outcomes.append(outcome.model_copy(update={"start": start}) if name == STAGE else outcome)
             learned |= {name: parameter for unit in course.units for name, parameter in unit.parameters.items()}
+            if isinstance(stage, Transfer):
+                assert teacher is not None, "it is kept for stages that learn from it"
+                student = _reload_student(run, learned) if count() > 1 else student
+                start, solved = _solve(run, stage, student, teacher, start)
+                outcome, learned = outcome.model_copy(update={"start": start}), learned | solved
+            outcomes.append(outcome)
             del left[name]
             course, teacher = None, teacher if learns_from_teacher(left) else None
         _check_begun(run, outcomes)
@@ -144,6 +188,14 @@ def _start_transfer(run: TrainingRun, stage: Transfer, student: ComposedForCausa
     beginning = begin_transfer(student, teacher, stage, run.rows, run.options.seed, run.untrained)
     warn_or_raise(warn_of_sizes(beginning.sizes, stage), run.options)
     return beginning.start
+
+
+def _solve(
+    run: TrainingRun, stage: Transfer, student: ComposedForCausalLM, teacher: ComposedForCausalLM, start: Start | None
+) -> tuple[Start | None, dict[str, Tensor]]:
+    """Solve the output projections of a student with its heads as they are. Return the report of its start, and the projections."""
+    batch = run.rows.batch(first_rows(run.rows, SOLVED_TOKENS, run.options.seed)).to(next(student.parameters()).device)
+    return solve_after(run, stage, start, lambda: solve_in_memory(student, teacher, batch))
 
 
 def _check_begun(run: TrainingRun, begun: Sequence[object]) -> None:

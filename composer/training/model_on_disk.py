@@ -7,11 +7,10 @@ import inspect
 import math
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,8 +38,7 @@ PAIRED_LAYERS = frozenset({"BambaDecoderLayer", "FalconH1DecoderLayer"})
 """Hosts' layers that return a tuple, with the hidden states first."""
 
 
-@dataclass(frozen=True)
-class LayerInputs:
+class LayerInputs(NamedTuple):
     """The arguments of the layers on one batch: the hidden states B T C of the first layer, and for each layer its options."""
 
     hidden: Tensor
@@ -91,6 +89,10 @@ class StoredModel:
     def with_attention(self) -> Collection[int]:
         """The layers that have attention."""
         return self._names.keys()
+
+    def name_of(self, index: int) -> str:
+        """Return the full name of a layer's attention."""
+        return self._names[index]
 
     def attention(self, index: int) -> tuple[str, ComposedAttention]:
         """Return the attention of a layer with its weights, and its full name. The rest of the layer has none."""

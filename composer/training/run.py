@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from composer.graph.lowering import check_backend
 from composer.model.hosts import layers_of
 from composer.model.modeling import ComposedForCausalLM
 from composer.reporting.tables import Readable, Table, View
-from composer.reporting.words import quantity
+from composer.reporting.words import plural, quantity
 from composer.runs.identity import fingerprint
 from composer.spec.inherit import short_path
 from composer.spec.recipe import Finetune, Stage
@@ -42,7 +43,7 @@ from composer.training.rows import (
     within_windows,
 )
 from composer.training.stored_logits import StoredLogits, TaughtRows
-from composer.training.student import Student, check_held_out, learns_from_teacher
+from composer.training.student import CALIBRATE, Student, check_held_out, learns_from_teacher
 from composer.training.teacher import Teacher, tokens_of
 from composer.training.tracking import Tracker, tracking
 from composer.weights.config import check_positions
@@ -144,7 +145,9 @@ class TrainingRun:
         data = self.rows.report.model_dump(mode="json") if self.rows.report is not None else {}
         records = tuple(
             TrainedStage(
-                recipe=self.stages[outcome.stage].model_dump(mode="json"),
+                recipe=self.stages[outcome.stage].model_dump(
+                    mode="json", include={"start"} if outcome.stage == CALIBRATE else None
+                ),
                 data=data,
                 held_out=_held_out(self.options),
                 bfloat16=self.options.bfloat16,
@@ -155,7 +158,7 @@ class TrainingRun:
             )
             for outcome in outcomes
         )
-        logs = {name: self.folder / name for name in (LOG, CURVE)}
+        logs = {name: self.folder / name for name in (LOG, CURVE)} if any(outcome.steps for outcome in outcomes) else {}
         by_first(lambda: self._write(Trained(changed, adapter, records, logs, model)))
         return TrainingReport(out=self.out, stages=tuple(outcomes), loss=loss, teacher_loss=teacher_loss, data=data)
 
@@ -166,7 +169,8 @@ class TrainingRun:
         return None if self.teacher is None else self.teacher.reference
 
     def _write(self, trained: Trained) -> None:
-        draw(self.folder / LOG, self.folder / CURVE, self.options.again)
+        if trained.documents:
+            draw(self.folder / LOG, self.folder / CURVE, self.options.again)
         write_trained(self.student.source.folder, self.out, trained, force=self.options.force)
         if trained.stages[-1].planned is None and len(trained.stages) == len(self.stages):
             STORE.remove(self.folder)
@@ -338,17 +342,27 @@ def remarks(report: TrainingReport) -> tuple[str, ...]:
     lines = [
         f"{outcome.stage}: {steps_in_words(outcome)}, {quantity(outcome.tokens)} tokens, {outcome.seconds:.0f} s"
         for outcome in report.stages
+        if outcome.steps
     ]
     for start in (outcome.start for outcome in report.stages):
-        if start is not None:
+        if start is not None and (start.calibrated or start.kept):
             kept = f" Not calibrated: {_parts(start.kept)}." if start.kept else ""
-            lines.append(f"Calibrated from the teacher in {start.seconds:.0f} s: {_parts(start.calibrated)}.{kept}")
+            lines.append(f"Calibrated from the teacher: {_parts(start.calibrated)}.{kept}")
+        if start is not None and start.solved:
+            changed = [layer for layer in start.solved if layer.after < layer.before]
+            before, after = (fmean(getattr(layer, when) for layer in start.solved) for when in ("before", "after"))
+            lines.append(
+                f"Output projections solved: {len(changed):,} of {plural(len(start.solved), 'layer')}. Mean error on rows that "
+                f"were left out: {before:.3g}, and {after:.3g} now. The start took {start.seconds:.0f} s."
+            )
     if report.loss is not None and report.teacher_loss is not None:
         lines.append(f"Held-out loss: {report.loss:.4g} nats per token (teacher: {report.teacher_loss:.4g}).")
     judged = any(outcome.before for outcome in report.stages)
     if not judged:
         lines.append("No rows were held out, so nothing was evaluated: the result is the model after the last step.")
-    return (*lines, f"{'Losses are of held-out rows. ' if judged else ''}Log and curve: {short_path(report.out / 'training')}")
+    if any(outcome.steps for outcome in report.stages):
+        lines.append(f"{'Losses are of held-out rows. ' if judged else ''}Log and curve: {short_path(report.out / 'training')}")
+    return tuple(lines)
 
 
 def _parts(names: tuple[str, ...]) -> str:

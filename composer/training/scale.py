@@ -87,8 +87,8 @@ def warn_of_sizes(sizes: Sequence[LayerSizes], stage: Transfer) -> Iterator[str]
     if far:
         worst = max(far, key=lambda layer: layer.distance)
         remedy = "Add `output: norm` to the head, whose weights start at the teacher's size."
-        if stage.init == "parts":
-            remedy = f"Leave recipe.transfer.init out, so that norms and gates start at the teacher's size. {remedy}"
+        if stage.start == "parts":
+            remedy = f"Leave recipe.transfer.start out, so that norms and gates start at the teacher's size. {remedy}"
         yield (
             f"In {len(far):,} of {plural(len(sizes), 'layer')} the heads' outputs start more than {FAR:g} times larger or smaller "
             f"than the teacher's: in layer {worst.layer} their root mean square is {worst.student:.3g}, and the teacher's is "

@@ -28,10 +28,11 @@ from composer.model.hosts import attentions
 from composer.spec.recipe import Transfer
 from composer.system.devices import give_back
 from composer.system.files import failing_as, whole_file
-from composer.training.calibration import begin_layer, join_starts, rows_to_calibrate
+from composer.training.calibration import SOLVED_TOKENS, begin_layer, first_rows, join_starts, rows_to_begin
 from composer.training.journal import Journal
 from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.model_on_disk import StoredModel
+from composer.training.projections import solve_after, solve_streamed
 from composer.training.rows import warn_or_raise
 from composer.training.run import TrainingRun
 from composer.training.scale import warn_of_sizes
@@ -76,7 +77,7 @@ class LayerCourse(Course):
     def begin(self, run: TrainingRun, name: str, rows: PackedRows) -> Start | None:
         """Set the first values of the layer, and warn if its outputs are far from the teacher's in size. name: the full name of the
         layer's attention."""
-        stage, batch = self._stage, rows.batch(rows_to_calibrate(self._stage, rows, run.options.seed))
+        stage, batch = self._stage, rows.batch(rows_to_begin(self._stage, rows, run.options.seed))
         assert isinstance(batch, HiddenBatch)
         target = self._lesson(batch)
         beginning = begin_layer(name, self._student, self._attention, target, stage, self._backend, run.untrained)
@@ -164,7 +165,10 @@ def transfer_streamed(
             give_back()
     layers = [layer for layer in finished if layer is not None]
     learned = {name: tensor for tensors, _ in layers for name, tensor in tensors.items()}
-    return _together([outcome for _, outcome in layers if outcome is not None]), learned
+    outcome = _together([outcome for _, outcome in layers if outcome is not None])
+    batch = run.rows.batch(first_rows(run.rows, SOLVED_TOKENS, run.options.seed))
+    start, solved = solve_after(run, stage, outcome.start, lambda: solve_streamed(student, teacher, batch, learned))
+    return outcome.model_copy(update={"start": start}), learned | solved
 
 
 Layer = tuple[Mapping[str, Tensor], Outcome | None]
@@ -209,9 +213,9 @@ def _autocast(dtype: torch.dtype | None) -> AbstractContextManager[object]:
 
 
 def _rows_of_stage(rows: PackedRows, stage: Transfer, seed: int) -> np.ndarray:
-    """Return the rows of the stage's steps."""
-    steps = range(length_of(stage, rows))
-    return np.unique([row for step in steps for row in rows_of_step(step, stage.batch, len(rows), seed)])
+    """Return the rows of the stage's steps, and those that parts start from."""
+    steps = [row for step in range(length_of(stage, rows)) for row in rows_of_step(step, stage.batch, len(rows), seed)]
+    return np.unique([*steps, *rows_to_begin(stage, rows, seed)])
 
 
 def _path(run: TrainingRun, index: int) -> Path:

@@ -19,6 +19,8 @@ from composer.weights.sources import check_merged, open_model
 from converters.source import Source
 
 STAGES = ("transfer", "finetune", "train")
+CALIBRATE = "calibrate"
+"""In records: the stage without steps, which is only the start of a transfer."""
 
 
 def check_stage(resolved: Resolved, stage: Stage) -> None:
@@ -98,16 +100,24 @@ class Student:
     record: Record
     recipe: Recipe
 
+    @property
+    def has_trained_trunk(self) -> bool:
+        """Whether a stage has trained the model's own weights, or adapters of them."""
+        return any(stage.stage not in ("transfer", CALIBRATE) for stage in self.record.training)
+
 
 def read_student(
     model: str | os.PathLike[str],
     overrides: Overrides,
     recipe: Recipe | None = None,
     lengths: Mapping[str, int | None] | None = None,
+    *,
+    needs_recipe: bool = True,
 ) -> Student:
     """Return the model of a folder, and its recipe: the argument, or the model's own with these overrides.
 
-    lengths: fields of every stage, such as its steps, in place of the recipe's. Raises TrainingError, BuildError and SourceError.
+    lengths: fields of every stage, such as its steps, in place of the recipe's. needs_recipe: refuse a spec without a recipe.
+    Raises TrainingError, BuildError and SourceError.
     """
     folder = Path(name_of(model)).expanduser()
     record = read_record(folder) if folder.is_dir() else None
@@ -117,7 +127,7 @@ def read_student(
         raise TrainingError(f"{folder} is a classifier; what is trained here is a language model.")
     source = open_model(folder)
     check_merged(source)
-    recipe = _recipe(record, overrides) if recipe is None else recipe
+    recipe = _recipe(record, overrides, is_needed=needs_recipe) if recipe is None else recipe
     return Student(source, record, _with_lengths(recipe, lengths) if lengths else recipe)
 
 
@@ -151,6 +161,19 @@ def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:
     return wanted
 
 
+def start_of(student: Student, *, force: bool) -> Transfer:
+    """Return a transfer that has only a start, as the recipe sets it. Raises TrainingError for a model that was trained already,
+    unless ``force`` is set."""
+    trained = [stage.stage for stage in student.record.training if stage.stage != CALIBRATE]
+    if trained and not force:
+        raise TrainingError(
+            f"{student.source.folder} was trained already ({', '.join(trained)}), and a new start would replace what it has "
+            "learned. Name the model that `compose build` wrote, or set --force."
+        )
+    transfer = student.recipe.transfer
+    return Transfer(lr=1.0, steps=1, batch=1, start="solved" if transfer is None else transfer.start)
+
+
 def stage_from_nothing(student: Student) -> Train:
     """Return the stage for a model from nothing. Raises TrainingError if the recipe has none, or the model cannot follow it."""
     resolved, stage = student.record.resolved, student.recipe.train
@@ -163,12 +186,14 @@ def stage_from_nothing(student: Student) -> Train:
     return stage
 
 
-def _recipe(record: Record, overrides: Overrides) -> Recipe:
+def _recipe(record: Record, overrides: Overrides, *, is_needed: bool) -> Recipe:
     beside = [setting for setting in each(overrides) if not setting.startswith(("recipe.", "recipe="))]
     if beside:
         such = f"recipe.{beside[0]}" if beside[0].partition(".")[0] in Recipe.model_fields else "recipe.transfer.lr=1e-2"
         raise TrainingError(f"--set {beside[0]}: the heads are built; only the recipe can still be set, such as {such}")
     spec = load_spec(record.spec, overrides)
+    if spec.recipe is None and not is_needed:
+        return Recipe()
     if spec.recipe is None:
         raise TrainingError(
             f'"{spec.name}" has no recipe, so there is no stage to train. Pass '

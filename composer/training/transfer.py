@@ -245,13 +245,18 @@ def _outputs(attention: ComposedAttention, target: AttentionTarget, backend: str
     return projection(heads_output(attention, target, backend, inputs=target.inputs).flatten(2))
 
 
+def output_projection(attention: ComposedAttention) -> nn.Module | None:
+    """Return the module that projects the heads' outputs; None where a host has none of a known name."""
+    return next((getattr(attention, name) for name in ("o_proj", *OTHERS["o"]) if hasattr(attention, name)), None)
+
+
 @torch.no_grad()
 def _only_projection(attention: ComposedAttention, target: AttentionTarget) -> nn.Module | None:
     """Return the output projection of a layer whose host computes nothing else after the heads, such as a gate; None if it does.
 
     The layer must have the weights of the target's teacher. It is compared with the teacher's output once.
     """
-    projection = next((getattr(attention, name) for name in ("o_proj", *OTHERS["o"]) if hasattr(attention, name)), None)
+    projection = output_projection(attention)
     if attention.ends_in_projection is None:
         attention.ends_in_projection = projection is not None and torch.allclose(
             projection(target.heads.flatten(2)).float(), target.attended.float(), rtol=0, atol=AS_EQUAL * _largest(target.attended)
