@@ -236,7 +236,8 @@ class Memory(Part):
         raise NotImplementedError
 
     def why_slow(self, shape: Shape) -> str | None:
-        """Return why PyTorch's forms read a text token by token, and the setting of the spec that is faster. None if they do not."""
+        """Return why PyTorch's forms read a text token by token, and the setting of the spec that is faster. None if they do
+        not."""
         return None
 
     def within(self, window: int) -> str | None:

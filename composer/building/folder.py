@@ -105,8 +105,8 @@ class BuildReport(Readable, Closed):
         elif self.untrained:
             start = f"`compose calibrate {shlex.quote(short_path(self.out))} --data TEXTS`"
             remarks.append(
-                f"{plural(len(self.untrained), 'tensor')} untrained{seed}: do not expect the source's quality yet. {start} starts near "
-                "the source, and `compose distill` also trains."
+                f"{plural(len(self.untrained), 'tensor')} untrained{seed}: do not expect the source's quality yet. {start} starts "
+                "near the source, and `compose distill` also trains."
             )
         return remarks
 
