@@ -41,7 +41,7 @@ from composer.selection.choice import (
     state_bytes,
     subject_of,
 )
-from composer.selection.report import By, Selection
+from composer.selection.report import By, Score, Selection
 from composer.spec.document import Spec
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, resolve_spec
@@ -118,6 +118,10 @@ class SelectOptions(SetOption, JudgingOptions, RequiredSource, SpecArgument):
         "error: the error of its attention. gates: with --heads, and its default. Left out, restored.",
         default=None,
     )
+    score: Score | None = option(
+        "With --heads: the tokens over which restored and swapped compare: answers of the tasks, text, or both. Left out, answers.",
+        default=None,
+    )
     student: Path | None = option(
         "A trained student of SPEC, such as OUT/student. Nothing is trained then but the gates of --heads.",
         default=None,
@@ -148,7 +152,7 @@ class SelectOptions(SetOption, JudgingOptions, RequiredSource, SpecArgument):
         super().check()
         if self.by == "gates" and not self.heads:
             raise SelectionError("--by gates is for key heads: add --heads, or choose another score.")
-        for name, value in (("--tasks", self.tasks), ("--steps", self.steps)):
+        for name, value in (("--tasks", self.tasks), ("--steps", self.steps), ("--score", self.score)):
             if value and not self.heads:
                 raise SelectionError(f"{name} is for the selection of key heads: add --heads, or leave it out.")
 
@@ -204,6 +208,7 @@ def _select_heads(options: SelectOptions, loaded: Spec) -> HeadSelection:
         rows=options.rows,
         steps=options.steps or STEPS,
         tasks=tasks,
+        score=options.score or "answers",
         student=options.student,
     )
     with (

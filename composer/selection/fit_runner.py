@@ -203,6 +203,7 @@ def _learn_gates(subject: HeadSubject, teacher: Teacher, folder: Path, training:
         budget=None,
         sequence=options.sequence,
         by="gates",
+        score="answers",
         rows=options.rows,
         steps=options.gate_steps,
         tasks=options.tasks,

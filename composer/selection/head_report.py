@@ -12,7 +12,7 @@ from blocks.part import Closed
 from composer.reporting.plotting import add_title, panels, plotting, save
 from composer.reporting.tables import Readable, Table, View
 from composer.reporting.words import ranges, size
-from composer.selection.report import By, format_found
+from composer.selection.report import By, Score, format_found
 from composer.spec.inherit import short_path
 
 OUTLINE = "#D55E00"
@@ -24,7 +24,8 @@ class HeadScore(Closed):
     """One key head. The higher a score, the more it should keep the source's attention.
 
     - gate: from 0, the other head, to 1, the source's attention.
-    - restored, swapped (nats per token), error: as for layers; None if they were not computed.
+    - restored, swapped: as for layers, in nats per token of the selection's ``score``. error: as for layers. None if they were not
+      computed.
     """
 
     layer: int
@@ -67,6 +68,8 @@ class HeadSelection(Readable, Closed):
     name: str
     teacher: str
     by: By
+    score: Score
+    """The tokens of `restored` and `swapped`."""
     other: str
     """The heads that gates mixed with the source's attention: a spec, or the folder of a trained student."""
     tasks: tuple[str, ...]

@@ -29,7 +29,7 @@ from composer.selection.needles import (
     rows_with_needles,
     shared_settings,
 )
-from composer.selection.report import SCORING, SELECTION, SPEC, By, write_result
+from composer.selection.report import SCORING, SELECTION, SPEC, By, Score, write_result
 from composer.spec.document import Spec
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.recipe import Recipe, Stage
@@ -76,6 +76,7 @@ class HeadOptions:
     budget: int | None
     sequence: int
     by: By
+    score: Score
     rows: int
     steps: int
     tasks: tuple[NamedTask, ...]
@@ -124,7 +125,7 @@ def select_heads(
         return held_out.measure(logits_with(model, gates, current))
 
     errors = head_errors(model, gates, judged) if options.by == "error" else None
-    scores = _scores(gates, measure, options.by, errors)
+    scores = _scores(gates, measure, options, errors)
     ranked = rank_heads(heads, [score.value_by(options.by) for score in scores])
     count = _count(subject, ranked, options)
     keep = sorted(ranked[:count])
@@ -132,6 +133,7 @@ def select_heads(
         name=subject.spec.name,
         teacher=teacher.reference,
         by=options.by,
+        score=options.score,
         other=other.name if options.student is None else str(options.student),
         tasks=tuple(named.label for named in options.tasks),
         steps=options.steps,
@@ -192,17 +194,18 @@ def _heads_to_mix(other: Spec, teacher: Teacher, training: TrainingOptions, opti
     return {index: attention.composed for index, attention in layers.items()}
 
 
-def _scores(gates: Gates, measure: Measure, by: By, errors: Sequence[float] | None) -> tuple[HeadScore, ...]:
+def _scores(gates: Gates, measure: Measure, options: HeadOptions, errors: Sequence[float] | None) -> tuple[HeadScore, ...]:
     """Return the score of every key head: its gate, and the one that the selection is by. errors: None if it is by another."""
     values, closed = gates.values.detach().tolist(), torch.zeros_like(gates.values.detach())
     others: list[float | None] = [None] * len(values) if errors is None else [*errors]
+    by, score = options.by, options.score
     if by in ("restored", "swapped"):
         base = 1.0 if by == "swapped" else 0.0
-        start = measure(closed + base).divergence
+        start = measure(closed + base).over(score)
         for place in range(len(values)):
             changed = closed + base
             changed[place] = 1.0 - base
-            others[place] = abs(base - 1.0) * start + (2 * base - 1.0) * measure(changed).divergence
+            others[place] = abs(base - 1.0) * start + (2 * base - 1.0) * measure(changed).over(score)
     return tuple(
         HeadScore(layer=layer, head=head, gate=gate, **({} if by == GATES else {by: other}))
         for (layer, head), gate, other in zip(gates.heads, values, others, strict=True)
