@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, new_cache
+from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, check_cache, new_cache
 from composer.model.cuda_graph import may_record
 
 PIECE = 1024
@@ -40,7 +40,8 @@ def read_in_pieces(model: Any, ids: Tensor, cache: ComposedCache, watch: Callabl
 
 def prepare_cache(model: Any, settings: Any, options: dict[str, Any]) -> None:
     """Put a cache into the options of ``generate``, where they have none. settings: transformers' ``GenerationConfig``. Raises
-    ValueError if the model, or the settings, do not generate text with states."""
+    ValueError if the model, or the settings, do not generate text with states, and TypeError for a cache of another class."""
+    check_cache(options.get(CACHE))  # transformers looks into a cache before it calls the model
     if model.base.both_ways:
         raise ValueError("a bidirectional model cannot generate: each token depends on the tokens after it")
     if settings.cache_implementation is not None:
