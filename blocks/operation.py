@@ -216,7 +216,8 @@ class Call:
     - place: the layer, and the first of the operation's heads in it.
     - in_place: the state may be overwritten.
     - needs_mass: a read needs this memory's lse.
-    - rotated: a cache of the head's rotated queries, by the rotation's id, as several operations need the same.
+    - rotated: a cache of the head's rotated queries, as several operations need the same: by the rotation's id, the rotation, the
+      queries and the result. An id belongs to the rotation as long as the cache holds it.
     """
 
     tokens: Tokens
@@ -225,7 +226,7 @@ class Call:
     place: tuple[int, int] = (0, 0)
     in_place: bool = False
     needs_mass: bool = True
-    rotated: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    rotated: dict[int, tuple[Rotation, Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, operation: Any) -> Call:
         """Return the call of an operation in the head whose call this is, with the operation's state and shape. operation: a
@@ -238,6 +239,6 @@ class Call:
         """Return the queries, rotated by ``by`` at the positions of the tokens. The result is cached, as several operations need
         the same."""
         last = self.rotated.get(id(by))
-        if last is None or last[0] is not query:
-            last = self.rotated[id(by)] = query, by.rotate_tokens(query, self.tokens)
-        return last[1]
+        if last is None or last[1] is not query:
+            last = self.rotated[id(by)] = by, query, by.rotate_tokens(query, self.tokens)
+        return last[2]

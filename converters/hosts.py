@@ -19,7 +19,7 @@ from converters.family import Config, Family
 from converters.hybrid_layers import count_of_layers, layers_without_attention
 from converters.model_types import AUTO_MAP, PREFIX
 from converters.rotary import LengthRotation, check_rotary, length_rotations
-from converters.trunk import DTYPE_KEYS, Sizes, read_dtype
+from converters.trunk import DTYPE_KEYS, OF_CACHES, Sizes, read_dtype
 
 ATTENTIONS = ("self_attn", "attention", "attn", "self_attention", "mixer")
 """Names of a layer's attention in hosts."""
@@ -215,7 +215,8 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
         raise ConfigError("config.json has quantization_config: its weights are quantised. Build from the original model.")
     if config.get("auto_map") not in (None, {}, AUTO_MAP):
         notes.append("config.json names its own code (auto_map); it was not run, and transformers' code is used.")
-    kept = {key: value for key, value in config.items() if key not in (*OWN_KEYS, "auto_map", "model_type", "architectures")}
+    left_out = (*OWN_KEYS, *OF_CACHES, "auto_map", "model_type", "architectures")
+    kept = {key: value for key, value in config.items() if key not in left_out}
     kept["model_type"], family, decoder = model_type, model_type, WHOLE.get(model_type)
     if decoder is not None:
         config = kept["text_config"] = _decoder_config(kept)

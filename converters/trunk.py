@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 DTYPE_KEYS = ("dtype", "torch_dtype")
 """The key of a config for the type that the model computes in, and the older one, which most published models have."""
+OF_CACHES = (
+    "cache_implementation",
+    "cache_config",
+    "output_attentions",
+    "prompt_lookup_num_tokens",
+    "assistant_early_exit",
+    "use_mtp",
+)
+"""Settings for generation that need a cache of keys and values. Greedy text is the same without them."""
 TokenIds = int | list[int] | None
 Activation = Literal["silu", "gelu", "relu"]
 TrunkNorm = Literal["rms", "layer"]

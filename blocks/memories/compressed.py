@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from blocks import initialise
 from blocks.calibration import States
 from blocks.flow import Pairs, Partial
 from blocks.initialise import Fill
@@ -79,7 +78,9 @@ class Compressed(Memory):
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         joined, rank = _joined(shape), self._rank(shape)
-        down, up = (Fresh(sizes, initialise.identity) for sizes in ((rank, joined), (joined, rank)))
+        words = "identity matrices, without the columns of kept coordinates" if self.rope else "identity matrices"
+        fill = Fill(words, partial(_fill_stored, shape=shape, rope=self.rope))
+        down, up = (Fresh(sizes, fill) for sizes in ((rank, joined), (joined, rank)))
         score = {"score": Fresh((shape.key_heads, shape.head_dim), FALLING, precise=True)} if self.rope else {}
         return super().parameters(shape) | score | {"down": down, "up": up}
 
@@ -268,6 +269,18 @@ def _joined(shape: Shape) -> int:
 def _fill_falling(tensor: Tensor, _generator: torch.Generator | None) -> None:
     width = tensor.shape[-1]
     tensor.copy_(-(torch.arange(width, device=tensor.device) % max(1, width // 2)).expand_as(tensor))
+
+
+def _fill_stored(tensor: Tensor, _generator: torch.Generator | None, *, shape: Shape, rope: int) -> None:
+    """Fill a matrix, or its transpose, that stores the first numbers of a token as they are. Kept coordinates are zeros in x, and
+    would be stored for nothing."""
+    of_values = torch.ones(shape.key_heads * shape.value_dim, device="cpu")
+    score = torch.empty(shape.key_heads, shape.head_dim, device="cpu")
+    FALLING(score)
+    is_coded = torch.ones_like(score).scatter(-1, choose_coordinates(score, rope), 0.0)
+    numbers = torch.cat((of_values, is_coded.flatten())).nonzero()[:, 0]
+    rows = torch.nn.functional.one_hot(numbers[: min(tensor.shape)], _joined(shape))
+    tensor.copy_(rows if tensor.shape == rows.shape else rows.T)
 
 
 FALLING = Fill("falling with the frequency", _fill_falling)

@@ -29,7 +29,7 @@ class SelectedBlocks(Blocks):
     equation: ClassVar[str] = (
         "o_t = Σ_s softmax_s(q_t·k_s / √D) v_s, s ≤ t in the block of t or in a chosen one: the earlier blocks b with the `count` "
         "largest scores q_t·k′_b, k′_b the mean of the block's rotated keys; or, over the query heads h of a key head, "
-        "Σ_h softmax_b(q_th·k′_b / √D)"
+        "Σ_h softmax_b(q_th·k′_b / √D), with the softmax over all blocks that end at t or before"
     )
     source: ClassVar[str] = (
         "Lu et al. 2025, arXiv:2502.13189 (MoBA), eq. 2 to 6; scores `share`: Yuan et al. 2025, arXiv:2502.11089 (NSA), section "
@@ -42,8 +42,9 @@ class SelectedBlocks(Blocks):
     """Earlier blocks that a query sees beside its own block."""
     scores: Literal["product", "share"] = "product"
     """product: of the query and the mean of a block's keys; each query head chooses for itself, as in MoBA. share: softmax over
-    these products, summed over the query heads of a key head, which choose together. With a ``count`` of 2 or more they always
-    choose the first block that they see and the newest earlier one, as in NSA."""
+    these products, summed over the query heads of a key head, which choose together. The softmax is over all blocks that are
+    complete: at the last token of a block, its own block is among them. With a ``count`` of 2 or more they always choose the first
+    block that they see and the newest earlier one, as in NSA."""
 
     def state_after(self, shape: Shape, tokens: int) -> dict[str, Slot]:
         """Return the state after this many tokens. Keys are stored rotated."""

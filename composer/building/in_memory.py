@@ -37,7 +37,7 @@ from converters.coverage import cover
 from converters.errors import ConverterError
 from converters.families import family_of
 from converters.source import Source
-from converters.trunk import EMBEDDING, OUTPUT, Dtype, Sizes, Trunk, dtype_name, is_composed
+from converters.trunk import EMBEDDING, OF_CACHES, OUTPUT, Dtype, Sizes, Trunk, dtype_name, is_composed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -110,6 +110,8 @@ def build_from_model(
         student._origin = Origin(record, None if opened is None else opened.folder, None)
     if (settings := getattr(model, "generation_config", None)) is not None:  # a classifier has none
         student.generation_config = copy.deepcopy(settings)
+        for name in OF_CACHES:
+            setattr(student.generation_config, name, None)
     return student
 
 

@@ -174,8 +174,8 @@ class HeadClass:
             lines += [f"        self.rotary = {rotary}(config)"]
         for part, parameters in self.parameters.items():
             sizes = {name: ", ".join(plain(str(size)) for size in fresh.shape) for name, fresh in parameters.items()}
-            inside = ", ".join(f'"{name}": torch.empty({size})' for name, size in sizes.items())
-            *rows, last = wrap(f"        self.{part} = nn.ParameterDict({{{inside}}})")
+            inside = ", ".join(f"{name}=torch.empty({size})" for name, size in sizes.items())
+            *rows, last = wrap(f"        self.{part} = PartParameters({inside})")
             comment = f"# initially {_starts(parameters)}"
             is_short = len(f"{last}  {comment}") <= WIDTH
             lines += [*rows, f"{last}  {comment}"] if is_short else [f"        {comment}", *rows, last]

@@ -142,7 +142,7 @@ def record(
     for node in code.graph.parts:
         if node.module not in modules:
             parameters = {
-                name: add_input(f"self.{node.module}.{name}", empty(*fresh.shape, dtype=WIDE if fresh.precise else NARROW))
+                name: add_input(f'self.{node.module}("{name}")', empty(*fresh.shape, dtype=WIDE if fresh.precise else NARROW))
                 for name, fresh in parameters_of(node).items()
             }
             modules[node.module] = _module(parameters)

@@ -25,6 +25,7 @@ from composer.exporting.template import (
     FORWARD,
     HEADER,
     HEADS_BY_NUMBER,
+    INITIALISATION,
     KEY_HEADS,
     LLAMA_FORWARD,
     MIXED,
@@ -32,6 +33,7 @@ from composer.exporting.template import (
     MIXING_HOOKS,
     MODEL,
     ONE_HEAD,
+    PARAMETERS,
     ROTATED,
     RUN,
     SCALED,
@@ -91,11 +93,12 @@ def write_file(model: Any) -> Exported:
     name = _camel(title) + ("Composed" if f"{_camel(title)}Config" == host.config.__name__ else "")
     model_type = f"{re.sub(r'[^A-Za-z0-9_-]', '-', title)}_{host.type}"
     classes, by_layer = _head_classes(model)
-    mixes = any(item.mixes for item in classes)
+    mixes, has_parameters = any(item.mixes for item in classes), any(item.parameters for item in classes)
     if mixes and any(len(names) > 1 for names in by_layer):
         raise ExportError("a layer has heads of several compositions, and some mix what queries and keys are projected from")
     kernels = sorted({kernel for head in classes for kernel in head.kernels()})
-    reserved = {*INPUTS, "rotated", "attend", "owned", "reordered", "runs_fla", *(kernel.rpartition(":")[2] for kernel in kernels)}
+    of_kernels = {kernel.rpartition(":")[2] for kernel in kernels}
+    reserved = {*INPUTS, *of_kernels, "rotated", "attend", "owned", "check_cache", "reordered", "runs_fla"}
     fields_read = {field for head in classes for field in head.fields()}
     functions = Functions((call for head in classes for call in head.calls()), reserved, fields_read)
     several, key_heads = any(len(names) > 1 for names in by_layer), _numbered_heads(model)
@@ -118,6 +121,8 @@ def write_file(model: Any) -> Exported:
         "mixing": MIXING if mixes else "",
         "mixed": MIXED if mixes else "",
         "scaled": SCALED if _scales(model) else "",
+        "parameters": PARAMETERS if has_parameters else "",
+        "initialisation": INITIALISATION if has_parameters else "",
     }
     has_sinks = any(head.shape.sinks for head in classes)
     if several or len(classes) > 1:

@@ -134,7 +134,9 @@ class ProgramRecording(TorchFunctionMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        sys.setprofile(self._profiler)
+        sys.setprofile(self._profiler if callable(self._profiler) else None)
+        if hasattr(self._profiler, "enable"):  # cProfile, which Python 3.11 returns as an object that cannot be called
+            self._profiler.enable()
         super().__exit__(*error)
         self._outside = None
         RECORDING.pop()

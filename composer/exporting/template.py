@@ -45,7 +45,34 @@ def runs_fla(dtype: torch.dtype, device: torch.device) -> bool:
 
 ''')
 
-MODEL = Template('''$table
+PARAMETERS = '''
+
+class PartParameters(nn.Module):
+    """The parameters of a part of a head. A call returns one of them, by its name.
+
+    It is a call, as accelerate's offloading loads the parameters of a module while the module is called, and at no other time.
+    """
+
+    def __init__(self, **parameters: Tensor) -> None:
+        super().__init__()
+        for name, values in parameters.items():
+            self.register_parameter(name, nn.Parameter(values))
+
+    def forward(self, name: str) -> Tensor:
+        return getattr(self, name)
+'''
+INITIALISATION = """
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, PartParameters):
+            for parameter in module.parameters():
+                if not getattr(parameter, "_is_hf_initialized", False):
+                    parameter.normal_(std=self.config.initializer_range)
+"""
+"""These two are in a file whose heads have parameters."""
+
+MODEL = Template('''$parameters$table
 
 class ${Name}Attention($host_attention):
     """$host_attention with $what in place of its softmax: `attend` runs $pronoun."""
@@ -137,6 +164,11 @@ class ${Name}Cache(Cache):
         return length == 1 and not torch.is_grad_enabled() and self.mode is torch.is_inference_mode_enabled()
 
 
+def check_cache(cache: Any) -> None:
+    if not isinstance(cache, ${Name}Cache | None):
+        raise TypeError(f"{CACHE} is a {type(cache).__name__}; this model needs a ${Name}Cache")
+
+
 class ${Name}PreTrainedModel:
     """What both models below set in the classes of transformers."""
 
@@ -147,15 +179,7 @@ class ${Name}PreTrainedModel:
 
     def get_correct_attn_implementation(self, *_: Any, **__: Any) -> str:
         return "$model_type"
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, nn.ParameterDict):
-            for parameter in module.parameters():
-                if not getattr(parameter, "_is_hf_initialized", False):
-                    parameter.normal_(std=self.config.initializer_range)
-
+$initialisation
 
 class ${Name}Model(${Name}PreTrainedModel, $host_model):
     """$host_model on these layers. Inside of it, each row's real tokens stand first, and padding behind them."""
@@ -179,6 +203,8 @@ class ${Name}Model(${Name}PreTrainedModel, $host_model):
         **options: Any,
     ) -> Any:
         """Positions are counted from the attention mask. position_ids may only count on: several documents in a row are refused."""
+        if options.pop("output_attentions", self.config.output_attentions):
+            raise ValueError("output_attentions: the heads of this file return no weights; leave it out, or use the composed model")
         inputs = input_ids if inputs_embeds is None else inputs_embeds
         (batch, length), device = inputs.shape[:2], inputs.device
         cache = past_key_values if cache is None else cache
@@ -187,8 +213,7 @@ class ${Name}Model(${Name}PreTrainedModel, $host_model):
             cache = None  # layers run twice, and would write their states twice
         elif cache is None and use_cache:
             cache = ${Name}Cache(self.config)
-        if not isinstance(cache, ${Name}Cache | None):
-            raise TypeError(f"{CACHE} is a {type(cache).__name__}; this model needs a ${Name}Cache")
+        check_cache(cache)
         if attention_mask is not None and attention_mask.dim() != 2:
             raise ValueError("attention_mask: expected the shape B S, with 1 for a real token and 0 for padding")
         valid = (inputs.new_ones(batch, length) if attention_mask is None else attention_mask[:, -length:]).bool()
@@ -246,6 +271,7 @@ class ${Name}ForCausalLM(${Name}PreTrainedModel, $host_causal):
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any, **__: Any) -> bool:
         if (name := generation_config.cache_implementation) is not None:
             raise ValueError(f"cache_implementation={name!r}: this model has a ${Name}Cache; remove this argument")
+        check_cache(model_kwargs.get(CACHE))
         if model_kwargs.get(CACHE) is None and generation_config.use_cache:
             model_kwargs[CACHE] = ${Name}Cache(self.config)
         return False

@@ -268,6 +268,16 @@ def new_cache(config: Any) -> ComposedCache:
     return ComposedCache(config.get_text_config().num_hidden_layers)
 
 
+def check_cache(cache: Any) -> None:
+    """Raise TypeError for a cache of another class."""
+    if cache is not None and not isinstance(cache, ComposedCache):
+        raise TypeError(
+            f"the cache is a {type(cache).__name__}, and a composed model has its own states: pass what this model "
+            "returned, ComposedCache(layers), or nothing. PEFT's prefix tuning and cartridges pass keys and values in a cache, "
+            "which a state cannot hold: use prompt tuning, P-tuning or LoRA"
+        )
+
+
 def cache_among(options: Mapping[str, Any]) -> Any:
     """Return the cache among the arguments of a call, by its name in any version of transformers; None if there is none."""
     for name in CACHE_NAMES:

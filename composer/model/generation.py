@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.generation.utils import GenerationMode
 
-from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, new_cache
+from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, check_cache, new_cache
 from composer.model.cuda_graph import ANSWERED, FOLLOWING, may_record
 
 PIECE = 1024
@@ -44,7 +44,8 @@ def read_in_pieces(model: Any, ids: Tensor, cache: ComposedCache, watch: Callabl
 def prepare_cache(model: Any, settings: Any, options: dict[str, Any], mode: GenerationMode | None) -> None:
     """Put a cache into the options of ``generate``, where they have none. settings: transformers' ``GenerationConfig``. In assisted
     generation the caches of both models record their calls. Raises ValueError if the model, or the settings, do not generate text
-    with states."""
+    with states, and TypeError for a cache of another class."""
+    check_cache(options.get(CACHE))  # transformers looks into a cache before it calls the model
     if model.base.both_ways:
         raise ValueError("a bidirectional model cannot generate: each token depends on the tokens after it")
     if settings.cache_implementation is not None and not settings.is_assistant:  # older versions set it for a model that drafts

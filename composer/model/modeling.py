@@ -22,7 +22,7 @@ from composer.errors import BuildError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.adapters import KEEPERS, adapters_of, where_of
 from composer.model.attention import INTERFACE, RUNNING, ModelCall, read_masks
-from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, new_cache, without_what_follows
+from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, check_cache, new_cache, without_what_follows
 from composer.model.call_arguments import OF_IMAGES, check_passed, read_documents
 from composer.model.configuration import make_class
 from composer.model.cuda_graph import Recorder
@@ -147,7 +147,7 @@ class ComposedModel(ComposedPreTrainedModel):
         other. return_dict: False returns a tuple.
         """
         attention_mask, ahead = read_masks(attention_mask)
-        output_attentions = options.pop("output_attentions", None)
+        output_attentions = options.pop("output_attentions", self.config.output_attentions)
         if options:
             check_passed(options)
         if (input_ids is None) == (inputs_embeds is None):
@@ -234,12 +234,7 @@ class ComposedModel(ComposedPreTrainedModel):
     def _cache(self, past: Any, use_cache: bool | None) -> ComposedCache | None:
         if self.is_inside and not isinstance(past, ComposedCache) and past is not None and not past.get_seq_length():
             past = None  # some models that read images prepare an empty cache of their own kind
-        if past is not None and not isinstance(past, ComposedCache):
-            raise TypeError(
-                f"the cache is a {type(past).__name__}, and a composed model has its own states: pass what this model "
-                "returned, ComposedCache(layers), or nothing. PEFT's prefix tuning and cartridges pass keys and values in a cache, "
-                "which a state cannot hold: use prompt tuning, P-tuning or LoRA"
-            )
+        check_cache(past)
         if self.both_ways:
             if past is not None:
                 raise ValueError("a bidirectional model has no cache: pass each whole text in one call")

@@ -287,4 +287,4 @@ class _Composing:
         )
         spec = load_spec({**document, "recipe": recipe.model_dump(mode="json")})
         student = learn_student(spec, source, folder, training, force=False)
-        return load_student(read_student(student, ()), self.training).eval()
+        return load_student(read_student(student, (), Recipe()), self.training).eval()

@@ -121,7 +121,7 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
 
     spec: what the student was built from. Raises SelectionError, TrainingError and DataError.
     """
-    described = read_student(student, ())
+    described = read_student(student, (), spec.recipe or Recipe())
     teacher = open_teacher(described.record, training.teacher)
     layers, free = len(described.record.resolved.layers), candidates(described.record.resolved)
     _, held_out = rows_of(described, training)

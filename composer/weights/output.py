@@ -17,8 +17,9 @@ from composer.system.files import move_folder, recover, sync, unique_partial_of
 from composer.system.locks import beside, exclusive_lock
 from composer.weights.record import RECORD, Placement, not_of_the_build, read_record
 from composer.weights.stream import blocks
-from converters.bounded import check_file, circle_of_links, reason, within
-from converters.source import Source
+from converters.bounded import check_file, circle_of_links, read_object_within, reason, within
+from converters.source import GENERATION_CONFIG, Source
+from converters.trunk import OF_CACHES
 
 
 def check_build(out: Path) -> None:
@@ -173,11 +174,16 @@ def copy_file(source: Path, target: Path, moved: Callable[[int], object] = lambd
 def copy_files(source: Path, names: Iterable[str], folder: Path) -> None:
     """Copy files of one folder into another. They are never linked: a later save would write through a link into the source.
 
-    Raises OSError, also for a link out of the folder.
+    Settings for generation are copied without those that need a cache of keys and values. Raises OSError, also for a link out of
+    the folder.
     """
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True)
-        copy_file(within(source, name), folder / name)
+        settings = read_object_within(source, name) if name == GENERATION_CONFIG else {}
+        if settings.keys() & set(OF_CACHES):
+            write_json(folder / name, {key: value for key, value in settings.items() if key not in OF_CACHES})
+        else:
+            copy_file(within(source, name), folder / name)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

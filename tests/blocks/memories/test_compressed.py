@@ -106,7 +106,7 @@ def test_outputs_equal_softmax_over_restored_pairs(
         }
 
 
-@pytest.mark.parametrize(("rank", "rope", "rotate"), [(8, 4, "kept"), (16, 0, "all")], ids=["values alone", "all numbers"])
+@pytest.mark.parametrize(("rank", "rope", "rotate"), [(8, 4, "kept"), (16, 0, "all"), (12, 2, "all"), (8, 4, "all")])
 def test_full_rank_equals_full_attention(rank: int, rope: int, rotate: Any) -> None:
     """The parameters are those of the start: identity matrices."""
     part, stream = Compressed(position=ROPE, rank=rank, rope=rope, rotate=rotate), Stream(GROUPED, ROWS, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+import composer
 from composer.building import folder as build_module
 from composer.errors import BuildError
 from composer.weights import sources
@@ -18,6 +20,8 @@ from composer.weights.record import RECORD, read_record
 from composer.weights.sources import open_model
 from converters.source import open_source
 from tests.checkpoints import LLAMA3_ROPE, edit_config, edit_tensors, fingerprint, llama, logits
+from tests.composer.exporting.models import of_file, uncompared
+from tests.composer.hosts.families import small
 from tests.composer.weights.students import LAWCAT, LOLCATS, SOFTMAX, build, loaded, resolved_for, weights
 
 VARIANTS = {
@@ -125,6 +129,27 @@ def test_small_files_are_copied(source: Path, tmp_path: Path):
         assert not os.path.samefile(source / name, tmp_path / "out" / name)
     assert (tmp_path / "out" / "additional_chat_templates" / "rag.jinja").exists()
     assert "own card" not in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_settings_that_need_a_cache_of_keys_and_values_are_dropped(family: str, tmp_path: Path):
+    """In older models they are in config.json."""
+    small(family).save_pretrained(tmp_path / "source")
+    settings = {"cache_implementation": "static", "cache_config": {"nbits": 4}, "prompt_lookup_num_tokens": 3}
+    settings |= {"output_attentions": True, "assistant_early_exit": 1, "use_cache": False}
+    for name, added in (("generation_config.json", settings), ("config.json", {"cache_implementation": "static"})):
+        file = tmp_path / "source" / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | added | {"eos_token_id": None}))
+    build(tmp_path / "source", tmp_path / "out", LAWCAT)
+    assert composer.verify(tmp_path / "out").ok
+    with uncompared():
+        composer.export(tmp_path / "out", tmp_path / "exported")
+    for folder in ("out", "exported"):
+        kept = json.loads((tmp_path / folder / "generation_config.json").read_text())
+        assert {*settings} & {*kept} == {"use_cache"}
+    ids = torch.arange(3, 9)[None]
+    assert loaded(tmp_path / "out").generate(ids, max_new_tokens=2, pad_token_id=0).shape == (1, 8)
+    of_file(loaded(tmp_path / "out"))[1].generate(ids, max_new_tokens=2, pad_token_id=0)
 
 
 def test_a_student_of_a_student_keeps_what_was_trained(source: Path, tmp_path: Path):

@@ -120,8 +120,11 @@ def test_the_dtype_in_memory_is_used(dtype: str):
 def test_generation_settings_are_copied():
     model = llama_model()
     model.generation_config.top_k = 7
+    model.generation_config.cache_implementation = "static"
     student = student_of(model)
     assert student.generation_config.top_k == 7
+    assert student.generation_config.cache_implementation is None
+    assert model.generation_config.cache_implementation == "static"
     assert student.generation_config is not model.generation_config
 
 

@@ -6,13 +6,20 @@ Logits, gradients, cached pieces, padding and greedy text are compared. The file
 from __future__ import annotations
 
 import ast
+import copy
+import cProfile
 import os
+import pstats
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload, disk_offload
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.dynamic_module_utils import get_imports
 
@@ -23,7 +30,8 @@ from composer.spec.loading import load_spec
 from composer.spec.resolve import resolve
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
-from tests.composer.exporting.models import SHORT, check_equal, of_file, randomised, texts
+from tests.composer.exporting.models import SHORT, check_equal, generated, of_file, padded, randomised, texts
+from tests.composer.model.models import OTHER_CACHES
 from tests.composer.model.shared_layers import parts_of
 from tests.laws.cases import SMALL as LAW_SIZES
 from tests.laws.cases import around, field_of
@@ -79,6 +87,59 @@ def test_files_of_shipped_specs_equal_their_models(name: str, hosts: dict[str, P
     )
     _, own = of_file(model)
     check_equal(model, own, 507)
+
+
+@pytest.mark.parametrize("name", ["lolcats", "lola", "lawcat", "gated-deltanet", "mamba3", "rglru-window", "gpt_oss"])
+def test_offloaded_weights_change_nothing(name: str, hosts: dict[str, Path], tmp_path: Path) -> None:
+    """accelerate loads the parameters of a module when the module is called, and removes them after it."""
+    source = ("lolcats", hosts[name]) if name in HOSTS else (name, hosts["llama"])
+    _, own = of_file(randomised(composer.build(*source)))
+    tokens, mask = texts(SMALL["vocab_size"], SHORT)
+    with torch.no_grad():
+        expected = padded(own, tokens, mask), generated(own, tokens, mask)
+    save_file(own.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
+    options = {"device_map": "auto", "max_memory": {"cpu": "1KB"}, "offload_folder": str(tmp_path / "auto")}
+    loaded = type(own).from_pretrained(tmp_path, config=own.config, **options)
+    for offloaded in (
+        loaded,
+        cpu_offload(copy.deepcopy(own), torch.device("cpu")),
+        disk_offload(own, str(tmp_path / "disk"), torch.device("cpu")),
+    ):
+        assert all(parameter.is_meta for parameter in offloaded.parameters())
+        with torch.no_grad():
+            torch.testing.assert_close(padded(offloaded, tokens, mask), expected[0])
+            assert torch.equal(generated(offloaded, tokens, mask), expected[1])
+
+
+def test_attention_weights_are_refused(hosts: dict[str, Path]) -> None:
+    _, own = of_file(composer.build("lolcats", hosts["llama"]))
+    tokens = torch.arange(3, 9)[None]
+    with pytest.raises(ValueError, match="output_attentions: the heads of this file return no weights"):
+        own(tokens, output_attentions=True)
+    with pytest.raises(ValueError, match="output_attentions: the heads of this file return no weights"):
+        own.generate(tokens, max_new_tokens=2, output_attentions=True, return_dict_in_generate=True)
+    own.config._output_attentions = True
+    with pytest.raises(ValueError, match="output_attentions: the heads of this file return no weights"):
+        own(tokens)
+
+
+@pytest.mark.parametrize("make", OTHER_CACHES)
+def test_caches_of_other_classes_are_refused(make: Callable[[Any], Any], hosts: dict[str, Path]) -> None:
+    _, own = of_file(composer.build("linear", hosts["llama"]))
+    cache, tokens = make(own.config), torch.arange(3, 9)[None]
+    for call in (own, partial(own.generate, max_new_tokens=2)):
+        with pytest.raises(TypeError, match=f"is a {type(cache).__name__}; this model needs a LinearCache"):
+            call(tokens, past_key_values=cache)
+
+
+def test_a_profiler_does_not_change_a_file_and_continues_after_it(hosts: dict[str, Path]) -> None:
+    model = composer.build("linear", hosts["llama"])
+    expected = of_file(model)[0].text
+    with cProfile.Profile() as profiler:
+        text = of_file(model)[0].text
+        SHORT.bit_length()
+    assert text == expected
+    assert any("bit_length" in name for _, _, name in pstats.Stats(profiler).stats)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @torch.no_grad()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, EncoderDecoderCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 import composer
 from composer.model.modeling import ComposedForCausalLM
@@ -18,6 +19,14 @@ from tests.composer.hosts.families import small
 
 CAUSAL = [name for name in shipped_specs() if not name.startswith("ablations/") and load_spec(name).direction == "causal"]
 """The shipped specs but for ablations, those of published students among them."""
+
+OTHER_CACHES: list[Callable[[Any], Any]] = [
+    lambda config: StaticCache(config, max_cache_len=16),
+    lambda _: DynamicCache(),
+    lambda _: EncoderDecoderCache(DynamicCache(), DynamicCache()),
+    lambda _: ((torch.zeros(1, 2, 3, 8),) * 2,) * 2,
+]
+"""Make caches of other classes than those of composed models, from a model's config."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped": {},

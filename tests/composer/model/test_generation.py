@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
 
 from composer.errors import SpecError
 from composer.spec.loading import load_spec
-from tests.composer.model.models import llama, student, tokens
+from tests.composer.model.models import OTHER_CACHES, llama, student, tokens
 from tests.shipped import SHIPPED
 
 SPECS = {
@@ -259,8 +259,11 @@ def test_the_cache_has_the_state_bytes_of_explain() -> None:
 
 def test_invalid_arguments_are_refused() -> None:
     model, ids = student("lawcat"), tokens(1, 5)
-    with pytest.raises(TypeError, match="DynamicCache.*its own states"):
-        model(ids, past_key_values=DynamicCache())
+    for make in OTHER_CACHES:
+        cache = make(model.config)
+        for call in (model, partial(model.generate, **GREEDY)):
+            with pytest.raises(TypeError, match=f"the cache is a {type(cache).__name__}, .*its own states"):
+                call(ids, past_key_values=cache)
     with pytest.raises(ValueError, match="cache_implementation"):
         model.generate(ids, cache_implementation="static", **GREEDY)
     with pytest.raises(TypeError, match="does not accept colour"):
