@@ -183,8 +183,12 @@ class RunStore:
             for abandoned in (partial, backup_path(partial)):  # by a killed run
                 if abandoned.exists():
                     shutil.rmtree(abandoned)
-            write_state(partial / self.mark, settings)
-            replaced = move_folder(partial, folder)
+            try:
+                write_state(partial / self.mark, settings)
+                replaced = move_folder(partial, folder)
+            except OSError:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
         if replaced is not None:
             shutil.rmtree(replaced, ignore_errors=True)
 

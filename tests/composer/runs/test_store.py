@@ -4,11 +4,14 @@ files.
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from composer.errors import BenchError
+from composer.runs import store
 from composer.runs.store import SHOWN, RunStore, Settings, differences, key_of
 
 MARK = "run.json"
@@ -90,6 +93,17 @@ def test_a_temporary_folder_is_replaced_and_removed_as_a_whole(tmp_path: Path) -
             assert names_in(tmp_path) == {".out.run.lock", f"out.run/{MARK}"}
         (folder / "checkpoint").touch()
     TEMPORARY.remove(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temporary_folder_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: Path, settings: Settings) -> None:
+        path.parent.mkdir()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store, "write_state", write)
+    with pytest.raises(BenchError, match=r"try\.run cannot be written to: No space left on device"):
+        TEMPORARY.begin(tmp_path / "try.run", Small(seed=0))
     assert list(tmp_path.iterdir()) == []
 
 
