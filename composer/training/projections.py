@@ -28,6 +28,7 @@ from composer.model.attention import ComposedAttention, unpack_output
 from composer.model.hosts import attentions, layers_of
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Transfer
+from composer.training.calibration import SOLVED_TOKENS, first_rows
 from composer.training.model_on_disk import StoredModel
 from composer.training.processes import within
 from composer.training.transfer import output_projection
@@ -92,6 +93,17 @@ def solve_after(
     solved, reports = solve_all()
     before = Start(calibrated=(), kept=(), seconds=0.0) if start is None else start
     return before.model_copy(update={"solved": tuple(reports), "seconds": before.seconds + time.monotonic() - began}), solved
+
+
+def check_tokens(run: TrainingRun, stage: Transfer, name: str, attention: ComposedAttention) -> None:
+    """Raise TrainingError, before the first step, if the rows to solve from have too few tokens for an attention of this name."""
+    width = attention.facts.heads * attention.facts.value_dim
+    tokens = int(run.rows.valid[first_rows(run.rows, SOLVED_TOKENS, run.options.seed)].sum())
+    if stage.start == "solved" and not run.student.has_trained_trunk and tokens < min(width, SOLVED_TOKENS // 2):
+        raise TrainingError(
+            f"The rows to start from have {tokens:,} tokens, and the output projection of {name} has {width:,} inputs. Add data, "
+            "set a larger recipe.sequence, or leave the projections as they are: recipe.transfer.start: calibrated"
+        )
 
 
 def solve_in_memory(student: ComposedForCausalLM, teacher: ComposedForCausalLM, batch: Batch) -> Projections:
@@ -204,12 +216,6 @@ def solving_layer(
     if projection is None or weight is None:
         yield
         return
-    width = attention.facts.heads * attention.facts.value_dim
-    if (tokens := int(valid.sum())) < width:
-        raise TrainingError(
-            f"The rows to start from have {tokens:,} tokens, and the output projection of {name} has {width:,} inputs. Add data, "
-            "or leave the projections as they are: recipe.transfer.start: calibrated"
-        )
     if shared := [other for other, tensor in changed.items() if tensor is weight]:
         raise TrainingError(
             f"{name} has the output projection {shared[0]}, too, so they cannot be solved one by one. Leave the projections as "

@@ -70,7 +70,7 @@ def test_every_shipped_spec_starts_near_the_teacher(name: str, source: Any, teac
     assert all(layer.distance < FAR for layer in sizes), sizes
     output = load_spec(name).head
     if output is not None and output.output is not None and output.output.normalises:
-        far = begin(name, source, teacher, rows, init="parts")
+        far = begin(name, source, teacher, rows, start="parts")
         assert any(layer.distance > FAR for layer in far), "a norm without a scale is as large in every layer"
         assert all(layer.distance < 2.1 for layer in sizes), "a gate of sigmoid without a bias halves the output"
 
@@ -93,7 +93,7 @@ def test_groups_by_number_are_scaled_separately() -> None:
 
 
 def test_a_calibrated_start_is_scaled_too(source: Any, teacher: ComposedForCausalLM, rows: PackedRows) -> None:
-    assert all(layer.distance < FAR for layer in begin("gla", source, teacher, rows, init="calibrated"))
+    assert all(layer.distance < FAR for layer in begin("gla", source, teacher, rows, start="calibrated"))
 
 
 def test_a_start_far_from_the_teacher_is_reported() -> None:
@@ -102,9 +102,9 @@ def test_a_start_far_from_the_teacher_is_reported() -> None:
     (warning,) = warn_of_sizes([near, far, LayerSizes(2, 5.0, 1.0)], STAGE)
     assert "In 2 of 3 layers" in warning
     assert "in layer 1 their root mean square is 1, and the teacher's is 0.03" in warning
-    assert "Leave recipe.transfer.init out" not in warning
-    (warning,) = warn_of_sizes([LayerSizes(4, 0.0, 2.0)], STAGE.model_copy(update={"init": "parts"}))
-    assert "Leave recipe.transfer.init out" in warning
+    assert "Leave recipe.transfer.start out" not in warning
+    (warning,) = warn_of_sizes([LayerSizes(4, 0.0, 2.0)], STAGE.model_copy(update={"start": "parts"}))
+    assert "Leave recipe.transfer.start out" in warning
 
 
 def test_a_loss_worse_than_chance_is_reported() -> None:
@@ -143,7 +143,7 @@ def test_a_run_scales_only_untrained_norms_and_records_this(folders: tuple[Path,
 
 def test_a_run_warns_and_strict_makes_it_an_error(folders: tuple[Path, Path], tmp_path: Path) -> None:
     student, texts = folders
-    parts, messages = "recipe.transfer.init=parts", list[str]()
+    parts, messages = "recipe.transfer.start=parts", list[str]()
     run(student, tmp_path / "out", texts, parts, which="transfer", warn=messages.append)
     assert [message for message in messages if message.startswith("In 2 of 2 layers the heads' outputs start more than 4 times")]
     for options in ({}, STREAM):
