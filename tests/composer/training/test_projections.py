@@ -21,7 +21,7 @@ from composer.weights.record import Solved, read_record
 from composer.weights.verify import verify
 from tests.checkpoints import logits
 from tests.composer.hosts.families import small
-from tests.composer.training.runs import rows_of, run, small_llama, student_of, teacher_of, whole
+from tests.composer.training.runs import rows_of, run, small_llama, solved_projections, student_of, teacher_of, whole
 from tests.composer.training.streams import STREAM
 from tests.composer.weights.students import weights
 
@@ -219,9 +219,9 @@ def test_distill_solves_by_default_in_memory_and_streamed(student: Path, texts: 
     assert [layer.layer for layer in solved] == [0, 1]
     assert solved == solved_by(tmp_path / "streamed")
     after, streamed = weights(tmp_path / "out"), weights(tmp_path / "streamed")
+    projections = solved_projections(tmp_path / "out")
     assert all(torch.equal(tensor, streamed[name]) for name, tensor in after.items())
     changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
-    projections = {f"model.layers.{layer.layer}.self_attn.o_proj.weight" for layer in solved if layer.penalty is not None}
     assert projections
     assert {name for name in changed if ".composed." not in name} == projections
     assert verify(tmp_path / "out").ok
@@ -236,6 +236,7 @@ def test_a_scaled_start_leaves_projections_alone(student: Path, texts: Path, tmp
     run(student, tmp_path / "out", texts, "recipe.transfer.start=scaled", which="transfer")
     before, after = weights(student), weights(tmp_path / "out")
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items() if ".composed." not in name)
+    assert (tmp_path / "out" / "source-1-of-1.safetensors").samefile(student / "source-1-of-1.safetensors")
     assert solved_by(tmp_path / "out") == ()
 
 

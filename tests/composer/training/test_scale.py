@@ -25,7 +25,8 @@ from tests.composer.weights.students import weights
 from tests.shipped import SHIPPED
 
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
-STAGE = Transfer(lr=1, steps=2, batch=2)
+SCALED = "recipe.transfer.start=scaled"
+STAGE = Transfer(lr=1, steps=2, batch=2, start="scaled")
 QUIETER, LOUDER = 0.03, 20.0
 """Factors on the values of the teacher's layers, as trained models differ among layers."""
 NORMED: dict[str, Any] = {
@@ -127,16 +128,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_run_scales_only_untrained_norms_and_records_this(folders: tuple[Path, Path], tmp_path: Path) -> None:
     student, texts = folders
     messages: list[str] = []
-    report = run(student, tmp_path / "out", texts, which="transfer", warn=messages.append)
+    report = run(student, tmp_path / "out", texts, SCALED, which="transfer", warn=messages.append)
     start = report.stages[0].start
     assert start is not None
     assert start.kept == ()
     assert start.calibrated == tuple(f"model.layers.{layer}.self_attn.composed.head.output_norm" for layer in (0, 1))
     assert not [message for message in messages if "root mean square" in message]
-    streamed = run(student, tmp_path / "streamed", texts, **STREAM)
+    streamed = run(student, tmp_path / "streamed", texts, SCALED, **STREAM)
     assert streamed.stages[0].after == report.stages[0].after
     assert same(weights(tmp_path / "out"), tmp_path / "streamed")
-    again = run(tmp_path / "out", tmp_path / "again", texts, which="transfer", warn=messages.append)
+    again = run(tmp_path / "out", tmp_path / "again", texts, SCALED, which="transfer", warn=messages.append)
     assert again.stages[0].start is None
     assert again.stages[0].before == report.stages[0].after
 
