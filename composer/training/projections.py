@@ -30,7 +30,7 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Transfer
 from composer.training.calibration import SOLVED_TOKENS, first_rows
 from composer.training.model_on_disk import StoredModel
-from composer.training.processes import within
+from composer.training.processes import is_first, within
 from composer.training.transfer import output_projection
 from composer.weights.record import Solved, Start
 
@@ -89,7 +89,8 @@ def solve_after(
     if stage.start != "solved" or run.student.has_trained_trunk:
         return start, {}
     began = time.monotonic()
-    run.options.tell("Solving the output projections.")
+    if is_first():
+        run.options.tell("Solving the output projections.")
     solved, reports = solve_all()
     before = Start(calibrated=(), kept=(), seconds=0.0) if start is None else start
     return before.model_copy(update={"solved": tuple(reports), "seconds": before.seconds + time.monotonic() - began}), solved

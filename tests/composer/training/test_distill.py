@@ -98,9 +98,7 @@ def test_adapters_are_loaded_with_the_model_and_can_be_omitted(
     assert loads == [where | {"subfolder": "model/adapter"}] * 2, "its config, and its weights"
 
 
-def test_only_trained_or_solved_weights_have_changed(
-    distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path
-) -> None:
+def test_only_trained_or_solved_weights_have_changed(distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path) -> None:
     out = distilled[0]
     before, after = weights(student), weights(out)
     assert before.keys() == after.keys()
