@@ -217,11 +217,6 @@ def solving_layer(
     if projection is None or weight is None:
         yield
         return
-    if shared := [other for other, tensor in changed.items() if tensor is weight]:
-        raise TrainingError(
-            f"{name} has the output projection {shared[0]}, too, so they cannot be solved one by one. Leave the projections as "
-            "they are: recipe.transfer.start: calibrated"
-        )
     inputs = list[Tensor]()
     own = next(own for own, module in attention.named_modules() if module is projection)
 
@@ -229,6 +224,11 @@ def solving_layer(
         inputs.append(_first(arguments, options))
 
     def on_heads(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        if shared := [other for other, tensor in changed.items() if tensor is weight]:
+            raise TrainingError(
+                f"{name} has the output projection {shared[0]}, too, so they cannot be solved one by one. Leave the projections as "
+                "they are: recipe.transfer.start: calibrated"
+            )
         heads, target = arguments[0].detach(), lesson.target(inputs[0])
         error = target - projection.forward(heads)  # without this hook
         halves = [_sums(heads, error, target, lesson.mean_squares(), half & valid) for half in _halves(valid)]
