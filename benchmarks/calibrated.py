@@ -29,13 +29,13 @@ FULL, HELD_OUT = 200, 64
 """Steps from the default start; held-out rows for the losses."""
 
 
-def build_overrides(init: str, steps: int) -> list[str]:
+def build_overrides(start: str, steps: int) -> list[str]:
     """Return overrides that keep only the first stage, with so many steps from this start."""
-    stage = {"steps": steps, "warmup": max(1, steps // 20), "evaluate": steps, "init": init}
+    stage = {"steps": steps, "warmup": max(1, steps // 20), "evaluate": steps, "start": start}
     return [*RECIPE, "recipe.finetune=null", *(f"recipe.transfer.{name}={value}" for name, value in stage.items())]
 
 
-def train(spec: str, init: str, steps: int, seed: int) -> dict[str, float]:
+def train(spec: str, start: str, steps: int, seed: int) -> dict[str, float]:
     """Return the losses before and after, and the seconds of the calibration and of the steps."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "student"
@@ -45,7 +45,7 @@ def train(spec: str, init: str, steps: int, seed: int) -> dict[str, float]:
             SKILLS,
             Path(folder) / "trained",
             stage="transfer",
-            overrides=build_overrides(init, steps),
+            overrides=build_overrides(start, steps),
             held_out_rows=HELD_OUT,
             seed=seed,
             tell=lambda _: None,
@@ -70,10 +70,10 @@ def main() -> None:
     numbers = [int(number) for number in options.steps.split(",")]
     for seed in (int(number) for number in options.seeds.split(",")):
         for spec in SPECS:
-            for init, steps in [("parts", FULL), *(("calibrated", number) for number in numbers), ("parts", FULL // 2)]:
-                key = f"{spec} {init} {steps} {seed}"
+            for start, steps in [("parts", FULL), *(("calibrated", number) for number in numbers), ("parts", FULL // 2)]:
+                key = f"{spec} {start} {steps} {seed}"
                 if key not in runs:
-                    runs[key] = train(spec, init, steps, seed)
+                    runs[key] = train(spec, start, steps, seed)
                     RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
                     print(key, {name: round(figure, 5) for name, figure in runs[key].items()}, flush=True)
     print(format_table(runs))
@@ -83,12 +83,12 @@ def format_table(runs: dict[str, dict[str, float]]) -> str:
     """Return a Markdown table of the losses by start and steps, with one figure for each seed."""
     lines = ["| | start | steps | held-out loss, a figure a seed |", "|---|---|---|---|"]
     for spec, name in SPECS.items():
-        kinds = {(init, int(steps)) for trained, init, steps, _ in map(str.split, runs) if trained == spec}
-        rows = [(init, steps, "after", steps) for init, steps in sorted(kinds)]
-        rows += [(init, 0, "before", steps) for init, steps in dict(sorted(kinds)).items()]
-        for init, steps, when, run in sorted(rows, reverse=True):
-            figures = [f"{losses[when]:.4f}" for key, losses in runs.items() if key.startswith(f"{spec} {init} {run} ")]
-            lines.append(f"| {name} | `{init}` | {steps} | {', '.join(figures)} |")
+        kinds = {(start, int(steps)) for trained, start, steps, _ in map(str.split, runs) if trained == spec}
+        rows = [(start, steps, "after", steps) for start, steps in sorted(kinds)]
+        rows += [(start, 0, "before", steps) for start, steps in dict(sorted(kinds)).items()]
+        for start, steps, when, run in sorted(rows, reverse=True):
+            figures = [f"{losses[when]:.4f}" for key, losses in runs.items() if key.startswith(f"{spec} {start} {run} ")]
+            lines.append(f"| {name} | `{start}` | {steps} | {', '.join(figures)} |")
     return "\n".join(lines)
 
 

@@ -41,7 +41,7 @@ from composer.training.teacher import open_language_model
 from composer.weights.load import load_model
 
 TOKENS, ROWS = 512, 2
-STAGE = Transfer(lr=1e-3, steps=1, batch=4, init="calibrated")
+STAGE = Transfer(lr=1e-3, steps=1, batch=4, start="calibrated")
 """4 rows of calibration."""
 TASKS = ("passkey", "niah-single-2", "niah-single-3", "niah-multikey-1")
 SIZES = {"1/2": 0.5, "1/4": 0.25, "1/8": 0.125}
@@ -102,7 +102,7 @@ def start(student: ComposedForCausalLM, teacher: ComposedForCausalLM, way: str, 
         return parameters
 
     with nullcontext() if way == "calibrated" else patch.object(Compressed, "begin", begin):
-        begin_transfer(student, teacher, STAGE, rows, 0, ())
+        begin_transfer(student, teacher, STAGE, rows, 0, {name for name, _ in student.named_parameters() if ".composed." in name})
     return energies
 
 

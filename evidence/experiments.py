@@ -52,12 +52,15 @@ LENGTHS = (256, 512, 1024, 2048)
 SCORING = Request(TEACHER, tasks=("stories", "passkey", "recall"), lengths=LENGTHS, samples=40, seeds=SEEDS)
 TRAINING = replace(SCORING, data=SKILLS, share=0.0)
 
+EARLIER = "recipe.transfer.start=parts"
+"""The start of the kept runs, which are from before recipes had this field. Their identities lack it."""
 RECIPE = (
     "recipe.sequence=256",
     "recipe.rows=whole",
     "recipe.transfer={lr: 3e-2, epochs: null, tokens: null, steps: 200, batch: 16, warmup: 10, schedule: cosine, final: 0.05}",
     "recipe.finetune={lr: 3e-3, fresh_lr: 3e-3, epochs: null, tokens: null, steps: 600, batch: 16, average: rows, warmup: 10, "
     "schedule: cosine, final: 0.05, lora: {rank: 8, alpha: 16, targets: [q, k, v, o]}}",
+    EARLIER,
 )
 """Both stages: 3,200 and 9,600 rows of 256 tokens."""
 STUDENTS = Experiment(

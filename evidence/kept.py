@@ -17,7 +17,7 @@ from composer.runs.identity import data_identity
 from composer.system.files import sha256, write_whole
 from composer.system.versions import versions_of
 from converters.bounded import MOST_CONFIG, read_bytes
-from evidence.experiments import Experiment
+from evidence.experiments import EARLIER, Experiment
 
 RUNS = Path(__file__).parent / "runs"
 
@@ -124,6 +124,9 @@ def _dump_spec(variant: Variant) -> dict[str, Any]:
     document = variant.spec.model_dump(mode="json", exclude_unset=True, exclude={"name", "paper"})
     if document.get("recipe"):
         document["recipe"].pop("data", None)
+        transfer = document["recipe"].get("transfer") or {}
+        if EARLIER.endswith(f"={transfer.get('start')}"):
+            del transfer["start"]
     return document
 
 

@@ -28,7 +28,7 @@ from composer.spec.loading import load_spec
 from composer.spec.writing import to_yaml
 from composer.system.files import write_whole
 from composer.system.versions import versions_of
-from evidence.experiments import OUT, RECIPE, SCORING, SEEDS, SKILLS, Experiment
+from evidence.experiments import EARLIER, OUT, RECIPE, SCORING, SEEDS, SKILLS, Experiment
 from evidence.kept import RUNS, Run, hash_files, keep_run, path_of, read_run
 from evidence.running import Listener, run_missing
 
@@ -100,7 +100,8 @@ def compute_identity(setting: Setting, seed: int) -> str:
         "source": hash_files(Path(setting.source)),
         "data": [data_identity(reference) for reference in setting.data],
     }
-    inputs |= {"share": setting.share, "rows": setting.rows, "keep": setting.keep, "recipe": setting.recipe}
+    recipe = [override for override in setting.recipe if override != EARLIER]
+    inputs |= {"share": setting.share, "rows": setting.rows, "keep": setting.keep, "recipe": recipe}
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 

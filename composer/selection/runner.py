@@ -82,6 +82,10 @@ def learn_student(spec: Spec, source: Reference, folder: Path, training: Trainin
     spec = spec if spec.recipe is not None else spec.model_copy(update={"recipe": Recipe()})
     run_build(BuildOptions(spec, source, built, seed=training.seed, force=True))
     described = read_student(built, ())
+    if (transfer := described.recipe.transfer) is not None and transfer.start == "solved":
+        # Scores exchange the heads of a student and its source, which must have the same projections for this.
+        unsolved = transfer.model_copy(update={"start": "calibrated"})
+        described = replace(described, recipe=described.recipe.model_copy(update={"transfer": unsolved}))
     learns = bool(described.record.plan.fresh)
     if learns:
         stages_of(described.record, described.recipe, "transfer")

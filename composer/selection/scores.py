@@ -14,7 +14,7 @@ from composer.model.hosts import attentions_by_layer
 from composer.model.modeling import ComposedForCausalLM
 from composer.selection.report import LayerScore
 from composer.training.finetune import divergence
-from composer.training.transfer import AttentionTarget, heads_output, run_teacher
+from composer.training.transfer import AttentionTarget, heads_output, output_projection_name, run_teacher
 
 
 @torch.no_grad()
@@ -75,13 +75,15 @@ def divergence_with(
 
 @contextmanager
 def in_place_of(attention: ComposedAttention, other: ComposedAttention) -> Iterator[None]:
-    """For the block, a layer has the heads of another model's attention, and its own projections."""
-    heads = attention.composed
-    attention.composed = other.composed
+    """For the block, a layer has the heads of another model's attention, with the output projection that was solved for them."""
+    own = {name: getattr(attention, name) for name in ("composed", output_projection_name(attention)) if name is not None}
+    for name in own:
+        setattr(attention, name, getattr(other, name))
     try:
         yield
     finally:
-        attention.composed = heads
+        for name, module in own.items():
+            setattr(attention, name, module)
 
 
 def _apart(model: ComposedForCausalLM, batch: Batch, wanted: Tensor) -> float:

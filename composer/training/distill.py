@@ -12,6 +12,7 @@ from torch import Tensor
 
 from composer.building.rewrite import Adapter
 from composer.errors import ComposerError, TrainingError
+from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
 from composer.reporting.words import plural
 from composer.spec.inherit import short_path
@@ -24,7 +25,7 @@ from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.model_on_disk import StoredModel
 from composer.training.on_policy import check_on_policy
 from composer.training.processes import count, gather_shards, is_first, loading_device, process_group, shard, sharing_rows, take_gpu
-from composer.training.projections import solve_after, solve_in_memory
+from composer.training.projections import check_tokens, solve_after, solve_in_memory
 from composer.training.row_pieces import check_model, check_row_processes
 from composer.training.rows import warn_or_raise
 from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare, read_finished_run
@@ -83,23 +84,23 @@ def calibrate(student: Student, out: str | os.PathLike[str], options: TrainingOp
         run = open_run(student, teacher, {CALIBRATE: stage}, out, options)
         taught, learner = teacher.load(loading_device(options.device), options.backend), load_student(student, options)
         began = time.monotonic()
-        with run.in_folder():
-            start, solved = _solve(run, stage, learner, taught, _start_transfer(run, stage, learner, taught))
-            begun = () if start is None else start.calibrated
-            parts = {name: tensor for name, tensor in learner.named_parameters() if name.rpartition(".")[0] in begun}
-            layers = () if start is None else start.solved
-            outcome = Outcome(
-                stage=CALIBRATE,
-                steps=0,
-                tokens=0,
-                seconds=time.monotonic() - began,
-                before={f"layer {layer.layer}": layer.before for layer in layers},
-                after={f"layer {layer.layer}": layer.after for layer in layers},
-                start=start,
-            )
-            loss, teacher_loss = (
-                None if run.held_out is None else loss_of(model.eval(), run.held_out, 1, "tokens") for model in (learner, taught)
-            )
+        start, solved = _solve(run, stage, learner, taught, _start_transfer(run, stage, learner, taught))
+        begun = () if start is None else start.calibrated
+        parts = {name: tensor for name, tensor in learner.named_parameters() if name.rpartition(".")[0] in begun}
+        layers = () if start is None else start.solved
+        outcome = Outcome(
+            stage=CALIBRATE,
+            steps=0,
+            tokens=0,
+            seconds=time.monotonic() - began,
+            before={f"layer {layer.layer}": layer.before for layer in layers},
+            after={f"layer {layer.layer}": layer.after for layer in layers},
+            start=start,
+        )
+        loss, teacher_loss = (
+            None if run.held_out is None else loss_of(model.eval(), run.held_out, 1, "tokens") for model in (learner, taught)
+        )
+        with run.in_folder():  # an error leaves none behind, as nothing can be continued
             return run.finish([outcome], parts | solved, model=learner, loss=loss, teacher_loss=teacher_loss)
 
 
@@ -185,6 +186,7 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
 
 def _start_transfer(run: TrainingRun, stage: Transfer, student: ComposedForCausalLM, teacher: ComposedForCausalLM) -> Start | None:
     """Set the first values of the heads, and warn if their outputs are far from the teacher's in size."""
+    check_tokens(run, stage, *next(attentions(student)))
     beginning = begin_transfer(student, teacher, stage, run.rows, run.options.seed, run.untrained)
     warn_or_raise(warn_of_sizes(beginning.sizes, stage), run.options)
     return beginning.start
@@ -250,6 +252,7 @@ def _stream(run: TrainingRun) -> TrainingReport:
     options = run.options
     stage, student, teacher = run.stages[STAGE], StoredModel(run.student.source), StoredModel(run.teacher.source, options.backend)
     assert isinstance(stage, Transfer), "only transfer is streamed"
+    check_tokens(run, stage, *student.attention(min(student.with_attention)))
     check_disk(run, stage, student)
     with run.in_folder() as journal:
         outcome, learned = transfer_streamed(run, stage, student, teacher, journal)

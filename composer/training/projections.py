@@ -29,8 +29,9 @@ from composer.model.attention import ComposedAttention, unpack_output
 from composer.model.hosts import attentions, layers_of
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Transfer
+from composer.training.calibration import SOLVED_TOKENS, first_rows
 from composer.training.model_on_disk import StoredModel
-from composer.training.processes import within
+from composer.training.processes import is_first, within
 from composer.training.transfer import output_projection
 from composer.weights.record import Solved, Start
 
@@ -91,10 +92,22 @@ def solve_after(
     if stage.start != "solved" or run.student.has_trained_trunk:
         return start, {}
     began = time.monotonic()
-    run.options.tell("Solving the output projections.")
+    if is_first():
+        run.options.tell("Solving the output projections.")
     solved, reports = solve_all()
     before = Start(calibrated=(), kept=(), seconds=0.0) if start is None else start
     return before.model_copy(update={"solved": tuple(reports), "seconds": before.seconds + time.monotonic() - began}), solved
+
+
+def check_tokens(run: TrainingRun, stage: Transfer, name: str, attention: ComposedAttention) -> None:
+    """Raise TrainingError, before the first step, if the rows to solve from have too few tokens for an attention of this name."""
+    width = attention.facts.heads * attention.facts.value_dim
+    tokens = int(run.rows.valid[first_rows(run.rows, SOLVED_TOKENS, run.options.seed)].sum())
+    if stage.start == "solved" and not run.student.has_trained_trunk and tokens < min(width, SOLVED_TOKENS // 2):
+        raise TrainingError(
+            f"The rows to start from have {tokens:,} tokens, and the output projection of {name} has {width:,} inputs. Add data, "
+            "set a larger recipe.sequence, or leave the projections as they are: recipe.transfer.start: calibrated"
+        )
 
 
 def solve_in_memory(student: ComposedForCausalLM, teacher: ComposedForCausalLM, batch: Batch) -> Projections:
@@ -207,17 +220,6 @@ def solving_layer(
     if projection is None or weight is None:
         yield
         return
-    width = attention.facts.heads * attention.facts.value_dim
-    if (tokens := int(valid.sum())) < width:
-        raise TrainingError(
-            f"The rows to start from have {tokens:,} tokens, and the output projection of {name} has {width:,} inputs. Add data, "
-            "or leave the projections as they are: recipe.transfer.start: calibrated"
-        )
-    if shared := [other for other, tensor in changed.items() if tensor is weight]:
-        raise TrainingError(
-            f"{name} has the output projection {shared[0]}, too, so they cannot be solved one by one. Leave the projections as "
-            "they are: recipe.transfer.start: calibrated"
-        )
     inputs = list[Tensor]()
     full = f"{name}.{next(own for own, module in attention.named_modules() if module is projection)}.weight"
 
@@ -225,6 +227,11 @@ def solving_layer(
         inputs.append(_first(arguments, options))
 
     def on_heads(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        if shared := [other for other, tensor in changed.items() if tensor is weight]:
+            raise TrainingError(
+                f"{name} has the output projection {shared[0]}, too, so they cannot be solved one by one. Leave the projections as "
+                "they are: recipe.transfer.start: calibrated"
+            )
         heads, target = arguments[0].detach(), lesson.target(inputs[0])
         error = target - projection.forward(heads)  # without this hook
         size = attention.facts.value_dim

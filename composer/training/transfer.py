@@ -247,7 +247,12 @@ def _outputs(attention: ComposedAttention, target: AttentionTarget, backend: str
 
 def output_projection(attention: ComposedAttention) -> nn.Module | None:
     """Return the module that projects the heads' outputs; None where a host has none of a known name."""
-    return next((getattr(attention, name) for name in ("o_proj", *OTHERS["o"]) if hasattr(attention, name)), None)
+    return None if (name := output_projection_name(attention)) is None else getattr(attention, name)
+
+
+def output_projection_name(attention: ComposedAttention) -> str | None:
+    """Return the name of the module that projects the heads' outputs; None where a host has none of a known name."""
+    return next((name for name in ("o_proj", *OTHERS["o"]) if hasattr(attention, name)), None)
 
 
 @torch.no_grad()

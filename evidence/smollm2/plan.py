@@ -177,13 +177,15 @@ def read_plan(path: Path = PLAN, **changes: Any) -> Plan:
 def compute_identity(plan: Plan, name: str, seed: int, inputs: Inputs) -> str:
     """Return the hash of all inputs and settings that decide a run's figures, without the versions of the code."""
     facts: dict[str, Any] = plan.model_dump(mode="json", exclude={"students", "general", "written", "gates"})
+    facts["transfer"] = _as_kept(facts["transfer"])
     facts["harness"] = [(sorted(harness.tasks), harness.rows) for harness in (plan.general, plan.written) if harness is not None]
     chain: list[Any] = []
     student_name = None if name == plan.baseline else name
     while student_name is not None:
         student = plan.student(student_name)
         unset = {name for name in ("evaluations", "lengths") if getattr(student, name) is None}
-        chain.append(student.model_dump(mode="json", exclude={"seeds", *unset}))
+        settings = student.model_dump(mode="json", exclude={"seeds", *unset})
+        chain.append(settings | {"transfer": _as_kept(student.transfer)})
         if student.keep is not None:
             chain.append(sha256(plan.gates_of(student.keep)))
         student_name = student.source
@@ -192,3 +194,11 @@ def compute_identity(plan: Plan, name: str, seed: int, inputs: Inputs) -> str:
     facts["files"] = [sha256(path) for path in (*files, inputs.text, inputs.haystack) if path is not None and path.is_file()]
     facts["teacher"] = [sha256(path) for path in sorted(Path(inputs.teacher).glob("*.safetensors"))]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _as_kept(transfer: Settings | None) -> Settings | None:
+    """Return the settings of a transfer as the identities of kept runs have them: ``start`` was ``init``, by default ``scaled``."""
+    if transfer is None or "start" not in transfer:
+        return transfer
+    others = {name: setting for name, setting in transfer.items() if name != "start"}
+    return others if transfer["start"] == "scaled" else others | {"init": transfer["start"]}

@@ -85,7 +85,7 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_trained_unshared_parameters_are_saved_and_loaded(student: Path, tmp_path: Path) -> None:
     texts = write_texts(tmp_path / "texts.jsonl")
-    report = run(student, tmp_path / "out", texts, "recipe.transfer.init=calibrated", merge=True)
+    report = run(student, tmp_path / "out", texts, "recipe.transfer.start=calibrated", merge=True)
     assert [outcome.stage for outcome in report.stages] == ["transfer", "finetune"]
     before, after = weights(student), weights(tmp_path / "out")
     moved = [name for name in after if ".unshare." in name and not torch.equal(before[name], after[name])]

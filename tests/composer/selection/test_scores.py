@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,17 @@ def test_keeping_all_layers_equals_the_teacher(pair) -> None:
     none, _ = divergence_with(student, teacher, rows, ())
     assert none == pytest.approx(score_layers(student, teacher, rows)[0], rel=1e-6)
     assert none > 1e-3
+
+
+def test_heads_are_exchanged_with_their_output_projections(pair) -> None:
+    """The projections of a student may be solved for its own heads."""
+    student, teacher, rows = pair
+    student = copy.deepcopy(student)
+    with torch.no_grad():
+        for _, attention in attentions(student):
+            attention.o_proj.weight.mul_(1.5)
+    assert abs(divergence_with(student, teacher, rows, (0, 1))[0]) < 1e-6
+    divergence, scores = score_layers(student, teacher, rows)
+    for score in scores:
+        kept, _ = divergence_with(student, teacher, rows, (score.layer,))
+        assert score.restored == pytest.approx(divergence - kept, abs=1e-6)

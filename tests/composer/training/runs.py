@@ -15,9 +15,11 @@ import composer
 from composer.data.packing import Batch, Document, PackedRows, Packing, pack
 from composer.model.modeling import ComposedForCausalLM
 from composer.training.distill import distill
+from composer.training.loop import Outcome
 from composer.training.run import TrainingOptions, TrainingReport
 from composer.training.student import Which, read_student
 from composer.training.transfer import TransferCourse
+from composer.weights.record import read_record
 from tests.checkpoints import llama as checkpoint
 from tests.composer.model.models import llama as random_llama
 
@@ -114,6 +116,25 @@ def write_texts(path: Path, count: int = 60, seed: int = 0) -> Path:
     lines = (" ".join(random.choice(WORDS[1:], int(random.integers(4, 24)))) for _ in range(count))
     path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
     return path
+
+
+def solved_projections(model: Path) -> set[str]:
+    """Return the names of the output projections that the last transfer of a Llama has solved."""
+    record = read_record(model)
+    assert record is not None
+    starts = [stage.start for stage in record.training if stage.start is not None]
+    return {
+        f"model.layers.{layer.layer}.self_attn.o_proj.weight"
+        for start in starts[-1:]
+        for layer in start.solved
+        if layer.penalty is not None
+    }
+
+
+def timeless(outcome: Outcome) -> Outcome:
+    """Return what a stage reports without its times."""
+    start = outcome.start and outcome.start.model_copy(update={"seconds": 0.0})
+    return outcome.model_copy(update={"seconds": 0.0, "start": start})
 
 
 def run(model: Path, out: Path, data: Path, *overrides: str, which: Which = "all", **options: Any) -> TrainingReport:

@@ -10,7 +10,7 @@ import torch
 
 import composer
 from composer.spec.recipe import Transfer
-from composer.training.calibration import ROWS, begin_transfer, rows_to_calibrate
+from composer.training.calibration import CALIBRATED_TOKENS, ROWS, SCALED_TOKENS, begin_transfer, rows_to_begin
 from composer.training.loop import StepProgress
 from composer.training.run import TrainingReport
 from composer.weights.record import read_record
@@ -19,8 +19,8 @@ from tests.composer.training.stages import StoppedError
 from tests.composer.training.streams import STREAM, same
 from tests.composer.weights.students import weights
 
-CALIBRATED = "recipe.transfer.init=calibrated"
-STAGE = Transfer(lr=0.01, steps=6, batch=4, init="calibrated")
+CALIBRATED = "recipe.transfer.start=calibrated"
+STAGE = Transfer(lr=0.01, steps=6, batch=4, start="calibrated")
 LAWCAT: dict[str, Any] = {
     "compose": 1,
     "name": "gated",
@@ -34,6 +34,10 @@ LAWCAT: dict[str, Any] = {
 PLACE = "model.layers.{layer}.self_attn.composed.head.{part}"
 
 
+def fresh(model: torch.nn.Module) -> set[str]:
+    return {name for name, _ in model.named_parameters() if ".composed." in name}
+
+
 def names(*parts: str, layers: int = 2) -> tuple[str, ...]:
     return tuple(PLACE.format(layer=layer, part=part) for layer in range(layers) for part in parts)
 
@@ -41,7 +45,7 @@ def names(*parts: str, layers: int = 2) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def plain(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingReport:
     """A run without calibration."""
-    return run(student, tmp_path_factory.mktemp("plain") / "out", texts, which="transfer")
+    return run(student, tmp_path_factory.mktemp("plain") / "out", texts, "recipe.transfer.start=scaled", which="transfer")
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +64,12 @@ def test_a_calibrated_start_is_nearer_to_the_teacher_and_is_recorded(plain: Trai
     record = read_record(calibrated.out)
     assert record is not None
     assert record.training[0].start == stage.start
-    assert record.training[0].recipe["init"] == "calibrated"
+    assert record.training[0].recipe["start"] == "calibrated"
     notes = calibrated.view().notes
     assert any("head.window, head.feature_map" in message and "Not calibrated" not in message for message in notes)
 
 
-def test_recipes_without_calibration_are_written_as_before(plain: TrainingReport) -> None:
-    """Existing folders and runs compare their recipe with the written one."""
-    assert "init" not in Transfer(lr=1, steps=1).model_dump(mode="json")
+def test_a_record_of_a_start_that_changes_nothing_has_no_report_of_it(plain: TrainingReport) -> None:
     record = read_record(plain.out)
     assert record is not None
     assert "start" not in record.model_dump(mode="json")["training"][0]
@@ -112,7 +114,7 @@ def test_parts_that_cannot_be_calibrated_keep_their_start() -> None:
     source = small_llama().float()
     student, teacher = student_of(source, LAWCAT), teacher_of(source)
     before = {name: parameter.clone() for name, parameter in student.named_parameters()}
-    start, _ = begin_transfer(student, teacher, STAGE, rows_of(24), 0, ())
+    start, _ = begin_transfer(student, teacher, STAGE, rows_of(24), 0, fresh(student))
     assert start is not None
     assert start.calibrated == names("feature_map", "state_gate")
     assert start.kept == names("conv")
@@ -127,7 +129,7 @@ def test_calibration_is_deterministic(memory: list[Any]) -> None:
     started = []
     for _ in range(2):
         student = student_of(source, spec)
-        begin_transfer(student, teacher_of(source), STAGE, rows_of(24), 0, ())
+        begin_transfer(student, teacher_of(source), STAGE, rows_of(24), 0, fresh(student))
         started.append(dict(student.named_parameters()))
     assert all(torch.equal(value, started[1][name]) for name, value in started[0].items())
 
@@ -149,7 +151,7 @@ COMPRESSED: dict[str, Any] = {"compose": 1, "name": "x", "head": {"memory": [{"k
 def test_compressed_pairs_of_full_rank_give_the_logits_of_the_source(overrides: tuple[str, ...]) -> None:
     source = small_llama()
     student = student_of(source, COMPRESSED, *(overrides or ("head.memory.0.rank=32",)))
-    start, _ = begin_transfer(student, teacher_of(source), STAGE, rows_of(24), 0, ())
+    start, _ = begin_transfer(student, teacher_of(source), STAGE, rows_of(24), 0, fresh(student))
     assert start is not None
     assert all(".compressed" in name for name in start.calibrated)
     ids = torch.arange(20)[None]
@@ -162,7 +164,7 @@ def test_a_calibrated_start_of_half_the_rank_is_nearer_to_the_source() -> None:
     for calibrated in (False, True):
         student: Any = composer.build(COMPRESSED, source, overrides=["head.memory.0.rank=0.5"])
         if calibrated:
-            begin_transfer(student, teacher_of(source), STAGE, rows_of(24), 0, ())
+            begin_transfer(student, teacher_of(source), STAGE, rows_of(24), 0, fresh(student))
         ids = torch.arange(20)[None]
         with torch.no_grad():
             errors.append(float((student(ids).logits - source(ids).logits).square().mean()))
@@ -178,7 +180,7 @@ def test_padding_does_not_change_calibration() -> None:
     for fill in (0, 5):
         student = student_of(source, LAWCAT)
         rows.ids[~rows.valid] = fill
-        begin_transfer(student, teacher_of(source), STAGE, rows, 0, ())
+        begin_transfer(student, teacher_of(source), STAGE, rows, 0, fresh(student))
         started.append(dict(student.named_parameters()))
     for name, value in started[0].items():
         torch.testing.assert_close(value, started[1][name], rtol=1e-6, atol=1e-8)
@@ -186,15 +188,17 @@ def test_padding_does_not_change_calibration() -> None:
 
 def test_calibration_uses_a_bounded_number_of_the_stages_rows() -> None:
     rows = rows_of(16, lengths=(16,) * 100)
-    few = rows_to_calibrate(STAGE, rows, 0)
-    assert len(few) == 4 * 6 < ROWS
-    many = rows_to_calibrate(STAGE.model_copy(update={"steps": 100}), rows, 0)
-    assert len(many) == ROWS
+    assert len(rows_to_begin(STAGE, rows, 0)) == ROWS
+    rows = rows_of(256, lengths=(256,) * 100)
+    few, many = (rows_to_begin(STAGE.model_copy(update={"start": start}), rows, 0) for start in ("scaled", "calibrated"))
+    assert (len(few), len(many)) == (SCALED_TOKENS // 256, CALIBRATED_TOKENS // 256)
     assert many[: len(few)] == few
+    assert len(rows_to_begin(STAGE, rows_of(16, lengths=(16,) * 3), 0)) == 3
+    assert len(rows_to_begin(STAGE, rows_of(8192, lengths=(8192,) * 3), 0)) == 1
 
 
 def test_model_transfer_starts_calibrated(student: Path, texts: Path, tmp_path: Path) -> None:
-    plain = run(student, tmp_path / "plain", texts, "recipe.transfer.at=model", which="transfer")
+    plain = run(student, tmp_path / "plain", texts, "recipe.transfer.at=model", "recipe.transfer.start=scaled", which="transfer")
     learned = run(student, tmp_path / "out", texts, "recipe.transfer.at=model", CALIBRATED, which="transfer")
     assert learned.stages[0].start is not None
     assert learned.stages[0].before != plain.stages[0].before

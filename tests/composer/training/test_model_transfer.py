@@ -28,6 +28,7 @@ from tests.composer.training.runs import (
     rows_of,
     run,
     small_llama,
+    solved_projections,
     student_of,
     teacher_of,
 )
@@ -199,7 +200,7 @@ def alone(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_a_run_lowers_the_error_of_fresh_parameters(alone: Path, student: Path, texts: Path, tmp_path: Path) -> None:
-    """The held-out error decreases, its log and report have one unit, and only fresh parameters change."""
+    """The held-out error decreases, its log and report have one unit, and only fresh parameters and solved projections change."""
     longer = (AT_THE_END, "recipe.transfer.steps=40", "recipe.transfer.lr=5e-2")
     report = run(student, tmp_path / "out", texts, *longer, which="transfer")
     (outcome,) = report.stages
@@ -212,7 +213,7 @@ def test_a_run_lowers_the_error_of_fresh_parameters(alone: Path, student: Path, 
     before, after = weights(student), weights(tmp_path / "out")
     assert {name for name in before if not torch.equal(before[name], after[name])} == {
         name for name in before if ".composed." in name
-    }
+    } | solved_projections(tmp_path / "out")
 
 
 @pytest.mark.parametrize("number", [2, 4])

@@ -25,7 +25,8 @@ from tests.composer.weights.students import weights
 from tests.shipped import SHIPPED
 
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
-STAGE = Transfer(lr=1, steps=2, batch=2)
+SCALED = "recipe.transfer.start=scaled"
+STAGE = Transfer(lr=1, steps=2, batch=2, start="scaled")
 QUIETER, LOUDER = 0.03, 20.0
 """Factors on the values of the teacher's layers, as trained models differ among layers."""
 NORMED: dict[str, Any] = {
@@ -70,7 +71,7 @@ def test_every_shipped_spec_starts_near_the_teacher(name: str, source: Any, teac
     assert all(layer.distance < FAR for layer in sizes), sizes
     output = load_spec(name).head
     if output is not None and output.output is not None and output.output.normalises:
-        far = begin(name, source, teacher, rows, init="parts")
+        far = begin(name, source, teacher, rows, start="parts")
         assert any(layer.distance > FAR for layer in far), "a norm without a scale is as large in every layer"
         assert all(layer.distance < 2.1 for layer in sizes), "a gate of sigmoid without a bias halves the output"
 
@@ -93,7 +94,7 @@ def test_groups_by_number_are_scaled_separately() -> None:
 
 
 def test_a_calibrated_start_is_scaled_too(source: Any, teacher: ComposedForCausalLM, rows: PackedRows) -> None:
-    assert all(layer.distance < FAR for layer in begin("gla", source, teacher, rows, init="calibrated"))
+    assert all(layer.distance < FAR for layer in begin("gla", source, teacher, rows, start="calibrated"))
 
 
 def test_a_start_far_from_the_teacher_is_reported() -> None:
@@ -102,9 +103,9 @@ def test_a_start_far_from_the_teacher_is_reported() -> None:
     (warning,) = warn_of_sizes([near, far, LayerSizes(2, 5.0, 1.0)], STAGE)
     assert "In 2 of 3 layers" in warning
     assert "in layer 1 their root mean square is 1, and the teacher's is 0.03" in warning
-    assert "Leave recipe.transfer.init out" not in warning
-    (warning,) = warn_of_sizes([LayerSizes(4, 0.0, 2.0)], STAGE.model_copy(update={"init": "parts"}))
-    assert "Leave recipe.transfer.init out" in warning
+    assert "Leave recipe.transfer.start out" not in warning
+    (warning,) = warn_of_sizes([LayerSizes(4, 0.0, 2.0)], STAGE.model_copy(update={"start": "parts"}))
+    assert "Leave recipe.transfer.start out" in warning
 
 
 def test_a_loss_worse_than_chance_is_reported() -> None:
@@ -127,23 +128,23 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_run_scales_only_untrained_norms_and_records_this(folders: tuple[Path, Path], tmp_path: Path) -> None:
     student, texts = folders
     messages: list[str] = []
-    report = run(student, tmp_path / "out", texts, which="transfer", warn=messages.append)
+    report = run(student, tmp_path / "out", texts, SCALED, which="transfer", warn=messages.append)
     start = report.stages[0].start
     assert start is not None
     assert start.kept == ()
     assert start.calibrated == tuple(f"model.layers.{layer}.self_attn.composed.head.output_norm" for layer in (0, 1))
     assert not [message for message in messages if "root mean square" in message]
-    streamed = run(student, tmp_path / "streamed", texts, **STREAM)
+    streamed = run(student, tmp_path / "streamed", texts, SCALED, **STREAM)
     assert streamed.stages[0].after == report.stages[0].after
     assert same(weights(tmp_path / "out"), tmp_path / "streamed")
-    again = run(tmp_path / "out", tmp_path / "again", texts, which="transfer", warn=messages.append)
+    again = run(tmp_path / "out", tmp_path / "again", texts, SCALED, which="transfer", warn=messages.append)
     assert again.stages[0].start is None
     assert again.stages[0].before == report.stages[0].after
 
 
 def test_a_run_warns_and_strict_makes_it_an_error(folders: tuple[Path, Path], tmp_path: Path) -> None:
     student, texts = folders
-    parts, messages = "recipe.transfer.init=parts", list[str]()
+    parts, messages = "recipe.transfer.start=parts", list[str]()
     run(student, tmp_path / "out", texts, parts, which="transfer", warn=messages.append)
     assert [message for message in messages if message.startswith("In 2 of 2 layers the heads' outputs start more than 4 times")]
     for options in ({}, STREAM):
