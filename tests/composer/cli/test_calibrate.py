@@ -56,7 +56,7 @@ def test_specs_without_recipes_or_fresh_parameters_are_calibrated(
     (stage,) = record.training
     assert (stage.stage, stage.steps, stage.recipe) == ("calibrate", 0, {"start": "solved"})
     assert stage.start is not None
-    assert any(layer.penalty is not None for layer in stage.start.solved)
+    assert any(layer.after < layer.before for layer in stage.start.solved)
     assert bool(stage.start.calibrated) is (name != "streaming")
     assert verify(Path(f"{name}-calibrated")).ok
 

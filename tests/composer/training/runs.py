@@ -127,7 +127,7 @@ def solved_projections(model: Path) -> set[str]:
         f"model.layers.{layer.layer}.self_attn.o_proj.weight"
         for start in starts[-1:]
         for layer in start.solved
-        if layer.penalty is not None
+        if layer.after < layer.before
     }
 
 
