@@ -17,6 +17,8 @@ from converters.errors import HubError
 
 MOST_FILES = 10_000
 """Files of a repository, at most."""
+MOST_PAGES = 400
+"""Pages of lists of files, at most: the Hub's have 50 files or more."""
 MOST_ANSWER = 64 * 2**20
 """Bytes of an answer of the API, at most: some 200 for each file."""
 LONG = 10
@@ -65,12 +67,12 @@ def patience() -> int:
 
 
 class _Checks:
-    """The hooks of one block. files: of all lists so far. starts: of each file, the first byte of each request for it. sizes: in
-    bytes, as the headers of the files state them. A redirect may change a file's path, so the largest size bounds every file."""
+    """The hooks of one block. files, pages: of all lists so far. starts: of each file, the first byte of each request for it.
+    sizes: in bytes, as headers state them. A redirect may change a file's path, so the largest size bounds every file."""
 
     def __init__(self, most_files: int | None, limit_tries: bool) -> None:
         self.most_files, self.limit_tries = most_files, limit_tries
-        self.files = 0
+        self.files = self.pages = 0
         self.starts: dict[str, list[int]] = {}
         self.sizes: list[int] = []
 
@@ -137,6 +139,9 @@ class _Checks:
             wrong = next((file for file in files if not _is_entry(file)), None) if isinstance(files, list) else files
             raise _refusal(request, f"the file {brief(wrong)}, which is no entry of a list of files")
         self.files += len(files) if isinstance(document, list) else 0
+        self.pages += 1
+        if self.most_files is not None and self.pages > MOST_PAGES:
+            raise _refusal(request, f"more than {MOST_PAGES} pages of a list of files")
         if self.most_files is not None and max(self.files, len(files)) > self.most_files:
             raise _refusal(request, f"a list of more than {self.most_files:,} files, which is the most that is fetched")
 

@@ -94,6 +94,13 @@ def without_end(request: Handler, path: str) -> bool:
     return True
 
 
+def always_another_page(request: Handler, path: str) -> bool:
+    """Send empty pages of a list of files, each of which names itself as the next one."""
+    if "/tree/" in path:
+        request.answer([], headers={"Link": f'<{request.hub.endpoint}{request.path}>; rel="next"'})
+    return "/tree/" in path
+
+
 def bomb(request: Handler, path: str) -> bool:
     """Send each file compressed: a few bytes become 16 MiB."""
     if "/resolve/" not in path or request.command == "HEAD":
@@ -152,6 +159,7 @@ ANSWERS: dict[str, Answer] = {
     "a commit of no file that leads upwards": named(f'"{OID}"', "../../../escaped", status=404),
     "too many files": listed(*({**FILE, "path": str(number)} for number in range(endpoint.MOST_FILES + 1))),
     "too many bytes": sent("/tree/", b"[" + b" " * 2000 + b"]"),
+    "pages without an end": always_another_page,
     "a file that is cut off": cut_off,
     "a file without an end": without_end,
     "a file that unpacks to more than its size": bomb,
@@ -180,6 +188,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slept: list[float]) -> Iterator[LocalHub]:
     (tmp_path / "a" / "b").mkdir(parents=True)
     monkeypatch.setattr(endpoint, "MOST_ANSWER", 2**21)
+    monkeypatch.setattr(endpoint, "MOST_PAGES", 10)
     with local_hub(str(tmp_path / "a" / "b" / "cache")) as served:
         served.create("owner/model", {"config.json": CONTENT})
         yield served
