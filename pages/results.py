@@ -44,6 +44,7 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "ablate": ("", AblationReport),
     "bench": ("", BenchReport),
     "build": ("", BuildReport),
+    "calibrate": ("", TrainingReport),
     "check": ("a list, one per spec or variant", ("spec", "ok", "says", "hash", "mistakes", "notes")),
     "diff": ("", ("specs", "same", "hashes", "differences")),
     "distill": ("", TrainingReport),

@@ -76,10 +76,11 @@ class DistillOptions(SetOption, TeachingOptions, Watched, BuiltModelArgument):
 
 @options_class
 class CalibrateOptions(SetOption, DataOptions, ForceOption, BackendOption, DeviceOption, SeedOption, Watched, BuiltModelArgument):
-    """Start a built model near its teacher, without training: from up to 8,192 tokens of text, in one pass.
+    """Start a built model near its teacher, without training.
 
     Fresh parameters are computed from the teacher's attention, where their part supports it. Then the output projection of each
-    layer is solved in closed form. `compose distill` begins like this by itself. The result appears whole or not at all.
+    layer is solved in closed form, in one pass over up to 8,192 tokens. `compose distill` does this by itself. The result appears
+    whole or not at all.
     """
 
     error: ClassVar[type[ComposerError]] = TrainingError

@@ -16,7 +16,7 @@ from tests.composer.programs import printed_behind
 from tests.composer.training.runs import RECIPE, SPEC, make_student, write_texts
 
 SHORT = ("--set", "recipe.transfer.steps=2", "--set", "recipe.finetune.steps=2", "--share", "0.2")
-WITH_PROGRESS = ("ablate", "bench", "build", "distill", "eval", "merge", "read", "sample", "train", "verify")
+WITH_PROGRESS = ("ablate", "bench", "build", "calibrate", "distill", "eval", "merge", "read", "sample", "train", "verify")
 
 
 @pytest.fixture

@@ -90,6 +90,7 @@ def test_the_list_of_commands_is_complete() -> None:
         "ablate",
         "bench",
         "build",
+        "calibrate",
         "chat",
         "check",
         "diff",

@@ -43,6 +43,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "ablate": lambda overrides: composer.ablate("lawcat", TEACHER, out="out", tasks="mqar", lengths=64, overrides=overrides),
     "build": lambda overrides: composer.build("lawcat", TEACHER, overrides=overrides),
     "build_folder": lambda overrides: composer.build_folder("lawcat", TEACHER, "out", overrides=overrides),
+    "calibrate": lambda overrides: composer.calibrate("built", "texts.jsonl", overrides=overrides),
     "check": lambda overrides: composer.check("lawcat", overrides=overrides),
     "code": lambda overrides: composer.code("lawcat", TEACHER, overrides=overrides),
     "diff": lambda overrides: composer.diff("lawcat", "lawcat", overrides=overrides),

@@ -98,6 +98,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "build_folder": (lambda: composer.build_folder("lawcat", "nowhere"), "nowhere"),
     "load": (lambda: composer.load("nowhere"), "nowhere"),
     "load dtype": (lambda: composer.load(TEACHER, dtype=typing.cast("Any", "float8")), "float8"),
+    "calibrate": (lambda: composer.calibrate("nowhere", "texts.jsonl"), "nowhere"),
     "distill": (lambda: composer.distill("nowhere", "texts.jsonl"), "nowhere"),
     "distill stage": (lambda: composer.distill("nowhere", "texts", stage=typing.cast("Any", "fintune")), 'did you mean "finetune"'),
     "train": (lambda: composer.train("nowhere", "texts.jsonl"), "nowhere"),
