@@ -37,8 +37,8 @@ def split_text(text: str, folder: Path, teacher: str) -> tuple[Path, Path, torch
     tokenizer = tokenizer_of(Path(teacher))
     ids = tokenizer(text, return_tensors="pt").input_ids[0]
     start, steps = folder / "start.txt", folder / "steps.txt"
-    start.write_text(tokenizer.decode(ids[: (ROWS + 1) * LENGTH]), encoding="utf-8")
-    steps.write_text(tokenizer.decode(ids[: -(HELD_OUT + 4) * LENGTH]), encoding="utf-8")
+    start.write_text(str(tokenizer.decode(ids[: (ROWS + 1) * LENGTH])), encoding="utf-8")
+    steps.write_text(str(tokenizer.decode(ids[: -(HELD_OUT + 4) * LENGTH])), encoding="utf-8")
     return start, steps, ids[-HELD_OUT * LENGTH :].view(HELD_OUT, LENGTH)
 
 

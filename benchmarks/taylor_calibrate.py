@@ -94,7 +94,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         text, built, phase = work / "text.txt", work / "built", work / "phase-1"
-        text.write_text(tokenizer.decode(ids[: (ROWS + 1) * TOKENS]), encoding="utf-8")
+        text.write_text(str(tokenizer.decode(ids[: (ROWS + 1) * TOKENS])), encoding="utf-8")
         with torch.no_grad():
             model = open_language_model(arguments.teacher, None, "float32").load("cpu")
             wanted = torch.cat([model(row[None], use_cache=False).logits.log_softmax(-1) for row in held_out])

@@ -190,6 +190,7 @@ def parse_list(stream: BinaryIO, longest: int) -> Iterator[tuple[Any, int]]:
         except RecursionError:
             raise ValueError(_TOO_DEEP) from None
         except json.JSONDecodeError as error:
+            item, end = None, start
             closing, problem = None, f"{error.msg} at {brief(text[error.pos : error.pos + _SHOWN])}"
         else:
             closing, problem = _CLOSING.match(text, end), f"expected a comma or ] at {brief(text[end : end + _SHOWN])}"

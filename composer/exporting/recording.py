@@ -135,8 +135,9 @@ class ProgramRecording(TorchFunctionMode):
 
     def __exit__(self, *error: Any) -> None:
         sys.setprofile(self._profiler if callable(self._profiler) else None)
-        if hasattr(self._profiler, "enable"):  # cProfile, which Python 3.11 returns as an object that cannot be called
-            self._profiler.enable()
+        enable = getattr(self._profiler, "enable", None)
+        if enable is not None:  # cProfile, which Python 3.11 returns as an object that cannot be called
+            enable()
         super().__exit__(*error)
         self._outside = None
         RECORDING.pop()

@@ -46,8 +46,8 @@ class PieceLayer(ArrivingLayer):
         states, before.tensors = before.tensors, {}
         return {name: tensor for name, tensor in states.items() if name != SEEN}
 
-    def keep(self, state: State, columns: int) -> None:
-        super().keep(state, columns)
+    def keep(self, state: State, columns: int, begun: Callable[[int], State] | None = None) -> None:
+        super().keep(state, columns, begun)
         self.is_kept.set()
 
     def lose(self) -> None:

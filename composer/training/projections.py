@@ -328,7 +328,7 @@ def ridge(halves: Sequence[Sums]) -> tuple[Tensor, float]:
 
 
 def _add(halves: Sequence[Sums]) -> Sums:
-    return Sums(*(sum(parts[1:], parts[0]) for parts in zip(*halves, strict=True)))
+    return Sums(*(torch.stack(parts).sum(0) for parts in zip(*halves, strict=True)))
 
 
 def _behind(sums: Sums, matrix: Tensor) -> Sums:

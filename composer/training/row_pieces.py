@@ -10,6 +10,7 @@ softmax attention hands on the keys and values of all tokens before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -81,7 +82,7 @@ class HandedLayer(ArrivingLayer):
     def arrive(self) -> State:
         return self._cache.receive()
 
-    def keep(self, state: State, columns: int) -> None:
+    def keep(self, state: State, columns: int, begun: Callable[[int], State] | None = None) -> None:
         self._cache.send(state)
         self._tensors = {}
 
