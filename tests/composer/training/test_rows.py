@@ -56,7 +56,7 @@ def test_runs_that_improve_nothing_are_warned_about(student: Path, texts: Path, 
         run(student, tmp_path / "strict", texts, "recipe.transfer.lr=1e-30", which="transfer", strict=True)
     assert not (tmp_path / "strict").exists()
     messages.clear()
-    run(student, tmp_path / "good", texts, which="transfer", tell=messages.append, strict=True)
+    run(student, tmp_path / "good", texts, "recipe.transfer.start=scaled", which="transfer", tell=messages.append, strict=True)
     assert not any("made nothing better" in what for what in messages)
 
 
