@@ -103,7 +103,8 @@ def lineage(record: Record) -> str:
         ]
     for stage in record.training:
         data = ", ".join(map(markdown_code, _references(stage))) or "unnamed data"
-        rows.append((stage.stage, f"{data}: {stage.tokens:,} tokens in {steps_in_words(stage)}"))
+        length = f"{stage.tokens:,} tokens in {steps_in_words(stage)}" if stage.steps else "no steps"
+        rows.append((stage.stage, f"{data}: {length}"))
     table = "\n".join(f"| {escape_markdown(name)} | {value.replace('|', chr(92) + '|')} |" for name, value in rows)
     return f"## Lineage\n\n| | |\n|---|---|\n{table}\n"
 
