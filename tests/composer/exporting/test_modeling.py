@@ -98,6 +98,7 @@ def test_offloaded_weights_change_nothing(name: str, hosts: dict[str, Path], tmp
     with torch.no_grad():
         expected = padded(own, tokens, mask), generated(own, tokens, mask)
     save_file(own.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
+    own.generation_config.save_pretrained(tmp_path)
     options = {"device_map": "auto", "max_memory": {"cpu": "1KB"}, "offload_folder": str(tmp_path / "auto")}
     loaded = type(own).from_pretrained(tmp_path, config=own.config, **options)
     for offloaded in (
