@@ -215,7 +215,8 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
         raise ConfigError("config.json has quantization_config: its weights are quantised. Build from the original model.")
     if config.get("auto_map") not in (None, {}, AUTO_MAP):
         notes.append("config.json names its own code (auto_map); it was not run, and transformers' code is used.")
-    left_out = (*OWN_KEYS, *OF_CACHES, "auto_map", "model_type", "architectures")
+    of_caches = filter(config.get, OF_CACHES)
+    left_out = (*OWN_KEYS, *of_caches, "auto_map", "model_type", "architectures")
     kept = {key: value for key, value in config.items() if key not in left_out}
     kept["model_type"], family, decoder = model_type, model_type, WHOLE.get(model_type)
     if decoder is not None:

@@ -372,9 +372,13 @@ RUN = """    if valid is None:
 """
 SCALED = """    query = query * (scaling * query.shape[-1] ** 0.5)  # heads divide their logits by the root of D
 """
-MIXING_HOOKS = """        for projection in (self.q_proj, self.k_proj):
-            projection.register_forward_pre_hook(lambda _, inputs: inputs if self.mixed is None else (self.mixed,))
-"""
+MIXING_HOOKS = '''        for projection in (self.q_proj, self.k_proj):
+            projection.register_forward_pre_hook(self.use_mixed)
+
+    def use_mixed(self, _: nn.Module, inputs: Any) -> Any:
+        """The hook before a projection. It is a method, as a copy of the model copies methods and shares functions."""
+        return inputs if self.mixed is None else (self.mixed,)
+'''
 MIXING = """        (head,) = self.composed.values()
         self.mixed, carried = None, {}
         if hasattr(head, "mix"):

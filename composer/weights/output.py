@@ -180,7 +180,7 @@ def copy_files(source: Path, names: Iterable[str], folder: Path) -> None:
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True)
         settings = read_object_within(source, name) if name == GENERATION_CONFIG else {}
-        if settings.keys() & set(OF_CACHES):
+        if any(map(settings.get, OF_CACHES)):
             write_json(folder / name, {key: value for key, value in settings.items() if key not in OF_CACHES})
         else:
             copy_file(within(source, name), folder / name)
