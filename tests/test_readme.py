@@ -72,14 +72,14 @@ def test_the_blocks_by_indentation_begin_with_a_download_and_can_be_copied() -> 
             assert program == "compose"
             single = typer.Typer(add_completion=False)
             single.command(name)(load_command(name).callback)
-            given = typer.main.get_command(single).make_context(name, arguments).params
-            named = [given.get(key) for key in ("spec", "source", "model", "data", "models")]
+            parameters = typer.main.get_command(single).make_context(name, arguments).params
+            named = [parameters.get(key) for key in ("spec", "source", "model", "data", "models")]
             words = [str(word) for value in named if value for word in ([value] if isinstance(value, str | Path) else value)]
             known = {source[1], *made, *shipped_specs()}
             assert not [
                 word for word in words if word not in known and not word.startswith("hub:") and Path(word).parts[0] not in made
             ], line
-            made.add(str(given.get("out")))
+            made.add(str(parameters.get("out")))
 
 
 def test_the_readme_shows_only_existing_commands() -> None:

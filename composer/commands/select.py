@@ -41,7 +41,7 @@ from composer.selection.choice import (
     state_bytes,
     subject_of,
 )
-from composer.selection.report import By, Score, Selection
+from composer.selection.report import By, Selection, TokensScored
 from composer.spec.document import Spec
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, resolve_spec
@@ -118,7 +118,7 @@ class SelectOptions(SetOption, JudgingOptions, RequiredSource, SpecArgument):
         "error: the error of its attention. gates: with --heads, and its default. Left out, restored.",
         default=None,
     )
-    score: Score | None = option(
+    score: TokensScored | None = option(
         "With --heads: the tokens over which restored and swapped compare: answers of the tasks, text, or both. Left out, answers.",
         default=None,
     )

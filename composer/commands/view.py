@@ -66,7 +66,7 @@ class ViewOptions(SourceOfRevision, OfShownSpec):
 
 @translate_errors
 def run_view(options: ViewOptions) -> Served:
-    text, place = _open(options.spec)
+    text, place = _read_spec(options.spec)
     if options.source is not None:
         trunk = describe_model(options.source, options.revision).trunk
         place = EditorContext(place.called, place.folder, dimensions(trunk), trunk.dtype)  # as `explain` counts
@@ -77,7 +77,7 @@ def run_view(options: ViewOptions) -> Served:
 view = function_of(ViewOptions, run_view)
 
 
-def _open(spec: str | None) -> tuple[str | None, EditorContext]:
+def _read_spec(spec: str | None) -> tuple[str | None, EditorContext]:
     """Return the text, and its place: files that it extends are looked for beside it. Raises SpecError."""
     if spec is None:
         return None, EditorContext()

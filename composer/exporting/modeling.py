@@ -25,15 +25,12 @@ from composer.exporting.template import (
     FORWARD,
     HEADER,
     HEADS_BY_NUMBER,
-    INITIALISATION,
     KEY_HEADS,
     LLAMA_FORWARD,
     MIXED,
     MIXING,
-    MIXING_HOOKS,
     MODEL,
     ONE_HEAD,
-    PARAMETERS,
     ROTATED,
     RUN,
     SCALED,
@@ -46,6 +43,40 @@ from composer.model.head import Head, anatomy
 from composer.model.hosts import HALVES, attention_of, attentions, layers_of
 from composer.spec.layer_rules import key_heads_of
 from converters.model_types import OWN, PREFIX
+
+MIXING_HOOKS = '''        for projection in (self.q_proj, self.k_proj):
+            projection.register_forward_pre_hook(self.use_mixed)
+
+    def use_mixed(self, _: nn.Module, inputs: Any) -> Any:
+        """The hook before a projection. It is a method, as a copy of the model copies methods and shares functions."""
+        return inputs if self.mixed is None else (self.mixed,)
+'''
+PARAMETERS = '''
+
+class PartParameters(nn.Module):
+    """The parameters of a part of a head. A call returns one of them, by its name.
+
+    It is a call, as accelerate's offloading loads the parameters of a module while the module is called, and at no other time.
+    """
+
+    def __init__(self, **parameters: Tensor) -> None:
+        super().__init__()
+        for name, values in parameters.items():
+            self.register_parameter(name, nn.Parameter(values))
+
+    def forward(self, name: str) -> Tensor:
+        return getattr(self, name)
+'''
+INITIALISATION = """
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, PartParameters):
+            for parameter in module.parameters():
+                if not getattr(parameter, "_is_hf_initialized", False):
+                    parameter.normal_(std=self.config.initializer_range)
+"""
+"""These two are in a file whose heads have parameters."""
 
 SCALE_TOLERANCE = 1e-9
 """The largest relative difference between equal scales of logits."""

@@ -12,7 +12,7 @@ from blocks.part import Closed
 from composer.reporting.plotting import add_title, panels, plotting, save
 from composer.reporting.tables import Readable, Table, View
 from composer.reporting.words import ranges, size
-from composer.selection.report import By, Score, format_found
+from composer.selection.report import By, TokensScored, format_found
 from composer.spec.inherit import short_path
 
 OUTLINE = "#D55E00"
@@ -68,7 +68,7 @@ class HeadSelection(Readable, Closed):
     name: str
     teacher: str
     by: By
-    score: Score
+    score: TokensScored
     """The tokens of `restored` and `swapped`."""
     other: str
     """The heads that gates mixed with the source's attention: a spec, or the folder of a trained student."""

@@ -29,7 +29,7 @@ from composer.selection.needles import (
     rows_with_needles,
     shared_settings,
 )
-from composer.selection.report import SCORING, SELECTION, SPEC, By, Score, write_result
+from composer.selection.report import SCORING, SELECTION, SPEC, By, TokensScored, write_result
 from composer.spec.document import Spec
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.recipe import Recipe, Stage
@@ -76,7 +76,7 @@ class HeadOptions:
     budget: int | None
     sequence: int
     by: By
-    score: Score
+    score: TokensScored
     rows: int
     steps: int
     tasks: tuple[NamedTask, ...]

@@ -17,7 +17,7 @@ from composer.evaluation.options import EvaluationOptions
 from composer.model.modeling import ComposedForCausalLM
 from composer.runs.identity import Fingerprint, data_identity, fingerprint, list_named_files, tokenizer_identity
 from composer.runs.store import Settings
-from composer.selection.report import Score
+from composer.selection.report import TokensScored
 from composer.spec.recipe import Recipe
 from composer.spec.resolve import Resolved
 from composer.system.files import sha256
@@ -81,7 +81,7 @@ class Divergences(NamedTuple):
     answer_divergence: float
     answers_found: float
 
-    def over(self, score: Score) -> float:
+    def over(self, score: TokensScored) -> float:
         """Return the divergence over the tokens of a score."""
         parts = {"text": (self.divergence,), "answers": (self.answer_divergence,)}
         return sum(parts.get(score, (self.divergence, self.answer_divergence)))

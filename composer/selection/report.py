@@ -21,7 +21,7 @@ from composer.system.files import write_whole
 
 LayerBy = Literal["restored", "swapped", "error"]
 By = Literal["gates", "restored", "swapped", "error"]
-Score = Literal["answers", "text", "both"]
+TokensScored = Literal["answers", "text", "both"]
 """The tokens over which `restored` and `swapped` compare key heads."""
 """The score of a selection. Layers have no gates."""
 SELECTION, SPEC = "selection.json", "spec.yaml"

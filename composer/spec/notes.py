@@ -32,10 +32,10 @@ def notes_on_layers(resolved: Resolved, *, has_head: bool) -> tuple[str, ...]:
     if len(whole) < len(resolved.dimensions.with_attention):
         some = [layer for layer, count in enumerate(growing) if 0 < count < every[layer]]
         count, of = sum(growing[layer] for layer in some), sum(every[layer] for layer in some)
-        found = ((whole, ""), (some, f" in {count:,} of {of:,} key heads"))
+        kinds = ((whole, ""), (some, f" in {count:,} of {of:,} key heads"))
         return tuple(
             f"{layers_in_words(layers).capitalize()}: softmax attention over the whole text{where}, whose cache grows with it."
-            for layers, where in found
+            for layers, where in kinds
             if layers
         )
     if has_head and "head" not in resolved.heads:

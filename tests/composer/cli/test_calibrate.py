@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 import composer
 from composer.weights.record import read_record
@@ -56,7 +57,8 @@ def test_specs_without_recipes_or_fresh_parameters_are_calibrated(
     (stage,) = record.training
     assert (stage.stage, stage.steps, stage.recipe) == ("calibrate", 0, {"start": "solved"})
     assert stage.start is not None
-    assert any(layer.after < layer.before for layer in stage.start.solved)
+    assert stage.start.solved
+    assert all(layer.after <= layer.before for layer in stage.start.solved)
     assert bool(stage.start.calibrated) is (name != "streaming")
     assert verify(Path(f"{name}-calibrated")).ok
 
@@ -66,7 +68,8 @@ def test_a_calibrated_model_is_exported_and_trained_further(
 ) -> None:
     wanted = logits(composer.load(calibrated), IDS)
     composer.export(calibrated, tmp_path / "exported")
-    assert torch.equal(logits(composer.load(tmp_path / "exported"), IDS), wanted)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", trust_remote_code=True)
+    torch.testing.assert_close(logits(exported, IDS), wanted)
     before = weights(calibrated)
     run(calibrated, tmp_path / "tuned", texts, which="finetune")
     after = weights(tmp_path / "tuned")

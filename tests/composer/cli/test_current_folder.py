@@ -49,6 +49,7 @@ WORK: tuple[tuple[str, ...], ...] = (
     ("verify", "OUT/built"),
     ("push", "OUT/built", "owner/name", "--dry-run"),
     ("export", "OUT/built", "-o", "OUT/exported"),
+    ("calibrate", "IN/tiny", "--data", "IN/texts.jsonl", "--share", "0.2", "-o", "OUT/calibrated"),
     ("distill", "IN/tiny", "--data", "IN/texts.jsonl", "--share", "0.2", *STEP, "-o", "OUT/distilled"),
     ("merge", "OUT/distilled", "-o", "OUT/merged"),
     ("train", "IN/fresh", "--data", "IN/texts.jsonl", "--share", "0.2", "-o", "OUT/trained"),

@@ -67,8 +67,8 @@ def test_heads_without_training_are_selected_by_other_scores(tmp_path: Path) -> 
     assert means["student", 64] == pytest.approx(means["teacher", 64], abs=1e-5), "the window and the sinks have all 64 tokens"
     assert means["student", 256] > means["teacher", 256]
     best = max(score["restored"] for score in restored["scores"])
-    none, one = (point["answer_divergence"] for point in restored["curve"][:2])
-    assert (restored["score"], best) == ("answers", pytest.approx(none - one, abs=1e-6))
+    before, after = (point["answer_divergence"] for point in restored["curve"][:2])
+    assert (restored["score"], best) == ("answers", pytest.approx(before - after, abs=1e-6))
     done = ran(*arguments(tmp_path / "text", "streaming"), "--by", "restored", "--score", "text", "--keep", "1", "--json")
     of_text = json.loads(done.stdout)
     best = max(score["restored"] for score in of_text["scores"])

@@ -21,6 +21,7 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "bench": (TEACHER,),
     "build": ("lolcats", TEACHER),
     "build_folder": ("lolcats", TEACHER, "out"),
+    "calibrate": (TEACHER, "stories", "out"),
     "chat": (TEACHER,),
     "check": ("lolcats",),
     "code": ("lolcats", TEACHER),

@@ -22,7 +22,7 @@ def same(wanted: dict[str, torch.Tensor], out: Path) -> bool:
     return all(torch.equal(tensor, actual[name]) for name, tensor in wanted.items())
 
 
-def stopped(student: Path, out: Path, texts: Path, layer: int, **options: Any) -> Path:
+def stopped(student: Path, out: Path, texts: Path, layer: int, *overrides: str, **options: Any) -> Path:
     """Return the folder of a run that ended in the third step of a layer."""
 
     def watch(step: StepProgress) -> None:
@@ -30,5 +30,5 @@ def stopped(student: Path, out: Path, texts: Path, layer: int, **options: Any) -
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        run(student, out, texts, watch=watch, **options, **STREAM)
+        run(student, out, texts, *overrides, watch=watch, **options, **STREAM)
     return out.with_name("out.run")

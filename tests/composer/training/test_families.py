@@ -91,9 +91,11 @@ def test_dropout_depends_only_on_the_seed_of_the_run(teacher: Path, texts: Path,
 
 @pytest.mark.parametrize("family", STREAMED)
 def test_streamed_training_equals_training_in_memory(family: str, teacher: Path, texts: Path, tmp_path: Path) -> None:
-    student, few = student_of(family, teacher, tmp_path), "recipe.transfer.steps=2"
-    run(student, tmp_path / "whole", texts, few, which="transfer")
-    run(student, tmp_path / "streamed", texts, few, **STREAM)
+    student, few = student_of(family, teacher, tmp_path), ["recipe.transfer.steps=2"]
+    # Solving enlarges the rounding of hybrids' layers, in which documents of a batch run together.
+    few += ["recipe.transfer.start=calibrated"] if family in HYBRIDS else []
+    run(student, tmp_path / "whole", texts, *few, which="transfer")
+    run(student, tmp_path / "streamed", texts, *few, **STREAM)
     wanted, start = weights(tmp_path / "whole"), weights(student)
     assert any(not torch.equal(tensor, start[name]) for name, tensor in wanted.items()), "something was learned"
     # Documents of a batch run together in hybrids, by their lengths, and rounding depends on which.

@@ -39,10 +39,10 @@ STATE: dict[str, Any] = {
 def divergence(student: ComposedForCausalLM, teacher: ComposedForCausalLM, batch: Batch) -> float:
     """Return the KL divergence of the student from the teacher, in nats a token."""
     with torch.no_grad():
-        found, wanted = (
+        own, wanted = (
             model(batch.ids, use_cache=False).logits.double().log_softmax(-1)[batch.valid] for model in (student, teacher)
         )
-    return float((wanted.exp() * (wanted - found)).sum(-1).mean())
+    return float((wanted.exp() * (wanted - own)).sum(-1).mean())
 
 
 def states_of(model: ComposedForCausalLM, batch: Batch, layer: int) -> dict[str, Tensor]:
