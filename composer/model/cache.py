@@ -182,6 +182,8 @@ class ComposedCache(Cache):
         super().__init__(layers=[StateLayer() for _ in range(layers)])
         self.recorder: Any = None
         """Runs a model's steps with this cache, see ``composer.model.cuda_graph``. A copy has none."""
+        self.is_recording = False
+        """Whether calls are recorded, so that ``crop`` can undo them."""
 
     def state(self, layer: int) -> StateLayer:
         """Return the states of one layer."""
@@ -202,14 +204,10 @@ class ComposedCache(Cache):
             )
         return counted
 
-    @property
-    def is_recording(self) -> bool:
-        """Whether calls are recorded, so that ``crop`` can undo them."""
-        return self.state(0).past is not None
-
     def activate_past_recording(self, active: bool = True) -> None:
         """Record the calls from here on, so that ``crop`` can undo them, or record none. transformers calls this for assisted
         generation. Each call keeps a copy of the states before it, and the inputs of its heads, until the next ``crop``."""
+        self.is_recording = active
         for layer in range(len(self.layers)):
             self.state(layer).record(active)
 

@@ -346,15 +346,16 @@ def remarks(report: TrainingReport) -> tuple[str, ...]:
     ]
     for start in (outcome.start for outcome in report.stages):
         if start is not None and (start.calibrated or start.kept):
-            kept = f" Not calibrated: {_parts(start.kept)}." if start.kept else ""
-            lines.append(f"Calibrated from the teacher: {_parts(start.calibrated)}.{kept}")
+            lines.append(f"Calibrated from the teacher: {_parts(start.calibrated)}.")
+            lines += [f"Not calibrated: {_parts(start.kept)}."] if start.kept else []
         if start is not None and start.solved:
             changed = [layer for layer in start.solved if layer.after < layer.before]
             before, after = (fmean(getattr(layer, when) for layer in start.solved) for when in ("before", "after"))
-            lines.append(
-                f"Output projections solved: {len(changed):,} of {plural(len(start.solved), 'layer')}. Mean error on rows that "
-                f"were left out: {before:.3g}, and {after:.3g} now. The start took {start.seconds:.0f} s."
-            )
+            layers = plural(len(start.solved), "layer")
+            lines += [
+                f"Output projections solved: {len(changed):,} of {layers}. The start took {start.seconds:.0f} s.",
+                f"Mean error on rows that were left out: {before:.3g}, and {after:.3g} now.",
+            ]
     if report.loss is not None and report.teacher_loss is not None:
         lines.append(f"Held-out loss: {report.loss:.4g} nats per token (teacher: {report.teacher_loss:.4g}).")
     judged = any(outcome.before for outcome in report.stages)

@@ -187,4 +187,5 @@ def test_commands_that_need_a_text_decoder_refuse_image_models(tmp_path: Path) -
         check_servable(AutoConfig.from_pretrained(tmp_path / "built"))
     for message in composer.explain("lolcats", tmp_path / "source").notes:
         assert "In `window` and `state` they see earlier tokens alone" in message
-    assert not composer.explain("softmax", tmp_path / "source").notes
+    notes = composer.explain("softmax", tmp_path / "source").notes
+    assert not [note for note in notes if "more than the source's cache" not in note], "it holds pairs that windows do not see"
