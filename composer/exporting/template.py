@@ -48,10 +48,7 @@ def runs_fla(dtype: torch.dtype, device: torch.device) -> bool:
 PARAMETERS = '''
 
 class PartParameters(nn.Module):
-    """The parameters of a part of a head. A call returns one of them, by its name.
-
-    It is a call, as accelerate's offloading loads the parameters of a module while the module is called, and at no other time.
-    """
+    """The parameters of a part. A call returns one by its name: accelerate loads offloaded ones while their module is called."""
 
     def __init__(self, **parameters: Tensor) -> None:
         super().__init__()
