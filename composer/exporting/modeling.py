@@ -54,10 +54,7 @@ MIXING_HOOKS = '''        for projection in (self.q_proj, self.k_proj):
 PARAMETERS = '''
 
 class PartParameters(nn.Module):
-    """The parameters of a part of a head. A call returns one of them, by its name.
-
-    It is a call, as accelerate's offloading loads the parameters of a module while the module is called, and at no other time.
-    """
+    """The parameters of a part. A call returns one by its name: accelerate loads offloaded ones while their module is called."""
 
     def __init__(self, **parameters: Tensor) -> None:
         super().__init__()

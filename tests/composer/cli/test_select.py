@@ -66,6 +66,10 @@ def test_a_spec_without_fresh_parameters_is_scored_without_training(tmp_path: Pa
     selection = json.loads(done.stdout)
     assert all(score["restored"] > 0 for score in selection["scores"])
     assert json.loads((out / "student" / "composition.json").read_text())["training"] == []
+    composer.build_folder("streaming", TEACHER, tmp_path / "built", overrides=["head.memory.1.size=16"])
+    again = ran(*arguments[:-1], str(tmp_path / "again"), "--keep", "1", "--json", "--student", str(tmp_path / "built"))
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["scores"] == selection["scores"]
 
 
 @pytest.mark.parametrize(
