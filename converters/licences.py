@@ -74,7 +74,7 @@ def _read_fields(front_matter: str) -> LicenceFields:
         try:
             if entry[1] not in fields and len(entry[0]) <= LONGEST_FIELD * MOST_LICENCES:
                 root = yaml.compose(entry[0], Loader=yaml.SafeLoader)  # a value of another tag is not constructed
-                fields |= {entry[1]: None} | check_fields({entry[1]: _texts(root.value[0][1])})
+                fields[entry[1]] = check_fields({entry[1]: _texts(root.value[0][1])}).get(entry[1])
         except (yaml.YAMLError, ValueError, OverflowError, RecursionError):  # ValueError, OverflowError: an escape of no character
             fields[entry[1]] = None
     return {key: value for key, value in fields.items() if value is not None}
