@@ -185,15 +185,14 @@ def parse_list(stream: BinaryIO, longest: int) -> Iterator[tuple[Any, int]]:
         if text[start : start + 1] == {"": "[", "[": "]"}.get(mark):  # the list begins, or is empty
             place, mark = start + 1, text[start]
             continue
+        item, end, closing = None, start, None
         try:
             item, end = decode(text, start)
+            closing, problem = _CLOSING.match(text, end), f"expected a comma or ] at {brief(text[end : end + _SHOWN])}"
         except RecursionError:
             raise ValueError(_TOO_DEEP) from None
         except json.JSONDecodeError as error:
-            item, end = None, start
-            closing, problem = None, f"{error.msg} at {brief(text[error.pos : error.pos + _SHOWN])}"
-        else:
-            closing, problem = _CLOSING.match(text, end), f"expected a comma or ] at {brief(text[end : end + _SHOWN])}"
+            problem = f"{error.msg} at {brief(text[error.pos : error.pos + _SHOWN])}"
         if closing is not None and mark:
             yield _checked(item), end - start
             place, mark = closing.end(), closing[1]

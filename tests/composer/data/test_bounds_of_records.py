@@ -1,4 +1,4 @@
-"""The memory of what is read is bounded, and lists are read item by item."""
+"""Lists of JSON are read item by item, and the memory of a record has a bound, whatever a compressed file unpacks to."""
 
 from __future__ import annotations
 
