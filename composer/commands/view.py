@@ -98,5 +98,5 @@ def view_command(options: ViewOptions, screen: Screen) -> None:
     served = run_view(replace(options, browser=False))
     say(f"{served.address}  (Ctrl-C ends it)")
     if options.browser:  # after the address, because a browser in a terminal returns when it is closed
-        webbrowser.open(served.address)
+        webbrowser.open_new_tab(served.address)
     served.wait()

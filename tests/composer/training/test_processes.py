@@ -47,14 +47,14 @@ from tests.composer.weights.students import weights
 pytestmark = pytest.mark.long
 
 STEPS = 6
-CALIBRATED = "recipe.transfer.start=calibrated"
-"""Solving enlarges the rounding errors by which processes differ."""
+SCALED = "recipe.transfer.start=scaled"
+"""Nearer starts enlarge the rounding errors by which processes differ."""
 WRITTEN = "recipe.finetune.on_policy={share: 0.5, tokens: 3}"
 # Rows that two processes cannot share evenly.
 LONG = (
     f"recipe.transfer.steps={STEPS}",
     "recipe.transfer.batch=3",
-    CALIBRATED,
+    SCALED,
     "recipe.transfer.accumulate=1",
     "recipe.transfer.evaluate=3",
     f"recipe.finetune.steps={STEPS}",
@@ -70,7 +70,7 @@ FEW: dict[str, Any] = {"held_out_rows": 3}
 SHORT = (
     *(f"recipe.{stage}.steps={BRIEF}" for stage in ("transfer", "finetune")),
     "recipe.transfer.cross_entropy=0.1",
-    CALIBRATED,
+    SCALED,
     WRITTEN,
 )
 
