@@ -232,9 +232,10 @@ class ComposedModel(ComposedPreTrainedModel):
             RUNNING.model_call = before
 
     def _cache(self, past: Any, use_cache: bool | None) -> ComposedCache | None:
-        if self.is_inside and not isinstance(past, ComposedCache) and past is not None and not past.get_seq_length():
+        if past is not None and not isinstance(past, ComposedCache):
+            if not self.is_inside or past.get_seq_length():
+                check_cache(past)
             past = None  # some models that read images prepare an empty cache of their own kind
-        check_cache(past)
         if self.both_ways:
             if past is not None:
                 raise ValueError("a bidirectional model has no cache: pass each whole text in one call")
