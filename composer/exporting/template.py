@@ -114,15 +114,12 @@ class LayerState(CacheLayerMixin):
         self.tensors = {name: tensor.repeat_interleave(repeats, dim=0) for name, tensor in self.tensors.items()}
 
     def update(self, *_: Any) -> None:
-        raise NotImplementedError("a state is written by its layer, and cannot be moved")
-
-    def crop(self, *_: Any) -> None:
-        raise NotImplementedError("a state cannot forget tokens: leave assistant_model out, or use the model before its export")
+        raise NotImplementedError("a state cannot be moved or forget tokens: draft with the model before its export")
 
     reset = __init__
     get_max_cache_shape = get_max_length
     reorder_cache = batch_select_indices
-    lazy_initialization = offload = prefetch = update
+    lazy_initialization = crop = offload = prefetch = update
 
 
 class ${Name}Cache(Cache):
