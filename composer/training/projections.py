@@ -236,9 +236,9 @@ def solving_layer(
         error = target - projection.forward(heads)  # without this hook
         size = attention.facts.value_dim
         halves, by_head = list[Sums](), list[list[Sums]]()
+        roots = lesson.mean_squares().clamp(min=torch.finfo(torch.float32).tiny).rsqrt()[..., None]
         for half in _halves(valid):
-            root = lesson.mean_squares()[half & valid].clamp(min=torch.finfo(torch.float32).tiny).rsqrt()[:, None]
-            x, e, y, t = (root * tensor[half & valid].float() for tensor in (heads, error, target, lesson.heads))
+            x, e, y, t = ((roots * tensor.float())[half & valid] for tensor in (heads, error, target, lesson.heads))
             halves.append(_sums(x, e, y))
             by_head.append(
                 [_sums(ours, theirs - ours, theirs) for ours, theirs in zip(x.split(size, 1), t.split(size, 1), strict=True)]
