@@ -186,7 +186,7 @@ def test_the_command_opens_a_file_with_the_sizes_of_its_source(
     monkeypatch.setattr(view, "page", lambda text, place: seen.append((text, place)) or _Made())
     monkeypatch.setattr(view, "launch", lambda made, **options: seen.append(options) or "http://here/")
     Path("mine.yaml").write_text(LOLCATS)
-    monkeypatch.setattr(view.webbrowser, "open", lambda address: say(f"opened {address}"))
+    monkeypatch.setattr(view.webbrowser, "open_new_tab", lambda address: say(f"opened {address}"))
     result = compose("view", "mine.yaml", "--from", ROOT / "examples" / "teacher", "--port", "7999")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines() == ["http://here/  (Ctrl-C ends it)", "opened http://here/"], "the address is printed first"
