@@ -28,7 +28,7 @@ from composer.training.journal import Journal
 from composer.training.options import AGAIN
 from composer.training.processes import add_over_processes, broadcast_from_first, rank, shares
 from composer.training.signals import await_signals
-from composer.training.unit import Course, Losses
+from composer.training.unit import RECENT, Course, Losses, warn_if_risen
 from composer.weights.record import Start
 
 SLOW = 10.0
@@ -186,6 +186,8 @@ class _StageRun:
             losses = self._step()
             self.seconds = before + time.monotonic() - began
             self._watch(losses)
+            if self.steps_done == RECENT:
+                self.setting.warn(warn_if_risen(self.course.units, self.before))
             self.done = self.steps_done == self.steps or all(unit.progress.stopped for unit in self.course.units)
             if self.steps_done % self.every == 0 or self.done:
                 self._evaluate_and_update()

@@ -23,6 +23,8 @@ RECENT = 20
 """Steps over which losses are averaged to detect divergence."""
 DIVERGED = 10.0
 """A run has diverged where its recent loss is so many times its first losses."""
+RISEN = 1.5
+"""A run is warned of where its loss in the second half of its first steps is so many times the loss before the first one."""
 PLATEAU = 2
 """Evaluations in a row without a gain, after which the plateau schedule halves the rate."""
 
@@ -180,6 +182,18 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
+
+
+def warn_if_risen(units: Iterable[Unit], before: Mapping[str, float]) -> Iterable[str]:
+    """Warn if the first steps have raised a loss. before: the held-out losses before the first step, by unit."""
+    for unit in units:
+        losses = unit.progress.began
+        first, mean = max(losses[0], before.get(unit.name, 0.0)), sum(losses[RECENT // 2 :]) / (RECENT - RECENT // 2)
+        if mean > RISEN * first:
+            yield (
+                f"{unit.name}: the loss was {first:.4g} before the first step, and is {mean:.4g} in steps {RECENT // 2 + 1} to "
+                f"{RECENT}. Learn more slowly: a lower lr, or fresh_lr for the fresh parameters, or a longer warmup."
+            )
 
 
 Losses = dict[str, Tensor]

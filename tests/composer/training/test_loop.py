@@ -13,7 +13,7 @@ import torch
 from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.spec.recipe import Stage, Transfer
-from composer.training import checkpoint, loop
+from composer.training import checkpoint, loop, unit
 from composer.training.journal import LOG, Journal
 from composer.training.loop import StageSetting, StepProgress, length_of, run_stage
 from tests.composer.training.runs import rows_of
@@ -111,6 +111,17 @@ def test_a_stage_without_improvement_ends_with_its_start(tmp_path: Path) -> None
     assert all(torch.equal(value, start[name]) for name, value in parameters.items())
 
 
+@pytest.mark.parametrize(("factor", "warned"), [(0.1, ["model"]), (10.0, [])])
+def test_a_loss_that_the_first_steps_raise_is_warned_of(
+    tmp_path: Path, factor: float, warned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The losses of this small model hardly change, so the factor from which a loss has risen is set below and above them."""
+    monkeypatch.setattr(unit, "RISEN", factor)
+    messages: list[str] = []
+    run(tmp_path, STAGES["finetune"].model_copy(update={"steps": 21, "epochs": None}), warn=messages.extend)
+    assert [message.partition(": the loss was")[0] for message in messages] == warned
+
+
 def test_patience_stops_each_layer_and_then_the_stage(tmp_path: Path) -> None:
     """Each layer stops separately, and the stage stops with its last layer."""
     stage = Transfer(lr=3.0, steps=40, batch=2, evaluate=1, patience=2, clip=None)
@@ -172,8 +183,8 @@ def test_long_steps_are_divided_and_announced_after_their_first_part(
     tokens = r"\d+ tokens and needs about \d+ s, and 6 steps need about \d+ s, without evaluations"
     (message,) = messages
     assert re.match(f"{type(stage).__name__.lower()}: a step has {tokens}", message)
-    for unit, loss in uninterrupted[name][0][0].after.items():
-        assert outcome.after[unit] == pytest.approx(loss, rel=1e-3)
+    for name_of_unit, loss in uninterrupted[name][0][0].after.items():
+        assert outcome.after[name_of_unit] == pytest.approx(loss, rel=1e-3)
     messages.clear()
     run(tmp_path / "quick", stage, part_tokens=16, tell=messages.append)
     assert not messages, "a step of one part has its own line of progress"
