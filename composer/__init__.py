@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from composer.commands.eval import evaluate
     from composer.commands.explain import explain
     from composer.commands.export import export
-    from composer.commands.fit import fit
     from composer.commands.generate import generate
     from composer.commands.inspect import inspect
     from composer.commands.join import join
@@ -71,7 +70,6 @@ __all__ = [
     "expand",
     "explain",
     "export",
-    "fit",
     "generate",
     "inspect",
     "join",

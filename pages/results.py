@@ -27,7 +27,6 @@ from composer.exporting.folder import ExportRecord
 from composer.inspection.findings import Findings
 from composer.inspection.folder import OF_A_HEAD, SUMMARY
 from composer.publishing.push import PushReport
-from composer.selection.fit_report import Fit
 from composer.selection.head_report import HeadSelection
 from composer.selection.report import Selection
 from composer.spec.explain import Explanation
@@ -51,7 +50,6 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "eval": ("", EvaluationReport),
     "explain": ("", Explanation),
     "export": ("", ExportReport),
-    "fit": ("", Fit),
     "generate": ("", Generated),
     "inspect": ("", Findings),
     "join": ("", JoinedState),
@@ -86,7 +84,6 @@ WRITTEN: dict[str, tuple[str, type[BaseModel] | None]] = {
     "`selection.json` of `select`": ("and `rules`, the `layers` of its `document`; no `out`", Selection),
     "`selection.json` of `select --heads`": ("the same of key heads:", HeadSelection),
     "`heads.json` of `select --heads`": ("the settings that must not change when a run continues", None),
-    "`fit.json` of `fit`": ("without `out`:", Fit),
     f"`{SUMMARY}` of `inspect`": (
         f"and the `pictures`' names; of `heads` only {', '.join(f'`{key}`' for key in OF_A_HEAD)}",
         Findings,

@@ -42,7 +42,6 @@ COMMANDS = {
     "bench": "Time the prefill and the decode of models, side by side.",
     "ablate": "Build, train and score every variant of a sweep.",
     "select": "Find layers, or key heads, that should keep their own attention.",
-    "fit": "Find the heads closest to the source within a state budget.",
     "new": "Write a commented spec to start from.",
     "check": "Check specs: every mistake, with its file, line and column.",
     "show": "Print a spec as YAML, or the names of the shipped specs.",

@@ -78,19 +78,18 @@ def to_optional_part(value: CountOrShare | None) -> int | float | None:
 
 
 @options_class
-class JudgingOptions(ForceOption, BackendOption, DeviceOption, SeedOption, SequenceOption, DataOptions, Watched):
-    """Options of commands that score students on held-out rows."""
-
-    error: ClassVar[type[ComposerError]] = SelectionError
-    rows: int = option("Largest number of held-out rows to score on.", default=ROWS, least=1, metavar="N")
-
-    def check(self) -> None:
-        if not self.held_out and not self.share:
-            raise SelectionError("Nothing is held out, so there is nothing to score on: set --held-out, or a --share above 0.")
-
-
-@options_class
-class SelectOptions(SetOption, JudgingOptions, RequiredSource, SpecArgument):
+class SelectOptions(
+    SetOption,
+    ForceOption,
+    BackendOption,
+    DeviceOption,
+    SeedOption,
+    SequenceOption,
+    DataOptions,
+    Watched,
+    RequiredSource,
+    SpecArgument,
+):
     """Find layers, or key heads, that should keep their own attention.
 
     Layers: a student with the spec's heads in every layer first learns the source's attention (OUT/student), as the spec's recipe
@@ -99,6 +98,7 @@ class SelectOptions(SetOption, JudgingOptions, RequiredSource, SpecArgument):
     any other. The same call again continues an interrupted selection.
     """
 
+    error: ClassVar[type[ComposerError]] = SelectionError
     example: ClassVar[str] = 'composer.select("lawcat", "teacher", "texts.jsonl", "selected", keep=4).keep'
     out: Path = option("Folder for the spec, the scores and the student.", converter=to_path, kw_only=False, **OUT)
     keep: int | float | None = option(
@@ -113,6 +113,7 @@ class SelectOptions(SetOption, JudgingOptions, RequiredSource, SpecArgument):
         converter=to_optional_bytes,
         metavar="BYTES",
     )
+    rows: int = option("Largest number of held-out rows to score on.", default=ROWS, least=1, metavar="N")
     by: By | None = option(
         "The score. restored: what restoring the layer wins. swapped: what replacing it alone loses (both KL to the source). "
         "error: the error of its attention. gates: with --heads, and its default. Left out, restored.",
@@ -149,7 +150,8 @@ class SelectOptions(SetOption, JudgingOptions, RequiredSource, SpecArgument):
                 f"Neither --keep nor --budget is set. Set --keep N, the number of {what} to keep, or --budget "
                 "BYTES, the largest size of the state."
             )
-        super().check()
+        if not self.held_out and not self.share:
+            raise SelectionError("Nothing is held out, so there is nothing to score on: set --held-out, or a --share above 0.")
         if self.by == "gates" and not self.heads:
             raise SelectionError("--by gates is for key heads: add --heads, or choose another score.")
         for name, value in (("--tasks", self.tasks), ("--steps", self.steps), ("--score", self.score)):
@@ -173,7 +175,7 @@ def _select_layers(options: SelectOptions, loaded: Spec) -> Selection:
     from composer.selection.runner import STORE, SelectionOptions, SelectionSettings, learn_student, select_layers
 
     folder = options.out.expanduser()
-    training, room = training_of(options, options.source, folder)
+    training, room = training_of(options, folder)
     by = options.by or "restored"
     assert by != "gates", "the options refuse it"
     with (
@@ -199,7 +201,7 @@ def _select_heads(options: SelectOptions, loaded: Spec) -> HeadSelection:
 
     tasks = read_needles(options.tasks or (TASKS,))
     folder, teacher = options.out.expanduser(), open_language_model(options.source)
-    training, room = training_of(options, options.source, folder)
+    training, room = training_of(options, folder)
     chosen = HeadOptions(
         keep=None if options.keep is None else int(options.keep),
         budget=options.budget,
@@ -221,7 +223,7 @@ def _select_heads(options: SelectOptions, loaded: Spec) -> HeadSelection:
         return select_heads(subject, teacher, folder, replace(training, watch=watch), chosen, force=options.force)
 
 
-def training_of(options: JudgingOptions, source: str, folder: Path) -> tuple[TrainingOptions, AbstractContextManager[None]]:
+def training_of(options: SelectOptions, folder: Path) -> tuple[TrainingOptions, AbstractContextManager[None]]:
     """Return the options of what is trained, and the context that explains a lack of memory."""
     from composer.training.options import TrainingOptions
 
@@ -229,7 +231,7 @@ def training_of(options: JudgingOptions, source: str, folder: Path) -> tuple[Tra
     known = options_of(TrainingOptions)
     training = TrainingOptions(
         **{name: getattr(options, name) for name in shared if name in known},
-        teacher=source,
+        teacher=options.source,
         warn=warn_user if options.tell is inform else options.tell,
         again="run the same command without --force" if options.force else "run the same command again",
     )

@@ -184,17 +184,17 @@ def subject_of(spec: Spec, source: str) -> HeadSubject:
     return HeadSubject(spec, resolve_spec(spec, target.size), target)
 
 
-def heads_within(bytes_of: Callable[[int], int], most: int, budget: int, least: int = 1) -> int:
+def heads_within(bytes_of: Callable[[int], int], most: int, budget: int) -> int:
     """Return the most key heads, up to ``most``, that can be kept within ``budget`` bytes. bytes_of: from kept key heads to bytes,
-    which grow with their number. least: 0 where the caller knows that the student without a kept key head fits.
+    which grow with their number.
 
-    Raises SelectionError if ``least`` do not fit.
+    Raises SelectionError if not one fits.
     """
     low, high = 0, most + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if bytes_of(middle) <= budget else (low, middle)
-    if low >= least:
+    if low:
         return low
     raise _too_small(budget, bytes_of, "key head")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 
 from composer.building.build import ModelOptions, run_build_in_memory
@@ -16,24 +17,18 @@ from composer.evaluation.arguments import NamedTask
 from composer.model.heads import ComposedHeads
 from composer.model.hosts import attentions_by_layer
 from composer.reporting.words import plural
-from composer.runs.identity import Fingerprint, fingerprint
-from composer.runs.store import RunStore
+from composer.runs.identity import Fingerprint, data_identity, fingerprint, list_named_files, tokenizer_identity
+from composer.runs.store import RunStore, Settings
 from composer.selection.choice import HeadSubject, KeyHead, candidate_heads, heads_within, rank_heads
 from composer.selection.gates import GATES, RATE, GateCourse, Gates, gate_layers, head_errors, logits_with
 from composer.selection.head_report import CurvePoint, HeadScore, HeadSelection, KeptHeads, draw_curve, draw_heads
-from composer.selection.needles import (
-    Divergences,
-    JudgedRows,
-    NeedleSettings,
-    check_lengths,
-    rows_with_needles,
-    shared_settings,
-)
+from composer.selection.needles import Divergences, JudgedRows, rows_with_needles
 from composer.selection.report import SCORING, SELECTION, SPEC, By, TokensScored, write_result
 from composer.spec.document import Spec
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.recipe import Recipe, Stage
 from composer.spec.resolve import fresh_parameters
+from composer.system.files import sha256
 from composer.training.journal import Journal
 from composer.training.loop import counter_of, run_stage
 from composer.training.run import TrainingOptions, load_student, setting_of
@@ -50,13 +45,21 @@ Measure = Callable[[Tensor], Divergences]
 """Compares the mixture with these gates, N, with the source."""
 
 
-class HeadSettings(NeedleSettings):
+class HeadSettings(Settings):
     """The settings that determine the gates. Scores of the same gates can be computed by several calls.
 
     spec, other: hashes of the spec, and of the heads that gates mix with the source's attention. student: named by the user.
-    share: of gates that are to be open.
+    share: of gates that are to be open. sequence: tokens of a row. files: hashes of the files of data, tasks and tokenizer.
     """
 
+    source: Fingerprint
+    sequence: int
+    data: tuple[str, ...]
+    held_out_share: float
+    tasks: dict[str, JsonValue]
+    files: dict[str, str]
+    seed: int
+    backend: str
     spec: str
     other: str
     student: Fingerprint | None
@@ -64,7 +67,8 @@ class HeadSettings(NeedleSettings):
     steps: int
 
     def identity(self) -> dict[str, Any]:
-        return super().identity() | {"student": None if self.student is None else self.student.short()}
+        student = None if self.student is None else self.student.short()
+        return super().identity() | {"source": self.source.short(), "student": student}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,18 +97,28 @@ def select_heads(
     heads, other = candidate_heads(subject.resolved), _other_spec(subject, options)
     other_heads = resolve_spec(other, subject.target.size)
     share = _count(subject, heads, options) / len(heads)
-    checked: dict[str, Any] = {"heads": other_heads, "longer": "--set recipe.sequence="}
     rows, judged = rows_with_needles(
-        subject.spec.recipe, teacher, options.tasks, training, steps=options.steps, most=options.rows, **checked
+        subject.spec.recipe, teacher, options.tasks, training, steps=options.steps, most=options.rows, heads=other_heads
     )
-    check_lengths(rows, **checked)
+    references = [data_identity(reference)["files"] for reference in (*training.data, *training.held_out)]
+    files = {name: digest for digests in references for name, digest in digests.items()}
+    files |= {
+        f"{named.label} {name}": sha256(path) for named in options.tasks for name, path in list_named_files(named.task).items()
+    }
     settings = HeadSettings(
+        source=fingerprint(teacher.source),
+        sequence=rows.sequence,
+        data=tuple(training.data),
+        held_out_share=training.share,
+        tasks={named.label: named.task.model_dump(mode="json") for named in options.tasks},
+        files=files | tokenizer_identity(teacher.source.folder),
+        seed=training.seed,
+        backend=training.backend,
         spec=subject.resolved.hash,
         other=other_heads.hash,
         student=None if options.student is None else fingerprint(read_student(options.student, (), Recipe()).source),
         share=share,
         steps=options.steps,
-        **shared_settings(rows, teacher, options.tasks, training),
     )
     STORE.begin(out, settings, force=force)
     model = teacher.load(training.device, training.backend)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from pydantic import JsonValue
 from torch import Tensor
 
 from composer.data.packing import IGNORED, Batch, PackedRows
@@ -15,12 +14,9 @@ from composer.errors import SelectionError
 from composer.evaluation.arguments import NamedTask, read_tasks
 from composer.evaluation.options import EvaluationOptions
 from composer.model.modeling import ComposedForCausalLM
-from composer.runs.identity import Fingerprint, data_identity, fingerprint, list_named_files, tokenizer_identity
-from composer.runs.store import Settings
 from composer.selection.report import TokensScored
 from composer.spec.recipe import Recipe
 from composer.spec.resolve import Resolved
-from composer.system.files import sha256
 from composer.tasks.base import Sample, Split, Task, rng_of
 from composer.tasks.writer import Writer
 from composer.training.finetune import divergence
@@ -30,40 +26,6 @@ from composer.training.teacher import Teacher
 
 LEARNED_TOKENS = 64
 """Tokens of the text in a row that are compared, beside those of the answer."""
-
-
-class NeedleSettings(Settings):
-    """The settings of every run that scores on rows with needles. sequence: tokens of a row. files: hashes of the files of data,
-    tasks and tokenizer."""
-
-    source: Fingerprint
-    sequence: int
-    data: tuple[str, ...]
-    held_out_share: float
-    tasks: dict[str, JsonValue]
-    files: dict[str, str]
-    seed: int
-    backend: str
-
-    def identity(self) -> dict[str, Any]:
-        return super().identity() | {"source": self.source.short()}
-
-
-def shared_settings(rows: PackedRows, teacher: Teacher, tasks: Sequence[NamedTask], training: TrainingOptions) -> dict[str, Any]:
-    """Return the fields of ``NeedleSettings``."""
-    references = [data_identity(reference)["files"] for reference in (*training.data, *training.held_out)]
-    files = {name: digest for digests in references for name, digest in digests.items()}
-    files |= {f"{named.label} {name}": sha256(path) for named in tasks for name, path in list_named_files(named.task).items()}
-    return {
-        "source": fingerprint(teacher.source),
-        "sequence": rows.sequence,
-        "data": tuple(training.data),
-        "held_out_share": training.share,
-        "tasks": {named.label: named.task.model_dump(mode="json") for named in tasks},
-        "files": files | tokenizer_identity(teacher.source.folder),
-        "seed": training.seed,
-        "backend": training.backend,
-    }
 
 
 class Compared(NamedTuple):
@@ -98,9 +60,6 @@ class JudgedRows:
         self.rows, self._device, self._advance = rows, device, advance
         with torch.no_grad():
             self._wanted = [source(part.to(device)).float().cpu() for part in rows.in_order(1)]
-        right = sum(compare(wanted, wanted, part).is_found for part, wanted in zip(rows.in_order(1), self._wanted, strict=True))
-        self.source_found = right / len(rows)
-        """The share of the answers that the source finds."""
 
     @torch.no_grad()
     def measure(self, model: Callable[[Batch], Tensor]) -> Divergences:
@@ -154,9 +113,8 @@ def rows_with_needles(
     steps: int,
     most: int,
     heads: Resolved,
-    longer: str,
 ) -> tuple[PackedRows, PackedRows]:
-    """Return ``steps`` rows to learn from, and at most ``most`` rows to score on. heads, longer: as in ``check_lengths``.
+    """Return ``steps`` rows to learn from, and at most ``most`` rows to score on. heads: those that are mixed in.
 
     Raises SelectionError, TaskError, TrainingError and DataError.
     """
@@ -168,22 +126,19 @@ def rows_with_needles(
     held_out = some(held_out, most)
     learned = write_rows(texts, own, writer, "train", training.seed, steps)
     judged = write_rows(held_out, own, writer, "evaluation", training.seed, len(held_out))
-    check_lengths(held_out, heads, longer)
+    for rows in (held_out, learned):
+        check_lengths(rows, heads)
     return learned, judged
 
 
-def longest_text(rows: PackedRows) -> int:
-    return int(rows.position[rows.valid].max()) + 1
-
-
-def check_lengths(rows: PackedRows, heads: Resolved, longer: str) -> None:
-    """Raise SelectionError if no text in a row is longer than what heads keep exactly: gates would then have no effect. longer: the
-    option for longer rows, up to its number."""
-    most, longest = exact_pairs(heads), longest_text(rows)
+def check_lengths(rows: PackedRows, heads: Resolved) -> None:
+    """Raise SelectionError if no text in a row is longer than what heads keep exactly: gates would then have no effect."""
+    most, longest = exact_pairs(heads), int(rows.position[rows.valid].max()) + 1
     if longest <= most:
         raise SelectionError(
             f"The longest text in a row has {longest:,} tokens, and the heads keep {most:,} pairs exactly, so they lose nothing "
-            f"there. Use longer texts in --data or --held-out, or longer rows: {longer}{4 * most}"
+            "there. Use longer texts in --data or --held-out, or longer rows: "
+            f"--set recipe.sequence={4 * most}"
         )
 
 

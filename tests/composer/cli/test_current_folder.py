@@ -59,7 +59,6 @@ WORK: tuple[tuple[str, ...], ...] = (
     ("inspect", "IN/tiny", "--text", "IN/text.txt", "-o", "OUT/report"),
     ("select", "IN/tiny.yaml", "--from", "IN/teacher", "--data", "IN/texts.jsonl", "--keep", "1", *STEP, "-o", "OUT/selected"),
     ("select", "streaming", "--from", *JUDGED, "--heads", "--keep", "1", "--steps", "1", "-o", "OUT/gates"),
-    ("fit", *JUDGED, "--budget", "1.4MiB", "--spec", "streaming", "--gates", "OUT/gates", "-o", "OUT/fitted"),
     ("read", "IN/tiny", "--text", "IN/text.txt", "-o", "OUT/state"),
     ("build", "softmax", "--from", "IN/teacher", "-o", "OUT/full"),
     ("read", "OUT/full", "--text", "IN/text.txt", "-o", "OUT/full.state"),

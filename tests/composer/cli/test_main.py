@@ -99,7 +99,6 @@ def test_the_list_of_commands_is_complete() -> None:
         "eval",
         "explain",
         "export",
-        "fit",
         "generate",
         "inspect",
         "join",

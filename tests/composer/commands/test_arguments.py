@@ -150,10 +150,6 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
         {"--samples": 1, "--seed": 0, "--lengths": 2, "--batch-tokens": 1, "--max-length": 2, "--num-fewshot": 0},
     ),
     "explain": (("lolcats", "--from", "TEACHER"), {"--seq": 1}),
-    "fit": (
-        ("TEACHER", "--data", "d", "-o", "o", "--budget", "1MiB"),
-        {"--rows": 1, "--row-tokens": 2, "--seed": 0, "--seq": 1, "--steps": 1},
-    ),
     "generate": (
         ("TEACHER", "--prompt", "a"),
         {"--max-new-tokens": 1, "--seed": LEAST_SEED, "--temperature": 0.0, "--top-p": 0.0},

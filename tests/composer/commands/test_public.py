@@ -74,7 +74,7 @@ def test_the_length_that_states_are_counted_at_has_one_name() -> None:
         for parameter in command.params
         if parameter.name in ("seq", "sequence") and name != "logits"  # there it is the recipe's: the length of rows
     }
-    assert options == {"draw": ["--seq"], "explain": ["--seq"], "fit": ["--seq"], "select": ["--seq"]}
+    assert options == {"draw": ["--seq"], "explain": ["--seq"], "select": ["--seq"]}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -116,7 +116,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "select by": (lambda: composer.select("lawcat", TEACHER, "stories", "out", keep=1, by=typing.cast("Any", "eror")), "error"),
     "select keep": (lambda: composer.select("lawcat", TEACHER, "stories", "out", keep=3), "2 layers"),
-    "fit": (lambda: composer.fit(TEACHER, "stories", "out", budget="1KiB"), "or other heads with `specs`"),
     "inspect": (lambda: composer.inspect("nowhere"), "nowhere"),
     "inspect task": (lambda: composer.inspect(TEACHER, tasks="paskey"), 'did you mean "passkey"'),
     "ablate": (lambda: composer.ablate("lawcat", out="out"), "to build from a model"),

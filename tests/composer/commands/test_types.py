@@ -33,7 +33,6 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "explain": ("lolcats", TEACHER),
     "generate": (TEACHER, "once"),
     "inspect": (TEACHER,),
-    "fit": (TEACHER, "stories", "out"),
     "join": (TEACHER, "a.state", "b.state", "both.state"),
     "load": (TEACHER,),
     "load_spec": ("lolcats",),
@@ -103,7 +102,7 @@ def test_arguments_of_wrong_types_are_refused_by_name(name: str, tmp_path: Path,
             continue
         signature = inspect.signature(FUNCTIONS[name])
         arguments = signature.bind_partial(*NEEDED.get(name, ())).arguments
-        arguments |= {"ablate": {"out": "out"}, "fit": {"budget": "1MiB"}, "select": {"keep": 1}}.get(name, {})
+        arguments |= {"ablate": {"out": "out"}, "select": {"keep": 1}}.get(name, {})
         if (name, parameter) == ("check", "specs"):  # mistakes in specs are returned
             with suppress(ComposerError):
                 assert not composer.check(value).ok
