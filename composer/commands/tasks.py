@@ -17,7 +17,7 @@ from composer.reporting.terminal import heading, print_json, print_table, say
 
 
 class TaskFacts(Readable, Closed):
-    """A task. scored: ``written``, ``tokens`` or ``loss``."""
+    """A task. scored: ``written``, ``candidates``, ``tokens`` or ``loss``."""
 
     name: str
     scored: str
@@ -75,6 +75,7 @@ def _describe(name: str) -> TaskFacts:
 
 SCORED = {
     "written": "by what the model writes after the prompt",
+    "candidates": "by the one of its possible answers that has the highest log probability after the prompt",
     "tokens": "by the answer's tokens, each after the true text before it: the share that is the first choice",
     "loss": "by its loss: nats per token, and their perplexity",
 }

@@ -23,13 +23,14 @@ from composer.tasks.base import Scored
 
 MEANING: dict[Scored, str] = {
     "written": "share of samples answered right",
+    "candidates": "share of samples answered right",
     "tokens": "share of answer tokens that are the first choice",
     "loss": "nats per token",
 }
 PERPLEXITY = "perplexity"
 """exp of the nats per token."""
 NOT_ASKED = "–"
-NAMES = {"written": "accuracy", "tokens": "accuracy", "loss": "loss"}
+NAMES = {"written": "accuracy", "candidates": "accuracy", "tokens": "accuracy", "loss": "loss"}
 ACROSS = 3
 """The most maps side by side."""
 

@@ -1,4 +1,4 @@
-"""Scores one model on one task at one length, in batches: by what it generates, by its likeliest tokens, or by its loss."""
+"""Scores one model on one task at one length, in batches: by what it generates, the likeliest candidate or tokens, or its loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from composer.evaluation.options import BATCH_TOKENS
 from composer.evaluation.report import SampleResult, bucket_size
 from composer.model.cache import CACHE, without_what_follows
 from composer.system.devices import NoRoom, room
-from composer.tasks.base import Sample, Task, rng_of
+from composer.tasks.base import Sample, Task, make_sample, rng_of
 from composer.tasks.writer import Writer, without_embedding
 
 if TYPE_CHECKING:
@@ -134,6 +134,10 @@ def _judge(model: Any, writer: Writer, task: Task | Perplexity, length: int, sam
         most = [len(sample.ids) - len(prompt) + MORE for sample, prompt in zip(samples, prompts, strict=True)]
         texts = [writer.decode(ids) for ids in write(model, prompts, most, ends_of(model, writer))]
         return [SampleScore(task.score(sample, text), text) for sample, text in zip(samples, texts, strict=True)]
+    if task.scored == "candidates":
+        assert isinstance(task, Task)
+        chosen = [_choose(model, writer, sample, len(samples)) for sample in samples]
+        return [SampleScore(task.score(sample, text), text) for sample, text in zip(samples, chosen, strict=True)]
     if task.scored == "tokens":
         judged = judge_tokens(model, [sample.ids for sample in samples], [sample.answer for sample in samples])
         return [SampleScore(_mean(right.tolist())) for right, _ in judged]
@@ -145,6 +149,19 @@ def _judge(model: Any, writer: Writer, task: Task | Perplexity, length: int, sam
         SampleScore(_mean(nats.tolist()), nats=_in_buckets(nats.tolist(), where, size))
         for (_, nats), where in zip(judged, is_predicted, strict=True)
     ]
+
+
+def _choose(model: Any, writer: Writer, sample: Sample, at_once: int) -> str:
+    """Return the candidate whose tokens have the highest log probability in sum. at_once: texts in a call of the model."""
+    assert sample.prompt is not None
+    assert sample.candidates is not None
+    texts = [make_sample(writer, sample.prompt, candidate) for candidate in sample.candidates]
+    nats: list[float] = []
+    for start in range(0, len(texts), at_once):
+        part = texts[start : start + at_once]
+        judged = judge_tokens(model, [text.ids for text in part], [text.answer for text in part])
+        nats += [math.fsum(losses.tolist()) for _, losses in judged]
+    return sample.candidates[nats.index(min(nats))]
 
 
 def ends_of(model: Any, writer: Writer) -> frozenset[int]:

@@ -20,7 +20,7 @@ from converters.bounded import reason
 
 Split = Literal["train", "evaluation"]
 Learn = Literal["answer", "all"]
-Scored = Literal["written", "tokens", "loss"]
+Scored = Literal["written", "candidates", "tokens", "loss"]
 Depth = Annotated[float, Field(ge=0, le=1)] | None
 Drawn = TypeVar("Drawn")
 
@@ -45,6 +45,8 @@ class Sample:
     """What has to be written after the prompt."""
     depth: float | None = None
     """Share of the haystack before the needle. None if there is no needle, or more than one."""
+    candidates: tuple[str, ...] | None = None
+    """What may be written after the prompt, for a task that is scored by candidates."""
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -58,7 +60,8 @@ class Task(Closed, ABC):
 
     source: ClassVar[str]
     scored: ClassVar[Scored]
-    """written: by ``score``, on what a model writes after the prompt. tokens: by the share of the answer's tokens that are the
+    """written: by ``score``, on what a model writes after the prompt. candidates: by ``score``, on the one of the sample's
+    candidates that has the highest log probability after the prompt. tokens: by the share of the answer's tokens that are the
     model's first choice, each after the true text before it. loss: by the mean loss of all tokens."""
 
     samples: PositiveInt = 1000
@@ -98,13 +101,18 @@ class Task(Closed, ABC):
 
 
 def make_sample(
-    writer: Writer, prompt: str, reply: str, answers: tuple[str, ...] | None = None, depth: float | None = None
+    writer: Writer,
+    prompt: str,
+    reply: str,
+    answers: tuple[str, ...] | None = None,
+    depth: float | None = None,
+    candidates: tuple[str, ...] | None = None,
 ) -> Sample:
     """Return the prompt, a space, and ``reply``, whose tokens are the answer. answers: the parts of ``reply`` to score (None:
     all)."""
     text = f"{prompt} {reply}"
     ids, answer = writer.encode_spans(text, [(len(prompt), len(text))])
-    return Sample(ids, answer, text, prompt, answers or (reply,), depth)
+    return Sample(ids, answer, text, prompt, answers or (reply,), depth, candidates)
 
 
 def origin(path: Path) -> str:

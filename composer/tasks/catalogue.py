@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from composer.tasks.babilong import BabilongQa1, BabilongQa2, BabilongQa3, BabilongQa4, BabilongQa5
 from composer.tasks.base import Task
+from composer.tasks.dictionary import Dictionary
 from composer.tasks.listops import ListOps
 from composer.tasks.mqar import Mqar
 from composer.tasks.needles import Multikey, Multivalue, TwoNeedles
@@ -41,6 +42,7 @@ TASKS: dict[str, type[Task]] = {
     "frequent-words": FrequentWords,
     "mqar": Mqar,
     "recall": Recall,
+    "dictionary": Dictionary,
     "babilong-qa1": BabilongQa1,
     "babilong-qa2": BabilongQa2,
     "babilong-qa3": BabilongQa3,

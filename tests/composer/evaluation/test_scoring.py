@@ -20,7 +20,8 @@ from composer.evaluation.report import SampleResult, bucket_size
 from composer.evaluation.scoring import MORE, CellFailed, draw_samples, ends_of, judge_tokens, score_cell, write
 from composer.model.cache import CACHE
 from composer.system.devices import ran_out_of_memory
-from composer.tasks.base import Sample
+from composer.tasks.base import Sample, make_sample
+from composer.tasks.dictionary import Dictionary
 from composer.tasks.mqar import Mqar
 from composer.tasks.passkey import Passkey
 from composer.tasks.recall import Recall
@@ -53,6 +54,20 @@ def test_generated_texts_equal_those_of_transformers(plain: Any, tokenizer: Any)
         assert (result.written, result.score) == (written, task.score(sample, written))
         assert (result.answers, result.depth, result.tokens) == (sample.answers, sample.depth, len(sample.ids))
     assert len(set(scores(judged))) == 2, "some are right and some wrong, or this shows nothing"
+
+
+def test_the_candidate_with_the_highest_log_probability_is_chosen(plain: Any, tokenizer: Any) -> None:
+    """However many texts are in a call. A wrong number is chosen where the text has another one."""
+    task, writer = Dictionary(samples=2), Writer(tokenizer)
+    made: dict[int, Sample] = {}
+    for index, sample in enumerate(samples_of(Passkey(samples=2), tokenizer, 128)):
+        key = sample.answers[0] if sample.answers else ""
+        others = ("10000", "99999", key[::-1])
+        made[index] = make_sample(writer, sample.prompt or "", others[0] if index else key, candidates=(*others, key))
+    for batch_tokens in (1, 10_000):
+        judged = score_cell(plain, tokenizer, task, 128, made=made, batch_tokens=batch_tokens)
+        assert scores(judged) == [1.0, 0.0]
+        assert [result.written for result in judged] == [(sample.candidates or ())[-1] for sample in made.values()]
 
 
 def test_token_accuracy_counts_the_most_likely_tokens(plain: Any, tokenizer: Any) -> None:

@@ -28,6 +28,7 @@ SINGLE = {
     "niah-multikey-1",
     "niah-multikey-2",
     "niah-multikey-3",
+    "dictionary",
 } | {
     "babilong-qa1",
     "babilong-qa2",
@@ -91,7 +92,7 @@ def test_the_page_lists_the_tasks_that_the_shipped_teacher_can_write(words: Writ
 
 
 @pytest.mark.parametrize("length", [760, 811, 1024])
-@pytest.mark.parametrize("name", sorted((WRITTEN | OTHERS) - {"listops"}))
+@pytest.mark.parametrize("name", sorted((WRITTEN | OTHERS) - {"listops", "dictionary"}))
 def test_samples_nearly_fill_the_requested_length(name: str, length: int, any_text: Writer, babi: Path) -> None:
     made = task(name, babi, samples=2)
     for sample in made.draw(any_text, length, "train"):
@@ -208,6 +209,7 @@ def test_options_are_closed(babi: Path) -> None:
         ("passkey", {"depht": 0.5}),
         ("passkey", {"depth": 1.5}),
         ("recall", {"pairs": 65}),
+        ("dictionary", {"pairs": 51}),
         ("multikey", {"keys": 1}),
         ("multikey", {"keys": 65}),
         ("multivalue", {"values": 1}),
