@@ -38,6 +38,8 @@ from composer.selection.choice import (
     candidates,
     count_within,
     heads_within,
+    least_heads,
+    rank_heads,
     state_bytes,
     subject_of,
 )
@@ -65,6 +67,10 @@ ROWS = 16
 TASKS = "passkey,multikey,multivalue,niah-single-2,niah-single-3,niah-multikey-1,niah-multiquery,recall,babilong-qa1"
 """Numbers, UUIDs, words and names, one and several at a time: gates that learn on numbers alone keep the heads for numbers."""
 STEPS = 60
+OF_HEADS = ("gates", "ablated", "patched")
+"""Scores of key heads that layers do not have."""
+WITH_TOKENS = ("ablated", "restored", "swapped")
+"""Scores of key heads that compare the tokens of --score."""
 
 
 @reads(str)
@@ -94,8 +100,8 @@ class SelectOptions(
 
     Layers: a student with the spec's heads in every layer first learns the source's attention (OUT/student), as the spec's recipe
     states. Then each layer is scored. Key heads (--heads): a gate for each mixes the source's attention with a window, or with the
-    trained heads of --student, and the gates alone learn. OUT/spec.yaml is the spec that keeps the best; build and distill it as
-    any other. The same call again continues an interrupted selection.
+    trained heads of --student, and the gates alone learn; or each has another score (--by). OUT/spec.yaml is the spec that keeps
+    the best; build and distill it as any other. The same call again continues an interrupted selection.
     """
 
     error: ClassVar[type[ComposerError]] = SelectionError
@@ -116,12 +122,20 @@ class SelectOptions(
     rows: int = option("Largest number of held-out rows to score on.", default=ROWS, least=1, metavar="N")
     by: By | None = option(
         "The score. restored: what restoring the layer wins. swapped: what replacing it alone loses (both KL to the source). "
-        "error: the error of its attention. gates: with --heads, and its default. Left out, restored.",
+        "error: the error of its attention. With --heads also gates, the default there; ablated: what setting its output to 0 "
+        "loses; patched: the share of an answer that its output carries. Left out, restored.",
         default=None,
     )
     score: TokensScored | None = option(
-        "With --heads: the tokens over which restored and swapped compare: answers of the tasks, text, or both. Left out, answers.",
+        "With --heads: the tokens over which ablated, restored and swapped compare: answers of the tasks, text, or both. Left out, "
+        "answers.",
         default=None,
+    )
+    least_per_layer: int | None = option(
+        "With --heads: the least number of key heads that keep the source's attention in each layer.",
+        default=None,
+        least=1,
+        metavar="N",
     )
     student: Path | None = option(
         "A trained student of SPEC, such as OUT/student. Nothing is trained then but the gates of --heads.",
@@ -152,11 +166,21 @@ class SelectOptions(
             )
         if not self.held_out and not self.share:
             raise SelectionError("Nothing is held out, so there is nothing to score on: set --held-out, or a --share above 0.")
-        if self.by == "gates" and not self.heads:
-            raise SelectionError("--by gates is for key heads: add --heads, or choose another score.")
-        for name, value in (("--tasks", self.tasks), ("--steps", self.steps), ("--score", self.score)):
+        if self.by in OF_HEADS and not self.heads:
+            raise SelectionError(f"--by {self.by} is for key heads: add --heads, or choose another score.")
+        for name, value in (
+            ("--tasks", self.tasks),
+            ("--steps", self.steps),
+            ("--score", self.score),
+            ("--least-per-layer", self.least_per_layer),
+        ):
             if value and not self.heads:
                 raise SelectionError(f"{name} is for the selection of key heads: add --heads, or leave it out.")
+        by = self.by or "gates"
+        if self.steps and by != "gates":
+            raise SelectionError(f"--steps is for --by gates, and the score is {by}: nothing learns. Leave --steps out.")
+        if self.score and by not in WITH_TOKENS:
+            raise SelectionError(f"--score is for --by {', '.join(WITH_TOKENS)}, and the score is {by}. Leave --score out.")
 
 
 @translate_errors
@@ -177,7 +201,7 @@ def _select_layers(options: SelectOptions, loaded: Spec) -> Selection:
     folder = options.out.expanduser()
     training, room = training_of(options, folder)
     by = options.by or "restored"
-    assert by != "gates", "the options refuse it"
+    assert by not in {"gates", "ablated", "patched"}, "the options refuse the others"
     with (
         STORE.hold(folder, resume=True, force=options.force),
         progress_callback(options.progress, training_bar) as watch,
@@ -212,6 +236,7 @@ def _select_heads(options: SelectOptions, loaded: Spec) -> HeadSelection:
         tasks=tasks,
         score=options.score or "answers",
         student=options.student,
+        least=options.least_per_layer or 0,
     )
     with (
         STORE.hold(folder, resume=True, force=options.force),
@@ -265,6 +290,12 @@ def check_possible(spec: Spec, resolved: Resolved, options: SelectOptions) -> in
             f"--keep {keep}: {described} of {spec.name} have other heads than the source, and with all kept "
             "it is the source; keep fewer."
         )
+    floor = least_heads(resolved, options.least_per_layer or 0)
+    if keep is not None and (least := sum(floor.values())) > keep:
+        raise SelectionError(
+            f"--least-per-layer {options.least_per_layer}: {spec.name} then keeps {least} key heads, and --keep is {keep}. Set "
+            f"--keep to at least {least}, or leave --least-per-layer out."
+        )
     if options.budget is not None:
         _check_budget(spec, resolved, options, options.budget)
     return keep
@@ -276,6 +307,13 @@ def _check_budget(spec: Spec, resolved: Resolved, options: SelectOptions, budget
         subject, first_of_layers = subject_of(spec, options.source), {head[0]: head for head in reversed(candidate_heads(resolved))}
         cheapest_head = min(first_of_layers.values(), key=lambda head: subject.bytes((head,), sequence))
         heads_within(lambda count: subject.bytes((cheapest_head,)[:count], sequence), 1, budget)
+        floor, heads = least_heads(resolved, options.least_per_layer or 0), candidate_heads(resolved)
+        least = rank_heads(heads, [0.0] * len(heads), floor)[: sum(floor.values())]
+        if (size := subject.bytes(least, sequence)) > budget:
+            raise SelectionError(
+                f"--budget {budget:,}: the state needs {size:,} bytes with --least-per-layer {options.least_per_layer}. Set a "
+                "budget of at least that, fewer tokens with --seq, or leave --least-per-layer out."
+            )
         return
     cheapest = min(candidates(resolved), key=lambda layer: state_bytes(spec, (layer,), layers, options.source, sequence))
     count_within(lambda count: state_bytes(spec, (cheapest,)[:count], layers, options.source, sequence), 1, budget)

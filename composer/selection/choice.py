@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,7 +200,20 @@ def heads_within(bytes_of: Callable[[int], int], most: int, budget: int) -> int:
     raise _too_small(budget, bytes_of, "key head")
 
 
-def rank_heads(heads: Sequence[KeyHead], scores: Sequence[float]) -> tuple[KeyHead, ...]:
-    """Return the key heads by their scores, the highest first; of equal ones the earlier."""
-    ranked = sorted(zip(scores, heads, strict=True), key=lambda pair: (-pair[0], pair[1]))
-    return tuple(head for _, head in ranked)
+def rank_heads(heads: Sequence[KeyHead], scores: Sequence[float], least: Mapping[int, int] | None = None) -> tuple[KeyHead, ...]:
+    """Return the key heads by their scores, the highest first; of equal ones the earlier. least: by layer, how many of its key
+    heads are ranked before all that need not be kept."""
+    ranked = [head for _, head in sorted(zip(scores, heads, strict=True), key=lambda pair: (-pair[0], pair[1]))]
+    first = {head for layer, count in (least or {}).items() for head in [own for own in ranked if own[0] == layer][:count]}
+    return tuple(sorted(ranked, key=lambda head: head not in first))
+
+
+def least_heads(resolved: Resolved, least: int) -> dict[int, int]:
+    """Return, by layer, how many of its candidates must be kept for ``least`` key heads in it to have the source's attention, or
+    all if it has fewer."""
+    counts = Counter(layer for layer, _ in candidate_heads(resolved))
+    needed: dict[int, int] = {}
+    for layer, groups in enumerate(resolved.layers):
+        total = sum(len(numbers) for numbers in key_heads_of(groups))
+        needed[layer] = max(0, min(least, total) - (total - counts[layer]))
+    return needed

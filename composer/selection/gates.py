@@ -37,21 +37,51 @@ PENALTY, PENALTY_RATE = 0.3, 0.02
 
 
 class Gates:
-    """The gates of a model by key head. values: N, the parameter. current: the gates that layers use now."""
+    """The gates of a model by key head.
+
+    - values: N, the parameter. current: the gates that layers use now.
+    - key_heads: the number of key heads by layer, of all layers with attention.
+    - ablates: closed gates set the output of a key head to 0, in place of another head's.
+    - recorded: if not None, each layer stores the output of the source's heads here, B T H D.
+    - replayed: if not None, the output of each layer's heads, B T H D. Nothing is computed from queries, keys and values.
+    """
 
     def __init__(self, heads: Sequence[KeyHead], device: torch.device) -> None:
         self.heads = tuple(heads)
         self.values = nn.Parameter(torch.full((len(heads),), START, device=device))
         self.current: Tensor = self.values
+        self.key_heads: dict[int, int] = {}
+        self.ablates = False
+        self.recorded: dict[int, Tensor] | None = None
+        self.replayed: Mapping[int, Tensor] | None = None
 
     @contextmanager
-    def fixed(self, gates: Tensor) -> Iterator[None]:
+    def fixed(self, gates: Tensor, *, ablates: bool = False) -> Iterator[None]:
         """For the block, layers use these gates, N, without gradients."""
-        before, self.current = self.current, gates
+        before, self.current, self.ablates = self.current, gates, ablates
         try:
             yield
         finally:
-            self.current = before
+            self.current, self.ablates = before, False
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return the result of a call of the source's model, and the output of each layer's heads."""
+        recorded: dict[int, Tensor] = {}
+        self.recorded = recorded
+        try:
+            with self.fixed(torch.ones_like(self.values)):
+                return run(), recorded
+        finally:
+            self.recorded = None
+
+    @contextmanager
+    def replaying(self, heads: Mapping[int, Tensor]) -> Iterator[None]:
+        """For the block, each layer's heads return these outputs."""
+        self.replayed = heads
+        try:
+            yield
+        finally:
+            self.replayed = None
 
 
 class GatedHeads(nn.Module):
@@ -59,9 +89,9 @@ class GatedHeads(nn.Module):
 
     _mixes = False
 
-    def __init__(self, source: ComposedHeads, other: ComposedHeads, gates: Gates, layer: int, key_heads: int) -> None:
+    def __init__(self, source: ComposedHeads, other: ComposedHeads, gates: Gates, layer: int) -> None:
         super().__init__()
-        self.source, self.other, self.gates, self.key_heads = source, other, gates, key_heads
+        self.source, self.other, self.gates, self.layer = source, other, gates, layer
         self._places = [place for place, (at, _) in enumerate(gates.heads) if at == layer]
         self._numbers = [number for at, number in gates.heads if at == layer]
 
@@ -71,14 +101,19 @@ class GatedHeads(nn.Module):
 
     def forward(self, inputs: HeadInputs, state: State, backend: str, in_place: bool) -> tuple[Tensor, State]:
         """As ``ComposedHeads`` has it."""
+        if self.gates.replayed is not None:
+            return self.gates.replayed[self.layer], {}
         current = self.gates.current
-        open_or_closed = None if current.requires_grad else {float(gate) for gate in current[self._places]}
-        if open_or_closed == {1.0}:
-            return self._run(self.source, inputs, backend), {}
-        exact, other = (self._run(heads, inputs, backend) for heads in (self.source, self.other))
+        exact = self._run(self.source, inputs, backend)
+        if not self._places or (not current.requires_grad and bool((current[self._places] == 1.0).all())):
+            if self.gates.recorded is not None:
+                self.gates.recorded[self.layer] = exact
+            return exact, {}
+        other = torch.zeros_like(exact) if self.gates.ablates else self._run(self.other, inputs, backend)
         # Key heads without a gate keep the source's attention.
-        own = torch.ones(self.key_heads, device=exact.device).index_put((torch.tensor(self._numbers),), current[self._places])
-        weight = own.repeat_interleave(exact.shape[2] // self.key_heads)[:, None].to(exact.dtype)
+        key_heads = self.gates.key_heads[self.layer]
+        own = torch.ones(key_heads, device=exact.device).index_put((torch.tensor(self._numbers),), current[self._places])
+        weight = own.repeat_interleave(exact.shape[2] // key_heads)[:, None].to(exact.dtype)
         return torch.lerp(other, exact, weight), {}
 
     def run_other(self, inputs: HeadInputs, backend: str) -> Tensor:
@@ -95,9 +130,9 @@ def gate_layers(model: ComposedForCausalLM, other: Mapping[int, ComposedHeads], 
     """Put gated heads into the layers of the source's model, in place. other: by layer, the heads to mix in."""
     gates = Gates(heads, model.device)
     layers: Mapping[int, ComposedAttention] = attentions_by_layer(model)
-    for index in dict.fromkeys(layer for layer, _ in heads):
-        attention = layers[index]
-        mixture = GatedHeads(attention.composed, other[index], gates, index, attention.facts.key_heads)
+    for index, attention in layers.items():
+        gates.key_heads[index] = attention.facts.key_heads
+        mixture = GatedHeads(attention.composed, other[index], gates, index)
         attention.composed = cast("ComposedHeads", mixture)
     return gates
 
@@ -147,11 +182,11 @@ def divergences(model: ComposedForCausalLM, gates: Gates, batch: Batch) -> tuple
     return answer, text
 
 
-def logits_with(model: ComposedForCausalLM, gates: Gates, current: Tensor) -> Callable[[Batch], Tensor]:
-    """Return the function that computes the logits of ``logits_at`` with these gates, N."""
+def logits_with(model: ComposedForCausalLM, gates: Gates, current: Tensor, *, ablates: bool = False) -> Callable[[Batch], Tensor]:
+    """Return the function that computes the logits of ``logits_at`` with these gates, N. ablates: as in ``Gates``."""
 
     def logits(batch: Batch) -> Tensor:
-        with gates.fixed(current):
+        with gates.fixed(current, ablates=ablates):
             return logits_at(model, batch)
 
     return logits
@@ -166,7 +201,7 @@ def head_errors(model: ComposedForCausalLM, gates: Gates, rows: PackedRows) -> l
         if isinstance(mixture, GatedHeads):
             assert target.inputs is not None, "the source's attention has run"
             differing = mixture.run_other(target.inputs, model.base.backend) - target.heads
-            sums = [_squares_of(states, target, mixture.key_heads) for states in (differing, target.heads)]
+            sums = [_squares_of(states, target, gates.key_heads[index]) for states in (differing, target.heads)]
             for layer, number in gates.heads:
                 if layer == index:
                     squares[layer, number].append(torch.stack([own[number] for own in sums]))

@@ -21,25 +21,16 @@ MOST = 32
 
 
 class HeadScore(Closed):
-    """One key head. The higher a score, the more it should keep the source's attention.
+    """One key head. The higher its score, the more it should keep the source's attention.
 
-    - gate: from 0, the other head, to 1, the source's attention.
-    - restored, swapped: as for layers, in nats per token of the selection's ``score``. error: as for layers. None if they were not
-      computed.
+    answers_lost: with `ablated`, the share of the answers that the source finds and the source without this key head does not, less
+    those that only the latter finds.
     """
 
     layer: int
     head: int
-    gate: float
-    restored: float | None = None
-    swapped: float | None = None
-    error: float | None = None
-
-    def value_by(self, by: By) -> float:
-        """Return the score that a selection is by."""
-        value = self.gate if by == "gates" else getattr(self, by)
-        assert value is not None, "the selection is by this score"
-        return value
+    score: float
+    answers_lost: float | None = None
 
 
 class KeptHeads(Closed):
@@ -68,8 +59,12 @@ class HeadSelection(Readable, Closed):
     name: str
     teacher: str
     by: By
+    meaning: str
+    """What a score of `by` measures."""
     score: TokensScored
-    """The tokens of `restored` and `swapped`."""
+    """The tokens of `ablated`, `restored` and `swapped`."""
+    forward_tokens: int
+    """The cost of the scores: tokens in forward passes of the model. A backward pass counts as two."""
     other: str
     """The heads that gates mixed with the source's attention: a spec, or the folder of a trained student."""
     tasks: tuple[str, ...]
@@ -101,13 +96,13 @@ class HeadSelection(Readable, Closed):
 
 
 def _kept(selection: HeadSelection) -> Table:
-    """Return a row a layer that has candidates: the gates of its key heads, and those kept."""
+    """Return a row a layer that has candidates: the scores of its key heads, and those kept."""
     kept = {some.layer: some.heads for some in selection.keep}
-    gates: dict[int, list[str]] = {}
+    scores: dict[int, list[str]] = {}
     for score in selection.scores:
-        gates.setdefault(score.layer, []).append(f"{score.gate:.2f}")
-    rows = tuple((str(layer), ranges(kept.get(layer, ())), "  ".join(own)) for layer, own in gates.items())
-    return Table("", ("layer", "kept", "gates of its key heads"), rows)
+        scores.setdefault(score.layer, []).append(f"{score.score:.2f}" if selection.by == "gates" else f"{score.score:.3g}")
+    rows = tuple((str(layer), ranges(kept.get(layer, ())), "  ".join(own)) for layer, own in scores.items())
+    return Table("", ("layer", "kept", f"{selection.by} of its key heads"), rows)
 
 
 def _curve(selection: HeadSelection) -> Table:
@@ -127,6 +122,7 @@ def _curve(selection: HeadSelection) -> Table:
 
 def _remarks(selection: HeadSelection) -> tuple[str, ...]:
     return (
+        f"Score: {selection.meaning}. It took {selection.forward_tokens:,} tokens of forward passes.",
         f"KL(source ‖ student) in nats a token, on {selection.rows:,} held-out rows of {selection.row_tokens:,} tokens, before any "
         f"fine-tuning; the other key heads are those of {selection.other}. Answers of {', '.join(selection.tasks)}.",
         f"State at {selection.sequence:,} tokens: {size(selection.state_bytes)}.",
@@ -135,13 +131,14 @@ def _remarks(selection: HeadSelection) -> tuple[str, ...]:
 
 
 def draw_heads(selection: HeadSelection, path: Path) -> None:
-    """Layers × key heads, gates as colours, kept key heads outlined. Raises OSError."""
-    gates = {(score.layer, score.head): score.gate for score in selection.scores}
-    layers, heads = (max(key[axis] for key in gates) + 1 for axis in (0, 1))
-    table = [[gates.get((layer, head), float("nan")) for layer in range(layers)] for head in range(heads)]
+    """Layers × key heads, scores as colours, kept key heads outlined. Raises OSError."""
+    scores = {(score.layer, score.head): score.score for score in selection.scores}
+    layers, heads = (max(key[axis] for key in scores) + 1 for axis in (0, 1))
+    table = [[scores.get((layer, head), float("nan")) for layer in range(layers)] for head in range(heads)]
+    most = 1 if selection.by == "gates" else None
     with plotting() as pyplot:
         figure, (axis,) = panels(pyplot, 1, height=1.2 + 0.25 * min(heads, 24))
-        image = axis.imshow(table, vmin=0, vmax=1, aspect="auto", cmap="Blues", interpolation="nearest")
+        image = axis.imshow(table, vmin=0, vmax=most, aspect="auto", cmap="Blues", interpolation="nearest")
         for some in selection.keep:
             for head in some.heads:
                 place = (some.layer - 0.5, head - 0.5)
@@ -149,7 +146,7 @@ def draw_heads(selection: HeadSelection, path: Path) -> None:
         axis.set_xticks(range(0, layers, -(-layers // MOST)))
         axis.set_yticks(range(0, heads, -(-heads // MOST)))
         axis.set(xlabel="layer", ylabel="key head")
-        figure.colorbar(image, ax=axis, label="gate: 1 is the source's attention")
+        figure.colorbar(image, ax=axis, label=selection.by)
         add_title(figure, f"Key heads of {Path(selection.teacher).name} that {selection.name} keeps (outlined)")
         save(figure, path)
 

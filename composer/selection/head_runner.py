@@ -1,36 +1,44 @@
-"""A selection of key heads from beginning to end: gates learn, and the key heads with the widest gates are kept."""
+"""A selection of key heads from beginning to end: each has a score, such as a gate that learns, and the highest are kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, cast
 
 import torch
 from pydantic import JsonValue
 from torch import Tensor
 
 from composer.building.build import ModelOptions, run_build_in_memory
+from composer.data.packing import PackedRows
 from composer.errors import SelectionError
 from composer.evaluation.arguments import NamedTask
 from composer.model.heads import ComposedHeads
 from composer.model.hosts import attentions_by_layer
+from composer.model.modeling import ComposedForCausalLM
 from composer.reporting.words import plural
 from composer.runs.identity import Fingerprint, data_identity, fingerprint, list_named_files, tokenizer_identity
 from composer.runs.store import RunStore, Settings
-from composer.selection.choice import HeadSubject, KeyHead, candidate_heads, heads_within, rank_heads
+from composer.selection.choice import HeadSubject, KeyHead, candidate_heads, heads_within, least_heads, rank_heads
 from composer.selection.gates import GATES, RATE, GateCourse, Gates, gate_layers, head_errors, logits_with
 from composer.selection.head_report import CurvePoint, HeadScore, HeadSelection, KeptHeads, draw_curve, draw_heads
-from composer.selection.needles import Divergences, JudgedRows, rows_with_needles
-from composer.selection.report import SCORING, SELECTION, SPEC, By, TokensScored, write_result
+from composer.selection.needles import Divergences, JudgedRows, draw_needle, rows_with_needles
+from composer.selection.patched import Twins, make_twins, receiver_scores
+from composer.selection.report import HEAD_WORDS, SCORING, SELECTION, SPEC, By, TokensScored, write_result
 from composer.spec.document import Spec
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.recipe import Recipe, Stage
 from composer.spec.resolve import fresh_parameters
 from composer.system.files import sha256
+from composer.tasks.base import Task, rng_of
+from composer.tasks.writer import Writer
 from composer.training.journal import Journal
 from composer.training.loop import counter_of, run_stage
+from composer.training.rows import tokenizer_of
 from composer.training.run import TrainingOptions, load_student, setting_of
 from composer.training.student import read_student
 from composer.training.teacher import Teacher
@@ -41,8 +49,6 @@ STANDS_IN = "streaming"
 """The spec of the heads that gates mix with the source's attention where those of the selection's spec have to be trained."""
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Shares of key heads at which students are scored, beside the selection and the source."""
-Measure = Callable[[Tensor], Divergences]
-"""Compares the mixture with these gates, N, with the source."""
 
 
 class HeadSettings(Settings):
@@ -74,7 +80,7 @@ class HeadSettings(Settings):
 @dataclass(frozen=True, kw_only=True)
 class HeadOptions:
     """keep: key heads; None: as many as ``budget`` bytes of state at ``sequence`` tokens allow, though never all. rows: held-out
-    rows to score on at most. student: a trained student of the spec, or None."""
+    rows to score on at most. student: a trained student of the spec, or None. least: key heads kept in each layer at least."""
 
     keep: int | None
     budget: int | None
@@ -85,21 +91,24 @@ class HeadOptions:
     steps: int
     tasks: tuple[NamedTask, ...]
     student: Path | None
+    least: int
 
 
 def select_heads(
     subject: HeadSubject, teacher: Teacher, out: Path, training: TrainingOptions, options: HeadOptions, *, force: bool
 ) -> HeadSelection:
-    """Learn the gates, score students with some key heads kept, and write the result into ``out``, which the caller holds.
+    """Score the key heads, and students with some of them kept, and write the result into ``out``, which the caller holds.
 
     Raises SelectionError, TrainingError, TaskError and DataError.
     """
     heads, other = candidate_heads(subject.resolved), _other_spec(subject, options)
     other_heads = resolve_spec(other, subject.target.size)
     share = _count(subject, heads, options) / len(heads)
+    steps = options.steps if options.by == GATES else 0
     rows, judged = rows_with_needles(
-        subject.spec.recipe, teacher, options.tasks, training, steps=options.steps, most=options.rows, heads=other_heads
+        subject.spec.recipe, teacher, options.tasks, training, steps=steps, most=options.rows, heads=other_heads
     )
+    twins = _draw_twins(teacher, options, training, judged) if options.by == "patched" else []
     references = [data_identity(reference)["files"] for reference in (*training.data, *training.held_out)]
     files = {name: digest for digests in references for name, digest in digests.items()}
     files |= {
@@ -118,39 +127,33 @@ def select_heads(
         other=other_heads.hash,
         student=None if options.student is None else fingerprint(read_student(options.student, (), Recipe()).source),
         share=share,
-        steps=options.steps,
+        steps=len(rows),
     )
     STORE.begin(out, settings, force=force)
     model = teacher.load(training.device, training.backend)
     gates = gate_layers(model, _heads_to_mix(other, teacher, training, options), heads)
-    stage = Stage(lr=RATE, steps=options.steps, batch=1, schedule="cosine", clip=None, keep="last")
-    course = GateCourse(model, gates, stage, share)
-    training.tell(f"{len(heads)} gates learn in {options.steps} steps, each of one row of {rows.sequence:,} tokens.")
-    with STORE.writing(out):
-        (out / GATES).mkdir(exist_ok=True)
-    run_stage(GATES, course, stage, rows, None, setting_of(training, out / GATES, Journal(out / GATES, training.again)))
-    course.clamp()
+    if options.by == GATES:
+        _learn(model, gates, rows, out, training, share)
     training.tell(f"Scoring on {plural(len(judged), 'held-out row')}.")
-    passes = len(_counts(heads, _count(subject, heads, options))) + (1 + len(heads)) * (options.by in ("restored", "swapped"))
-    advance = counter_of(SCORING, passes * len(judged), training.watch)
+    passes = len(_counts(heads, _count(subject, heads, options)))
+    passes += {"restored": 1 + len(heads), "swapped": len(heads), "ablated": len(heads)}.get(options.by, 0)
+    advance = counter_of(SCORING, passes * len(judged) + len(twins), training.watch)
     held_out = JudgedRows(judged, logits_with(model, gates, torch.ones_like(gates.values)), model.device, advance)
-
-    def measure(current: Tensor) -> Divergences:
-        return held_out.measure(logits_with(model, gates, current))
-
-    errors = head_errors(model, gates, judged) if options.by == "error" else None
-    scores = _scores(gates, measure, options, errors)
-    ranked = rank_heads(heads, [score.value_by(options.by) for score in scores])
+    scoring = _Scoring(model, gates, held_out, twins, advance)
+    scores, cost = scoring.score(options, rows.tokens)
+    ranked = rank_heads(heads, [score.score for score in scores], least_heads(subject.resolved, options.least))
     count = _count(subject, ranked, options)
     keep = sorted(ranked[:count])
     selection = HeadSelection(
         name=subject.spec.name,
         teacher=teacher.reference,
         by=options.by,
+        meaning=HEAD_WORDS[options.by],
         score=options.score,
+        forward_tokens=cost,
         other=other.name if options.student is None else str(options.student),
         tasks=tuple(named.label for named in options.tasks),
-        steps=options.steps,
+        steps=len(rows),
         rows=len(judged),
         row_tokens=rows.sequence,
         scores=scores,
@@ -159,7 +162,7 @@ def select_heads(
             for layer in dict.fromkeys(at for at, _ in keep)
         ),
         count=count,
-        curve=tuple(_point(gates, measure, ranked[:kept]) for kept in _counts(heads, count)),
+        curve=tuple(_point(scoring, ranked[:kept]) for kept in _counts(heads, count)),
         sequence=options.sequence,
         state_bytes=subject.bytes(keep, options.sequence),
         document={**subject.keeping(keep), "name": f"{subject.spec.name}-heads-{count}"},
@@ -167,6 +170,39 @@ def select_heads(
     )
     write_result(STORE, selection, {HEADS: draw_heads, CURVE: draw_curve})
     return selection
+
+
+def _learn(model: ComposedForCausalLM, gates: Gates, rows: PackedRows, out: Path, training: TrainingOptions, share: float) -> None:
+    """Learn the gates, a step a row, or continue a stopped run. share: of gates that are to be open."""
+    stage = Stage(lr=RATE, steps=len(rows), batch=1, schedule="cosine", clip=None, keep="last")
+    course = GateCourse(model, gates, stage, share)
+    training.tell(f"{len(gates.heads)} gates learn in {len(rows)} steps, each of one row of {rows.sequence:,} tokens.")
+    with STORE.writing(out):
+        (out / GATES).mkdir(exist_ok=True)
+    run_stage(GATES, course, stage, rows, None, setting_of(training, out / GATES, Journal(out / GATES, training.again)))
+    course.clamp()
+
+
+def _draw_twins(teacher: Teacher, options: HeadOptions, training: TrainingOptions, judged: PackedRows) -> list[Twins]:
+    """Return the samples of the held-out rows with their twins. Raises SelectionError and TaskError."""
+    writer, without = Writer(tokenizer_of(teacher.source.folder)), dict[str, None]()
+    drawn: list[Twins] = []
+    for row in range(len(judged)):
+        named = options.tasks[row % len(options.tasks)]
+        rng = rng_of(training.seed, "evaluation", row)
+        draw = partial(draw_needle, cast("Task", named.task), writer=writer, length=judged.sequence, split="evaluation")
+        twins = make_twins(draw(rng), draw, rng, writer)
+        if twins is None:
+            without[named.label] = None
+        else:
+            drawn.append(twins)
+    if not drawn:
+        raise SelectionError(
+            f"--tasks {', '.join(without)}: --by patched needs tasks with one answer after a prompt. Choose tasks such as passkey."
+        )
+    if without:
+        training.tell(f"{', '.join(without)}: no twins, as the answers do not follow one prompt. Other tasks are scored.")
+    return drawn
 
 
 def _counts(heads: Sequence[KeyHead], count: int) -> list[int]:
@@ -208,24 +244,78 @@ def _heads_to_mix(other: Spec, teacher: Teacher, training: TrainingOptions, opti
     return {index: attention.composed for index, attention in layers.items()}
 
 
-def _scores(gates: Gates, measure: Measure, options: HeadOptions, errors: Sequence[float] | None) -> tuple[HeadScore, ...]:
-    """Return the score of every key head: its gate, and the one that the selection is by. errors: None if it is by another."""
-    values, closed = gates.values.detach().tolist(), torch.zeros_like(gates.values.detach())
-    others: list[float | None] = [None] * len(values) if errors is None else [*errors]
-    by, score = options.by, options.score
-    if by in ("restored", "swapped"):
-        base = 1.0 if by == "swapped" else 0.0
-        start = measure(closed + base).over(score)
-        for place in range(len(values)):
-            changed = closed + base
-            changed[place] = 1.0 - base
-            others[place] = abs(base - 1.0) * start + (2 * base - 1.0) * measure(changed).over(score)
-    return tuple(
-        HeadScore(layer=layer, head=head, gate=gate, **({} if by == GATES else {by: other}))
-        for (layer, head), gate, other in zip(gates.heads, values, others, strict=True)
-    )
+@dataclass(frozen=True)
+class _Scoring:
+    """What the scores of key heads are computed with. twins: of the held-out samples, for ``patched``."""
+
+    model: ComposedForCausalLM
+    gates: Gates
+    held_out: JudgedRows
+    twins: Sequence[Twins]
+    advance: Callable[[], None]
+
+    def measure(self, current: Tensor, *, ablates: bool = False) -> Divergences:
+        """Compare the mixture with these gates, N, with the source. ablates: as in ``Gates``."""
+        return self.held_out.measure(logits_with(self.model, self.gates, current, ablates=ablates))
+
+    def score(self, options: HeadOptions, learned: int) -> tuple[tuple[HeadScore, ...], int]:
+        """Return the score of each key head, and the tokens of forward passes that it took. learned: tokens of the rows from which
+        gates have learned."""
+        rows, count = self.held_out.rows.tokens, len(self.gates.heads)
+        lost: list[float | None] = [None] * count
+        if options.by == GATES:
+            # Forward passes of the source and of the mixture, and a backward pass.
+            values, cost = self.gates.values.detach().tolist(), 4 * learned
+        elif options.by == "error":
+            values, cost = head_errors(self.model, self.gates, self.held_out.rows), rows
+        elif options.by == "patched":
+            values, cost = self._patched()
+        else:
+            is_restored, is_ablated = options.by == "restored", options.by == "ablated"
+            start = self.held_out.source
+            base = torch.ones_like(self.gates.values.detach())
+            if is_restored:
+                base = torch.zeros_like(base)
+                start = self.measure(base)
+            values = list[float]()
+            for place in range(count):
+                changed = base.clone()
+                changed[place] = 1.0 - base[place]
+                figures = self.measure(changed, ablates=is_ablated)
+                rise = figures.over(options.score, of_loss=is_ablated) - start.over(options.score, of_loss=is_ablated)
+                values.append(-rise if is_restored else rise)
+                lost[place] = start.answers_found - figures.answers_found if is_ablated else None
+            cost = rows * (1 + count + is_restored)
+        scores = (
+            HeadScore(layer=layer, head=head, score=value, answers_lost=answers)
+            for (layer, head), value, answers in zip(self.gates.heads, values, lost, strict=True)
+        )
+        return tuple(scores), cost
+
+    def _patched(self) -> tuple[list[float], int]:
+        """Return the mean receiver score of each key head over twins, and the tokens of forward passes."""
+        scores, cost = list[list[float]](), 0
+        for twins in self.twins:
+            own = receiver_scores(self.model, self.gates, twins)
+            scores += [] if own is None else [own]
+            cost += 2 * twins.ids.numel() + (0 if own is None else len(self.gates.heads) * len(twins.right))
+            self.advance()
+        if not scores:
+            raise SelectionError(
+                f"The source prefers the right answer no more in a text that has it than in its twin, in all {len(self.twins)} "
+                "samples. Choose easier --tasks, shorter rows, or another score."
+            )
+        return [fmean(own) for own in zip(*scores, strict=True)], cost
 
 
-def _point(gates: Gates, measure: Measure, kept: Sequence[KeyHead]) -> CurvePoint:
+def _point(scoring: _Scoring, kept: Sequence[KeyHead]) -> CurvePoint:
+    gates = scoring.gates
     is_kept = torch.tensor([float(head in set(kept)) for head in gates.heads], device=gates.values.device)
-    return CurvePoint(kept=len(kept), share=len(kept) / len(gates.heads), **measure(is_kept)._asdict())
+    figures = scoring.measure(is_kept)
+    return CurvePoint(
+        kept=len(kept),
+        share=len(kept) / len(gates.heads),
+        divergence=figures.divergence,
+        answer_divergence=figures.answer_divergence,
+        answers_found=figures.answers_found,
+    )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from composer.data.packing import IGNORED, Batch, PackedRows
 from composer.errors import SelectionError
@@ -29,24 +31,30 @@ LEARNED_TOKENS = 64
 
 
 class Compared(NamedTuple):
-    """KL(source ‖ model) of the tokens of one batch, in nats. is_found: every token of the answer is the model's first choice."""
+    """Figures of the tokens of one batch, in nats: KL(source ‖ model), and -log p of the true tokens. is_found: every token of the
+    answer is the model's first choice."""
 
     text: Tensor
     answer: Tensor
+    text_loss: Tensor
+    answer_loss: Tensor
     is_found: bool
 
 
 class Divergences(NamedTuple):
-    """KL(source ‖ model) in nats per token of the text and of the answers, and the share of the answers that are found."""
+    """KL(source ‖ model) in nats per token of the text and of the answers, the share of the answers that are found, and -log p of
+    the true tokens in nats per token."""
 
     divergence: float
     answer_divergence: float
     answers_found: float
+    loss: float
+    answer_loss: float
 
-    def over(self, score: TokensScored) -> float:
-        """Return the divergence over the tokens of a score."""
-        parts = {"text": (self.divergence,), "answers": (self.answer_divergence,)}
-        return sum(parts.get(score, (self.divergence, self.answer_divergence)))
+    def over(self, score: TokensScored, *, of_loss: bool = False) -> float:
+        """Return the divergence, or the loss, over the tokens of a score."""
+        text, answers = (self.loss, self.answer_loss) if of_loss else (self.divergence, self.answer_divergence)
+        return {"text": text, "answers": answers, "both": text + answers}[score]
 
 
 class JudgedRows:
@@ -60,20 +68,25 @@ class JudgedRows:
         self.rows, self._device, self._advance = rows, device, advance
         with torch.no_grad():
             self._wanted = [source(part.to(device)).float().cpu() for part in rows.in_order(1)]
+        self.source = _mean([compare(wanted, wanted, part) for part, wanted in zip(rows.in_order(1), self._wanted, strict=True)])
 
     @torch.no_grad()
     def measure(self, model: Callable[[Batch], Tensor]) -> Divergences:
         """Compare a model, which returns its logits as the source does."""
-        text, answer, right = list[Tensor](), list[Tensor](), 0
+        compared: list[Compared] = []
         for part, wanted in zip(self.rows.in_order(1), self._wanted, strict=True):
             batch = part.to(self._device)
-            compared = compare(model(batch), wanted.to(self._device), batch)
+            compared.append(compare(model(batch), wanted.to(self._device), batch))
             self._advance()
-            text.append(compared.text)
-            answer.append(compared.answer)
-            right += compared.is_found
-        of_text, of_answers = (max(0.0, float(torch.cat(parts).mean())) for parts in (text, answer))  # rounding may be below 0
-        return Divergences(of_text, of_answers, right / len(self.rows))
+        return _mean(compared)
+
+
+def _mean(compared: Sequence[Compared]) -> Divergences:
+    *parts, is_found = zip(*compared, strict=True)
+    text, answer, loss, answer_loss = (float(torch.cat(part).mean()) for part in parts)
+    return Divergences(
+        max(0.0, text), max(0.0, answer), sum(is_found) / len(is_found), loss, answer_loss
+    )  # rounding may be below 0
 
 
 def logits_at(model: ComposedForCausalLM, batch: Batch) -> Tensor:
@@ -90,8 +103,10 @@ def answers_in(batch: Batch) -> Tensor:
 def compare(logits: Tensor, wanted: Tensor, batch: Batch) -> Compared:
     """Compare a model's logits with the source's, both N V, of the tokens of ``logits_at``."""
     apart, is_answer = divergence(logits.float(), wanted.float(), 1.0), answers_in(batch)[:, 1:][batch.predicted]
-    is_right = logits.argmax(-1) == batch.labels[:, 1:][batch.predicted]
-    return Compared(apart[~is_answer], apart[is_answer], bool(is_right[is_answer].all()))
+    labels = batch.labels[:, 1:][batch.predicted]
+    losses = functional.cross_entropy(logits.float(), labels, reduction="none")
+    is_found = bool((logits.argmax(-1) == labels)[is_answer].all())
+    return Compared(apart[~is_answer], apart[is_answer], losses[~is_answer], losses[is_answer], is_found)
 
 
 def read_needles(tasks: Sequence[str]) -> tuple[NamedTask, ...]:
@@ -126,7 +141,7 @@ def rows_with_needles(
     held_out = some(held_out, most)
     learned = write_rows(texts, own, writer, "train", training.seed, steps)
     judged = write_rows(held_out, own, writer, "evaluation", training.seed, len(held_out))
-    for rows in (held_out, learned):
+    for rows in (held_out, *([learned] if steps else [])):
         check_lengths(rows, heads)
     return learned, judged
 
@@ -155,9 +170,14 @@ def write_rows(rows: PackedRows, tasks: Sequence[Task], writer: Writer, split: S
     length, made = rows.sequence, rows.take(np.arange(count) % len(rows))
     for row in range(count):
         rng = rng_of(seed, split, row)
-        sample = tasks[row % len(tasks)].sample(rng, writer, rng.randint(length // 2, length * 7 // 8), split)
+        sample = draw_needle(tasks[row % len(tasks)], rng, writer, length, split)
         _put(made, row, sample, np.random.default_rng(rng.getrandbits(64)))
     return made
+
+
+def draw_needle(task: Task, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
+    """Return a sample for a row of ``length`` tokens."""
+    return task.sample(rng, writer, rng.randint(length // 2, length * 7 // 8), split)
 
 
 def _put(rows: PackedRows, row: int, sample: Sample, numbers: np.random.Generator) -> None:

@@ -20,10 +20,10 @@ from composer.spec.writing import to_yaml
 from composer.system.files import write_whole
 
 LayerBy = Literal["restored", "swapped", "error"]
-By = Literal["gates", "restored", "swapped", "error"]
+By = Literal["gates", "ablated", "patched", "restored", "swapped", "error"]
+"""The score of a selection. Layers have the last three."""
 TokensScored = Literal["answers", "text", "both"]
-"""The tokens over which `restored` and `swapped` compare key heads."""
-"""The score of a selection. Layers have no gates."""
+"""The tokens over which `ablated`, `restored` and `swapped` compare key heads."""
 SELECTION, SPEC = "selection.json", "spec.yaml"
 """The report of a selection, and the spec that it chose."""
 SCORING = "scoring"
@@ -34,6 +34,13 @@ WORDS: dict[LayerBy, str] = {
     "error": "relative error of its attention",
 }
 """The description of each score, for tables and pictures."""
+HEAD_WORDS: dict[By, str] = {
+    "gates": "gate from 0, the other head, to 1, the source's attention",
+    "ablated": "nats a token of log p lost by setting its output to 0",
+    "patched": "share of the answer lost with its output from a twin with another answer",
+    **WORDS,
+}
+"""The same of key heads."""
 KEPT, OTHER = COLOURS[5], COLOURS[0]
 MOST = 32
 """The most layers that an axis names; of more, it names every second, third and so on."""

@@ -38,8 +38,9 @@ def choose_heads(keep: Keep, gates: Mapping[KeyHead, float], seed: int) -> tuple
 
 
 def read_gates(path: Path) -> dict[KeyHead, float]:
-    """Return the gate of each key head in a report of ``compose select --heads``."""
-    return {(score["layer"], score["head"]): score["gate"] for score in json.loads(read_text(path, MOST_LOG))["scores"]}
+    """Return the score of each key head in a report of ``compose select --heads``. Kept reports of gates name it ``gate``."""
+    scores = json.loads(read_text(path, MOST_LOG))["scores"]
+    return {(score["layer"], score["head"]): score["score" if "score" in score else "gate"] for score in scores}
 
 
 def read_scores(plan: Plan, keep: Keep) -> dict[KeyHead, float]:

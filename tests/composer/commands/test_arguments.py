@@ -167,7 +167,7 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
     ),
     "select": (
         ("lolcats", "--from", "TEACHER", "--data", "d", "-o", "o"),
-        {"--rows": 1, "--keep": 1, "--seed": 0, "--seq": 1, "--steps": 1},
+        {"--rows": 1, "--keep": 1, "--seed": 0, "--seq": 1, "--steps": 1, "--least-per-layer": 1},
     ),
     "read": (("m", "--text", "t", "-o", "o"), {"--parallel": 1}),
     "serve": (("TEACHER",), {"--port": 0, "--context": 2}),

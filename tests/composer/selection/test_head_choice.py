@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from composer.errors import SelectionError
-from composer.selection.choice import HeadSubject, candidate_heads, heads_within, keeping_heads, rank_heads
+from composer.selection.choice import HeadSubject, candidate_heads, heads_within, keeping_heads, least_heads, rank_heads
 from composer.spec.dimensions import Dimensions
 from composer.spec.loading import load_spec, resolve_spec
 from composer.weights.target import Target
@@ -85,3 +85,12 @@ def test_a_budget_is_filled_but_not_exceeded() -> None:
 
 def test_heads_are_ranked_by_score_and_then_by_position() -> None:
     assert rank_heads([(0, 0), (0, 1), (1, 0)], [0.2, 0.9, 0.2]) == ((0, 1), (0, 0), (1, 0))
+    assert rank_heads([(0, 0), (0, 1), (1, 0)], [0.2, 0.9, 0.1], {0: 1, 1: 1}) == ((0, 1), (1, 0), (0, 0))
+
+
+def test_heads_that_a_spec_keeps_count_for_the_least_number_of_a_layer() -> None:
+    document = kept_in(document_of("lolcats"), (1, 0), (1, 3), *((2, head) for head in range(4)))
+    resolved = resolve_spec(load_spec(document), SIZES)
+    assert least_heads(resolved, 1) == {0: 1, 1: 0, 2: 0, 3: 1}
+    assert least_heads(resolved, 3) == {0: 3, 1: 1, 2: 0, 3: 3}
+    assert least_heads(resolved, 9) == {0: 4, 1: 2, 2: 0, 3: 4}
