@@ -42,12 +42,13 @@ class Output(Part):
 
 
 class Norm(Output):
-    """RMSNorm over the coordinates of each head, with one weight a coordinate, or over those of all heads together."""
+    """RMSNorm over the coordinates of each head, with one weight a coordinate or a head, or over those of all heads together."""
 
     equation: ClassVar[str] = "ô_t = o_t / √(mean(o_t²) + ε) ⊙ w"
     source: ClassVar[str] = (
         "Sun et al. 2023, arXiv:2307.08621, eq. 8 (one norm a head); Zhang & Sennrich 2019, arXiv:1910.07467; "
-        "over all heads: Chen et al. 2026, arXiv:2601.22156 (HypeNet), as in its code"
+        "over all heads: Chen et al. 2026, arXiv:2601.22156 (HypeNet), as in its code; one weight a head: Tan et al. 2026, "
+        "arXiv:2606.20097 (HydraHead), eq. 13 and 14"
     )
     normalises: ClassVar[bool] = True
     kind: Literal["norm"] = "norm"
@@ -55,14 +56,20 @@ class Norm(Output):
     """Added to the mean square."""
     over: Literal["head", "heads"] = "head"
     """head: each head by itself, with weights that the heads share. heads: the group's heads as one, each with its own weights."""
+    weights: Literal["coordinate", "head"] = "coordinate"
+    """coordinate: a weight for each coordinate. head: one number for each head."""
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         columns = shape.value_dim if self.over == "head" else shape.heads * shape.value_dim
-        return {"weight": Fresh((columns,), initialise.constant(1.0))}
+        return {"weight": Fresh((shape.heads if self.weights == "head" else columns,), initialise.constant(1.0))}
 
     def rescale(self, parameters: Parameters, sizes: OutputSizes, shape: Shape) -> dict[str, Tensor]:
-        """The weights by coordinate, in closed form. A gate after the norm keeps its start: the measured sizes include it."""
-        factor = sizes.factor(of_all_heads=self.over == "head").flatten()
+        """The weights, in closed form. A gate after the norm keeps its start: the measured sizes include it."""
+        if self.weights == "head":
+            of_heads = OutputSizes(*(squares.mean(1, keepdim=True) for squares in (sizes.student, sizes.teacher)))
+            factor = of_heads.factor().flatten()
+        else:
+            factor = sizes.factor(of_all_heads=self.over == "head").flatten()
         return {"weight": parameters["weight"] * factor.to(parameters["weight"].dtype)}
 
     def flops(self, shape: Shape, tokens: int) -> int:
@@ -72,9 +79,11 @@ class Norm(Output):
         self, parameters: Parameters, output: Float[Tensor, "B T H V"], hidden: Float[Tensor, "B T C"]
     ) -> Float[Tensor, "B T H V"]:
         """Normalise, in the accumulating dtype."""
-        if self.over == "head":
-            return rms_norm(output, parameters["weight"], self.epsilon)
-        return rms_norm(output.flatten(2), parameters["weight"], self.epsilon).view(output.shape)
+        weight, states = parameters["weight"], output if self.over == "head" else output.flatten(2)
+        if self.weights == "head":
+            normed = rms_norm(states, weight.new_ones(states.shape[-1]), self.epsilon).view(output.shape)
+            return normed * as_dtype(weight, normed.dtype)[:, None]
+        return rms_norm(states, weight, self.epsilon).view(output.shape)
 
 
 class OutputGate(Output):

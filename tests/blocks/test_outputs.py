@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
@@ -40,6 +42,19 @@ def test_norm_over_heads_divides_by_the_root_mean_square_of_all_heads() -> None:
     token = output[0, 2].flatten()
     expected = (token / ((token**2).sum() / 12 + 1e-5) ** 0.5 * weights["weight"]).view(3, 4)
     torch.testing.assert_close(part.finish(weights, output, hidden)[0, 2], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("over", ["head", "heads"])
+def test_one_weight_for_each_head(over: Literal["head", "heads"]) -> None:
+    part, coordinates = Norm(over=over, weights="head"), Norm(over=over)
+    output, hidden = torch.randn(2, 5, 3, 4, dtype=torch.float64), torch.randn(2, 5, 6, dtype=torch.float64)
+    weights = tensors(part, noise=0.5)
+    assert weights["weight"].shape == (3,)
+    expected = coordinates.finish(tensors(coordinates, noise=0.0), output, hidden) * weights["weight"][:, None]
+    torch.testing.assert_close(part.finish(weights, output, hidden), expected, rtol=0, atol=1e-12)
+    sizes = OutputSizes(torch.ones(3, 4), torch.tensor([1.0, 4.0, 9.0])[:, None].expand(3, 4))
+    rescaled = part.rescale(tensors(part, noise=0.0), sizes, SHAPE)["weight"]
+    torch.testing.assert_close(rescaled, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("rank", ["full", 2])

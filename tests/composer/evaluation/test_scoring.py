@@ -67,7 +67,7 @@ def test_the_candidate_with_the_highest_log_probability_is_chosen(plain: Any, to
     for batch_tokens in (1, 10_000):
         judged = score_cell(plain, tokenizer, task, 128, made=made, batch_tokens=batch_tokens)
         assert scores(judged) == [1.0, 0.0]
-        assert [result.written for result in judged] == [(sample.candidates or ())[-1] for sample in made.values()]
+        assert [result.written for result in judged] == [(sample.candidates or ("",))[-1] for sample in made.values()]
 
 
 def test_token_accuracy_counts_the_most_likely_tokens(plain: Any, tokenizer: Any) -> None:

@@ -14,7 +14,7 @@ import composer
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
 SPECS = [
     "gated-deltanet", "gdn-hybrid", "kda-hybrid", "deltaproduct", "mamba2", "forgetting", "hypenet", "liger", "lizard", "streaming",
-    "rwkv7", "gdn2-hybrid", "mesa", "log-linear", "mamba3",
+    "rwkv7", "gdn2-hybrid", "mesa", "log-linear", "mamba3", "hydrahead", "retrieval-aware",
 ]  # fmt: skip
 START, LENGTH = 80, 84
 """Beyond the windows of 64."""

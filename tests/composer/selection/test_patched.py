@@ -47,7 +47,8 @@ def test_an_ablated_key_head_has_no_output() -> None:
     closed[gates.heads.index((1, 1))] = 0.0
     with gates.fixed(closed, ablates=True):
         ablated = logits(model, tokens(2, LENGTH))
-    output: Any = source.model.layers[1].self_attn.o_proj
+    layers: Any = source.model.layers
+    output = layers[1].self_attn.o_proj
     with torch.no_grad():
         output.weight[:, 32:] = 0.0
     torch.testing.assert_close(ablated, logits(source, tokens(2, LENGTH)), rtol=0, atol=1e-9)

@@ -13,11 +13,13 @@ from tests.laws.published.layer import WINDOW, Reference
 from tests.laws.published.numerators import (
     delta,
     deltaproduct,
+    discrete_mamba2,
     gated_delta,
     gated_deltanet,
     gdn2,
     gla,
     granite_mamba2,
+    hydra_delta,
     hypenet,
     kda,
     lawcat_delta,
@@ -33,6 +35,7 @@ from tests.laws.published.softmax import (
     compressed,
     forgetting,
     hedgehog_alone,
+    hydra_exact,
     hypenet_exact,
     lawcat,
     linear,
@@ -85,6 +88,10 @@ COMPARED: dict[str, Comparison] = {
     "gla": Comparison({"head": gla}, f"{FLA}, `GatedLinearAttention`; decays of query heads, as the spec says"),
     "hedgehog": Comparison({"head": hedgehog_alone}, "arXiv:2402.04347, eq. 3 to 6"),
     "hybrid": Comparison({"head": lolcats, "exact": softmax}, "as `lolcats`; softmax attention"),
+    "hydrahead": Comparison(
+        {"head": hydra_delta, "exact": hydra_exact},
+        f"arXiv:2606.20097, eq. 13 and 14; {FLA}, `GatedDeltaNet`, with the norm that the spec says",
+    ),
     "hypenet": Comparison(
         {"head": hypenet, "exact": hypenet_exact},
         "github.com/thunlp/hybrid-linear-attention, `halo/modeling/hypenet`: `LightningAttention` and `Qwen3Attention`",
@@ -117,6 +124,9 @@ COMPARED: dict[str, Comparison] = {
     "mixed-heads": Comparison({"lolcats": lolcats, "lawcat": lawcat}, "as `lolcats` and `lawcat`"),
     "published/liger-gla": Comparison({"head": liger(WINDOW)}, "Liger's code, `LigerGatedLinearAttention`, on whole texts"),
     "published/lolcats-llama": Comparison({"head": lolcats_terraced}, LOLCATS_CODE),
+    "retrieval-aware": Comparison(
+        {"head": discrete_mamba2}, "github.com/goombalab/mohawk, `DiscreteMamba2`, with the projections that the spec names"
+    ),
     "retention": Comparison({"head": retention}, f"{FLA}, `MultiScaleRetention`"),
     "nsa": Comparison(
         {"head": nsa}, f"{FLA}, `naive_nsa` for branches; arXiv:2502.11089, eq. 5, with the compression that the spec names"

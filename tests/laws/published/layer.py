@@ -71,6 +71,11 @@ class Layer:
         """Apply RMSNorm to each head, and multiply by the activation of a projection of the hidden state."""
         return root_mean_square_norm(output, self["output_norm.weight"], epsilon) * activation(self.output_gate(output))
 
+    def gated_and_normed(self, output: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+        """Divide the gated output of each head by its root mean square, and multiply by the head's number."""
+        gated = output * activation(self.output_gate(output))
+        return root_mean_square_norm(gated, gated.new_ones(gated.shape[-1]), 1e-5) * self["output_norm.weight"][:, None]
+
     def output_gate(self, output: Tensor) -> Tensor:
         """Return the logits of the output gate."""
         if "output_norm.gate_down" in self.parameters:

@@ -18,6 +18,7 @@ from tests.laws.published.layer import (
 )
 from tests.laws.published.mathematics import (
     alibi_slopes,
+    convolve,
     delta_rule,
     edited_state,
     in_window,
@@ -73,6 +74,27 @@ def _gated_mamba2(layer: Layer) -> Tensor:
     decay = torch.exp(-torch.exp(layer["state_gate.rate"]) * step)[..., None]
     output = linear_attention(query, key, value * step[..., None], decay) + layer["state.skip"][:, None] * value
     return output * silu(layer.output_gate(output))
+
+
+def discrete_mamba2(layer: Layer) -> Tensor:
+    query, key = convolved_query_and_key(layer)
+    value = to_query_heads(convolve(layer.value, layer["conv.value"]), layer.heads)
+    query, key = (
+        torch.einsum("thd,hdn->thn", of, layer[f"feature_map.{side}_weight"]) for of, side in ((query, "query"), (key, "key"))
+    )
+    decay = torch.exp(-softplus(-layer.linear("state_gate")))[..., None]
+    output = linear_attention(query, key, value, decay) + layer["state.skip"][:, None] * value
+    return output * silu(layer.output_gate(output))
+
+
+def hydra_delta(layer: Layer) -> Tensor:
+    """The keys and values of each query head have their own projection: the source's, and a difference."""
+    sides = dict(zip(("query", "key", "value"), layer.expanded, strict=True))
+    for name in ("key", "value"):
+        sides[name] = sides[name] + torch.einsum("tc,hdc->thd", layer.hidden, layer[f"unshare.{name}"])
+    query, key, value = (silu(convolve(of, layer[f"conv.{name}"])) for name, of in sides.items())
+    query, key = rotate(query, layer.theta), rotate(key, layer.theta)
+    return layer.gated_and_normed(_delta(layer, query, key, value, _softplus_decay(layer)), silu)
 
 
 def mamba3(layer: Layer) -> Tensor:

@@ -60,11 +60,20 @@ def forgetting(layer: Layer) -> Tensor:
 
 
 def hypenet_exact(layer: Layer) -> Tensor:
+    output = _without_positions(layer)
+    return output * sigmoid(layer.output_gate(output))
+
+
+def hydra_exact(layer: Layer) -> Tensor:
+    return layer.gated_and_normed(_without_positions(layer), sigmoid)
+
+
+def _without_positions(layer: Layer) -> Tensor:
+    """Return softmax attention without positions, with logits times log(t + 362) / log(362)."""
     query, key, value = layer.expanded
     position = torch.arange(len(query), dtype=torch.float64)
     query = query * (torch.log(position + 362) / math.log(362))[:, None, None]
-    output = softmax_attention(query, key, value)
-    return output * sigmoid(layer.output_gate(output))
+    return softmax_attention(query, key, value)
 
 
 def linear(layer: Layer) -> Tensor:
