@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from composer.commands.distill import Watched
 from composer.data.loading import check_references
@@ -57,7 +57,7 @@ from composer.weights.sources import describe_model, open_model
 
 if TYPE_CHECKING:
     from composer.selection.head_report import HeadSelection
-    from composer.selection.report import Selection
+    from composer.selection.report import LayerBy, Selection
     from composer.training.options import TrainingOptions
 
 ROWS = 16
@@ -200,8 +200,7 @@ def _select_layers(options: SelectOptions, loaded: Spec) -> Selection:
 
     folder = options.out.expanduser()
     training, room = training_of(options, folder)
-    by = options.by or "restored"
-    assert by not in {"gates", "ablated", "patched"}, "the options refuse the others"
+    by = cast("LayerBy", options.by or "restored")  # the options refuse the others
     with (
         STORE.hold(folder, resume=True, force=options.force),
         progress_callback(options.progress, training_bar) as watch,
