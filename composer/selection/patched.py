@@ -2,7 +2,7 @@
 
 A *twin* of a sample has another answer in its text, in as many tokens. The output of one key head comes from the twin, that of all
 other heads from the sample. Attention then moves nothing between tokens that has changed, so the model is computed only at the
-tokens that predict the answer, for all key heads of a layer in one call.
+tokens that predict the answer, for many key heads in one call.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from composer.tasks.writer import Writer
 
 DISCOUNT = 0.9
 """The weight of a token of the answer, relative to that of the token before it."""
+AT_ONCE = 64
+"""Key heads in a call of the model."""
 DRAWS = 200
 """The most draws of another answer for a twin."""
 
@@ -98,18 +100,16 @@ def receiver_scores(model: ComposedForCausalLM, gates: Gates, twins: Twins) -> l
     if clean <= corrupted:
         return None
     position = torch.arange(twins.ids.shape[1], device=model.device)[places]
-    ids, scores = twins.ids.to(model.device)[:, places], [0.0] * len(gates.heads)
-    for layer in dict.fromkeys(layer for layer, _ in gates.heads):
-        own = [place for place, head in enumerate(gates.heads) if head[0] == layer]
+    ids, left = twins.ids.to(model.device)[:, places], list[float]()
+    for start in range(0, len(gates.heads), AT_ONCE):
+        own = gates.heads[start : start + AT_ONCE]
         outputs = {index: output.expand(len(own), -1, -1, -1) for index, output in heads.items()}
-        outputs[layer] = patched = outputs[layer].clone()
-        size = patched.shape[2] // gates.key_heads[layer]
-        for row, place in enumerate(own):
-            group = slice(gates.heads[place][1] * size, (gates.heads[place][1] + 1) * size)
-            patched[row, :, group] = other_heads[layer][0, :, group]
+        outputs |= {layer: outputs[layer].clone() for layer in {layer for layer, _ in own}}
+        for row, (layer, number) in enumerate(own):
+            size = outputs[layer].shape[2] // gates.key_heads[layer]
+            group = slice(number * size, (number + 1) * size)
+            outputs[layer][row, :, group] = other_heads[layer][0, :, group]
         with gates.replaying(outputs):
             inputs = {"input_ids": ids.expand(len(own), -1), "position_ids": position.expand(len(own), -1)}
-            left = preference(model.base(**inputs, use_cache=False).last_hidden_state)
-        for place, value in zip(own, left.tolist(), strict=True):
-            scores[place] = min(1.0, max(0.0, (clean - value) / (clean - corrupted)))
-    return scores
+            left += preference(model.base(**inputs, use_cache=False).last_hidden_state).tolist()
+    return [min(1.0, max(0.0, (clean - value) / (clean - corrupted))) for value in left]

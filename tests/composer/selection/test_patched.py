@@ -55,8 +55,9 @@ def test_an_ablated_key_head_has_no_output() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_scores_of_few_tokens_equal_those_of_whole_texts(family: str) -> None:
+def test_scores_of_few_tokens_equal_those_of_whole_texts(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference computes all tokens of the text, and takes each output of a key head from the twin's whole text."""
+    monkeypatch.setattr("composer.selection.patched.AT_ONCE", 3)
     model, gates = gate_heads(small(family, num_attention_heads=8, num_key_value_heads=4))
     twins, scores = twins_of(model, gates)
     (heads, other_heads) = (
