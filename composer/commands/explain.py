@@ -40,7 +40,7 @@ class ExplainOptions(
     error: ClassVar[type[ComposerError]] = BuildError
     native: bool = option(
         "Compare the spec with the classes of transformers that `compose export --native` writes: each condition that "
-        "fails, the reason, and the overrides that meet it.",
+        "fails, the reason, and the remedy.",
         default=False,
     )
 
@@ -75,4 +75,4 @@ def explain_command(options: ExplainOptions, screen: Screen) -> None:
     if screen.as_json:
         print_json(explanation.model_dump(mode="json"))
     else:
-        print_view(explanation.view(), wrap=not options.native)  # overrides are copied as they are
+        print_view(explanation.view())

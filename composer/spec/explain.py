@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -84,12 +83,11 @@ class FailedCondition(Closed):
 
     problem: str
     reason: str
-    overrides: tuple[str, ...] = ()
-    """Of the spec, which meet it. Empty if no override does."""
+    remedy: str
+    """What to change, as a sentence."""
 
     def __str__(self) -> str:
-        remedy = "".join(f" --set {shlex.quote(override)}" for override in self.overrides)
-        return f"{self.problem} ({self.reason})" + (f":{remedy}" if remedy else "")
+        return f"{self.problem} ({self.reason}). {self.remedy}"
 
 
 class TargetFit(Closed):
