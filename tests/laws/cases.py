@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from itertools import cycle
 
+from blocks.catalogue import CATALOGUE
 from composer.graph.composition import HeadSpec
 from composer.laws.cases import (
     FIELDS,
@@ -16,7 +17,7 @@ from composer.laws.cases import (
     build_head,
     coarse,
     complete,
-    every_part,
+    heads_of,
     inputs,
     once,
     pieces,
@@ -48,6 +49,12 @@ __all__ = [
     "run",
     "steady",
 ]
+
+
+@functools.cache
+def every_part() -> dict[str, HeadSpec]:
+    """Return one head a part of the catalogue, and one for each bounded memory above a state."""
+    return heads_of(part for role in CATALOGUE.values() for part in role.values())
 
 
 @functools.cache

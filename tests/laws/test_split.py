@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
-from composer.laws.split import LENGTH, ONE_BY_ONE, assert_same_gradients, assert_split, follows_positions
+from composer.laws.split import LENGTH, ONE_BY_ONE, assert_same_gradients, assert_split
 from tests.laws.cases import SMALL, every_head, every_head_of_specs, every_part, in_turns
 from tests.laws.draw import random_heads
 
@@ -19,6 +19,11 @@ HEADS = every_head()
 
 SPLITS = {"1+69": (1,), "64+6": (64,), "uneven": (33, 34, 66), "one by one": ONE_BY_ONE}
 FEW_CALLS = [split for split in SPLITS if split != "one by one"]
+
+
+def follows_positions(spec: HeadSpec) -> bool:
+    """Whether a window of the head evicts by chunks of positions, and not by tokens."""
+    return any(getattr(memory, "shape", None) == "terraced" for memory in spec.memory)
 
 
 @pytest.mark.parametrize(
