@@ -19,7 +19,8 @@ from composer.options.shared import (
     TextOnlyOption,
 )
 from composer.reporting.terminal import print_json, print_view
-from composer.spec.explain import Explanation, explain_resolved
+from composer.spec.explain import explain_resolved
+from composer.spec.explained import Explanation
 from composer.spec.loading import load_spec, resolve_spec
 from composer.system.devices import device_type
 from composer.weights.config import trunk_from

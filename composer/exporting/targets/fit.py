@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from composer.exporting.targets.target import OWN_TRUNK, LayerType, NativeTarget, StudentModel
 from composer.graph.composition import HeadSpec
 from composer.reporting.words import layers_in_words
-from composer.spec.explain import FailedCondition
+from composer.spec.explained import FailedCondition
 from composer.spec.resolve import Resolved
 from composer.weights.config import config_dict
 from converters.model_types import host_of

@@ -16,7 +16,7 @@ import composer
 from composer.errors import EvaluationError
 from composer.evaluation import scoring
 from composer.evaluation.arguments import Perplexity
-from composer.evaluation.report import SampleResult, bucket_size
+from composer.evaluation.cells import SampleResult, bucket_size
 from composer.evaluation.scoring import MORE, CellFailed, draw_samples, ends_of, judge_tokens, score_cell, write
 from composer.model.cache import CACHE
 from composer.system.devices import ran_out_of_memory

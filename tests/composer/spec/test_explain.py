@@ -9,7 +9,8 @@ import torch
 
 from composer.graph.wiring import build_graph
 from composer.model.head import Head
-from composer.spec.explain import Explanation, explain_resolved, state_bytes, state_size
+from composer.spec.explain import explain_resolved, state_bytes, state_size
+from composer.spec.explained import Explanation
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Dimensions, resolve
 from tests.composer.graph.heads import SIZE, resolved, shipped

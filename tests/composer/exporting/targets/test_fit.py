@@ -11,7 +11,7 @@ import pytest
 import composer
 from composer.exporting.targets import TARGETS
 from composer.exporting.targets.fit import fit, student_of_spec
-from composer.spec.explain import FailedCondition
+from composer.spec.explained import FailedCondition
 from composer.spec.loading import load_spec, resolve_spec
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
