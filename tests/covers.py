@@ -44,8 +44,11 @@ def beyond_pairs(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """Return the cases that are not needed for each pair of choices, of all tests that three or more marks parametrise."""
     products = defaultdict[str, dict[pytest.Item, Set[Any]]](dict)
     for item in items:
-        if sum(mark.name == "parametrize" for mark in item.iter_markers()) >= PRODUCT and isinstance(item, pytest.Function):
-            products[item.nodeid.partition("[")[0]][item] = set(combinations(sorted(item.callspec.indices.items()), 2))
+        marks = list(item.iter_markers("parametrize"))
+        if len(marks) >= PRODUCT and isinstance(item, pytest.Function):
+            names = [mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0] for mark in marks]
+            choices = [tuple((name, id(item.callspec.params[name.strip()])) for name in own) for own in names]
+            products[item.nodeid.partition("[")[0]][item] = set(combinations(choices, 2))
     needed = {item for cases in products.values() for item in cover(cases)}
     return [item for cases in products.values() for item in cases if item not in needed]
 

@@ -26,6 +26,20 @@ def test_a_cover_has_everything_in_few_cases() -> None:
     assert cover(cases, {((0, "a"), (1, 0))}) == [("a", 0, True)]
 
 
+def test_products_of_three_marks_run_for_each_pair(request: pytest.FixtureRequest) -> None:
+    cases = [item for item in request.session.items if item.name.startswith("test_a_product_of_small_numbers")]
+    pairs = {pair for item in cases for pair in combinations(item.name.partition("[")[2].rstrip("]").split("-"), 2)}
+    assert len(pairs) == 3 * 16
+    assert len(cases) < 32 or request.config.getoption("full")
+
+
+@pytest.mark.parametrize("third", ["i", "j", "k", "l"])
+@pytest.mark.parametrize("second", ["e", "f", "g", "h"])
+@pytest.mark.parametrize("first", ["a", "b", "c", "d"])
+def test_a_product_of_small_numbers(first: str, second: str, third: str) -> None:
+    assert first < second < third
+
+
 def test_each_name_has_one_choice_in_turn() -> None:
     cases = in_turns("abc", [1, 2])
     assert chosen(cases) == [("a", 1), ("b", 2), ("c", 1)]
