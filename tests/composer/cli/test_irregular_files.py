@@ -20,7 +20,7 @@ from converters.source import INDEX
 from tests.checkpoints import edit_config, llama
 from tests.composer.cli.conftest import Compose
 from tests.composer.training.runs import write_texts
-from tests.covers import cover, some
+from tests.covers import cover, in_turns, some
 from tests.damage import DAMAGE, IRREGULAR, damage, no_waiting
 
 SPEC = "compose: 1\nname: {}\nhead: {{position: rope, memory: [full]}}\n"
@@ -233,8 +233,7 @@ FILES_OF_RUNS = {
 """Files of stopped runs, and whether the run cannot go on without them: it makes the others anew."""
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
-@pytest.mark.parametrize("name", FILES_OF_RUNS)
+@pytest.mark.parametrize(("name", "kind"), in_turns(FILES_OF_RUNS, DAMAGE))
 def test_resumed_runs_refuse_or_replace_damaged_files(
     compose: Compose, originals: Path, stopped: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
 ) -> None:
