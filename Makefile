@@ -2,6 +2,8 @@
 # make smollm2  the key heads that retrieve in SmolLM2-135M, a real language model from the Python package index: 20 minutes of one core.
 #              ARGS= passes options on, such as ARGS='--data my-texts.txt'
 # make test    the tests
+# make test-all  the tests, and all cases of products of which make test runs a cover
+# make mutants plants faults in the product, one after the other, and lists those that the tests do not find
 # make fuzz    new random examples for all property tests, then random damage to specs, folders and data for ten minutes.
 #              FUZZ=SECONDS changes the time. It prints its seed; FUZZ_SEED=SEED repeats a run. make test draws no random examples.
 # make check   formatting, lint, types
@@ -43,7 +45,7 @@ BIN := $(VENV)/bin
 PRODUCT := $(VENV)/.ready-product
 READY := $(VENV)/.ready
 
-.PHONY: demo smollm2 test fuzz check docs gallery notebook screenshots evidence oldest serve-test engines-test gpu gpu-speed clean
+.PHONY: demo smollm2 test test-all mutants fuzz check docs gallery notebook screenshots evidence oldest serve-test engines-test gpu gpu-speed clean
 
 demo: $(PRODUCT)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output/demo bash examples/demo.sh
@@ -56,6 +58,12 @@ smollm2: $(PRODUCT)
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --full $(TESTS)
+
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 fuzz: $(READY)
 	@echo "Seed $(FUZZ_SEED). To repeat this run: make fuzz FUZZ_SEED=$(FUZZ_SEED)"
@@ -113,7 +121,7 @@ gpu: export TRITON_INTERPRET = 0
 gpu: export GPU_TESTS = $(OUT)/gpu_tests.txt
 gpu: $(GPU_READY)
 	@$(HAS_GPU)
-	timeout --signal=INT --kill-after=10 $(GPU_SECONDS) env $(GPU_PYTHON) -m pytest -p tests.gpu_order -n $(GPU_WORKERS) --dist load --maxschedchunk 1 -m gpu $(GPU_FILES)
+	timeout --signal=INT --kill-after=10 $(GPU_SECONDS) env $(GPU_PYTHON) -m pytest -p tests.gpu_order -n $(GPU_WORKERS) --dist load --maxschedchunk 1 --full -m gpu $(GPU_FILES)
 
 gpu-speed: $(GPU_READY)
 	@$(HAS_GPU)

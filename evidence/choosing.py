@@ -11,7 +11,7 @@ from composer.ablation.plan import read_variants
 from composer.commands.explain import explain
 from composer.evaluation.arguments import read_tasks
 from composer.evaluation.options import EvaluationOptions
-from composer.spec.explain import Explanation
+from composer.spec.explained import Explanation
 from evidence.experiments import EXPERIMENTS, LENGTHS, TEACHER
 from evidence.kept import Run
 from evidence.verdict import Place, RunFigures

@@ -22,14 +22,15 @@ from composer.commands.join import JoinedState
 from composer.commands.lock import LockReport
 from composer.commands.read import ReadText
 from composer.commands.sample import Sampled
-from composer.evaluation.report import CellKey, EvaluationReport, HarnessResult, SampleResult
+from composer.evaluation.cells import CellKey, SampleResult
+from composer.evaluation.report import EvaluationReport, HarnessResult
 from composer.exporting.folder import ExportRecord
 from composer.inspection.findings import Findings
 from composer.inspection.folder import OF_A_HEAD, SUMMARY
 from composer.publishing.push import PushReport
 from composer.selection.head_report import HeadSelection
 from composer.selection.report import Selection
-from composer.spec.explain import Explanation
+from composer.spec.explained import Explanation
 from composer.spec.resolve import Resolved
 from composer.training.logits_writing import WrittenLogits
 from composer.training.run import TrainingReport

@@ -47,11 +47,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start `make t
 gc.disable()  # until all is imported and collected, which is there to stay
 check_shapes("blocks")
 torch.set_num_threads(1)
-# An example's duration depends on the load of the machine, so there is no deadline. The tests draw the same 50 examples at every
+# An example's duration depends on the load of the machine, so there is no deadline. The tests draw the same 25 examples at every
 # run. `make fuzz` draws 200 new ones from a seed that it prints: --hypothesis-profile=search --hypothesis-seed=SEED.
 settings.register_profile(
     "tests",
-    max_examples=50,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     database=None,
@@ -145,6 +145,10 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if imports(collection_path, ON_TRITON) else None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="Run the tests marked full, too.")
+
+
 def pytest_report_header() -> str | None:
     return None if TRITON else "Triton is not installed: tests of kernels in its interpreter are left out"
 
@@ -160,10 +164,18 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before some are left out by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests of kernels. With a GPU, run only those marked gpu, compiled. Files with long tests come first, so that no
-    worker ends with one alone.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests marked full, unless they are requested. Mark tests of kernels. With a GPU, run only those marked gpu,
+    compiled. Files with long tests come first, so that no worker ends with one alone.
     """
+    from tests.covers import beyond_pairs
+
+    for item in beyond_pairs(items):
+        item.add_marker(pytest.mark.full)
+    if not config.getoption("full") and not any("[" in argument for argument in config.args):  # a case by its name
+        full = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=full)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
     for item in items:
         if imports(item.path, OF_KERNELS):
             item.add_marker(pytest.mark.kernels)

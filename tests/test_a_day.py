@@ -14,7 +14,7 @@ import pytest
 import composer
 from pages.notebook import NOTEBOOK, clean, run
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.full]  # make test runs the same functions by the examples of docs/python.md
 
 FEWER = {
     "steps: 40, batch: 8, warmup: 4": "steps: 8, batch: 4, warmup: 2",

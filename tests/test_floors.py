@@ -1,10 +1,12 @@
-"""The packages inside `composer` have an order, and none imports a package beside or above it."""
+"""The packages inside `composer` have an order, and none imports a package beside or above it. Modules import none in a circle."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import networkx
 
 import composer
 
@@ -67,3 +69,46 @@ def test_the_import_check_finds_every_kind_of_import(tmp_path: Path) -> None:
         "def f():\n    import torch, composer.graph.graph\n    from blocks.part import Part\n"
     )
     assert sorted(rooms_imported(path)) == ["__init__", "__init__", "building", "errors", "graph", "spec"]
+
+
+def modules_imported(tree: ast.AST) -> Iterator[str]:
+    """Return the names of modules, and of what they may contain, that a program imports, also in functions, but for types alone."""
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.Import():
+                yield from (alias.name for alias in node.names)
+            case ast.ImportFrom():
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            case ast.If(test=ast.Name("TYPE_CHECKING")):
+                pass
+            case _:
+                yield from modules_imported(node)
+
+
+def circles(texts: Mapping[str, str]) -> list[list[str]]:
+    """Return the modules that import each other in a circle. texts: by the modules' names."""
+    graph = networkx.DiGraph()
+    for name, text in texts.items():
+        for imported in modules_imported(ast.parse(text)):
+            module = imported if imported in texts else imported.rpartition(".")[0]
+            if module in texts and module != name:
+                graph.add_edge(name, module)
+    return sorted(sorted(circle) for circle in networkx.strongly_connected_components(graph) if len(circle) > 1)
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    """Imports inside functions count as well. Modules may name each other's types."""
+    folder = Path(composer.__file__).parent
+    paths = {path: path.relative_to(folder.parent).with_suffix("") for path in folder.rglob("*.py")}
+    texts = {".".join(name.parts).removesuffix(".__init__"): path.read_text(encoding="utf-8") for path, name in paths.items()}
+    assert circles(texts) == []
+
+
+def test_the_check_for_circles_finds_imports_in_functions() -> None:
+    texts = {
+        "a": "def f():\n    from b import thing\n",
+        "b": "import a\n",
+        "c": "if TYPE_CHECKING:\n    import d\n",
+        "d": "import c\n",
+    }
+    assert circles(texts) == [["a", "b"]]

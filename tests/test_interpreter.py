@@ -27,6 +27,7 @@ def test_cuda_functions_are_replaced_by_numpy_functions() -> None:
     assert all(getattr(libdevice, name).__module__ == "composer.laws.interpreter" for name in LIBRARY)
 
 
+@pytest.mark.full  # it imports all of fla in another process
 def test_modules_imported_before_the_interpreter_use_its_language() -> None:
     """fla's kernels call ``gather``, a name of the module that took it from the language when it was imported."""
     code = """

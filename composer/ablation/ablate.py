@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.ablation.options import Request
+from composer.ablation.pictures import draw_all
 from composer.ablation.plan import MODELS, Chain, Variant, plan, read_variants, tasks_of
-from composer.ablation.rendering import draw_all
 from composer.ablation.report import AblationReport, make_report, scores_in
 from composer.ablation.runner import OnStep, StartWorkers, one_process, run_chains
 from composer.ablation.steps import FAILURE, MARK, Figures, model_of, read_finished
@@ -24,7 +24,8 @@ from composer.evaluation.runner import PACKAGES
 from composer.options.classes import convert_options
 from composer.runs.identity import model_identity
 from composer.runs.store import RunStore, key_of
-from composer.spec.explain import Explanation, explain_resolved
+from composer.spec.explain import explain_resolved
+from composer.spec.explained import Explanation
 from composer.spec.inherit import short_path
 from composer.spec.loading import SpecLike, resolve_spec
 from composer.spec.overrides import Overrides

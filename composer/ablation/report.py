@@ -15,9 +15,14 @@ from composer.ablation.options import Request
 from composer.ablation.plan import STAGES, Chain, Variant
 from composer.ablation.steps import FAILURE, Figures
 from composer.options.classes import options_of
-from composer.reporting.tables import View
+from composer.reporting.tables import Table, View
 from composer.runs.store import RunReport
-from composer.spec.explain import Explanation
+from composer.spec.explained import Explanation
+from composer.spec.writing import format_value as value_in_a_line
+
+MISSING = "–"
+LONGEST = 40
+"""Characters of a value of the sweep; the report has it whole."""
 
 ColumnKind = Literal["before", "after", "mse", "divergence", "score", "perplexity"]
 TITLES: dict[ColumnKind, str] = {
@@ -92,8 +97,6 @@ class AblationReport(RunReport):
     """Tokens of the text of ``state_bytes``: the longest that the variants are scored on; None where they differ in that."""
 
     def view(self) -> View:
-        from composer.ablation.rendering import remarks, table
-
         return View("", (table(self),), tuple(remarks(self)))
 
     teacher: dict[str, float] = Field(default_factory=dict)
@@ -229,3 +232,64 @@ def _figure(values: Mapping[int, float]) -> Figure:
     numbers = list(values.values())
     spread = statistics.stdev(numbers) if len(numbers) > 1 else None
     return Figure(mean=statistics.fmean(numbers), spread=spread, values=dict(values))
+
+
+def table(report: AblationReport) -> Table:
+    """Return a row for each variant: its name, its values of the sweep, its figures, and the paths of its models."""
+    paths = list(dict.fromkeys(path for variant in report.variants for path in variant.values))
+    headers = ("variant", *paths, *(column.title for column in report.columns))
+    rows = [_row(variant, paths, report.columns) for variant in report.variants]
+    if any(variant.models for variant in report.variants):
+        headers = (*headers, "model")
+        rows = [(*row, ", ".join(variant.models.values()) or MISSING) for row, variant in zip(rows, report.variants, strict=True)]
+    first = 1 + len(paths)
+    return Table("", headers, tuple(rows), range(first, first + len(report.columns)))
+
+
+def remarks(report: AblationReport) -> list[str]:
+    """Remarks below the table."""
+    lines = []
+    seeds = report.request["seeds"]
+    if len(seeds) > 1:
+        lines.append(f"Means over {len(seeds)} seeds ({', '.join(map(str, seeds))}), ± the standard deviation.")
+    lines += _on_teachers(report)
+    if report.teacher:
+        lines.append(
+            f"The teacher's own scores: {', '.join(f'{title} {number(score)}' for title, score in report.teacher.items())}."
+        )
+    if report.teacher_failure is not None:
+        lines.append(f"The teacher could not be scored: {report.teacher_failure.removesuffix('.')}.")
+    if report.request["data"]:
+        lines += [f"{variant.name}: nothing of it is trained." for variant in report.variants if not variant.trained]
+    lines += [
+        f"{variant.name}, seed {seed}: {message}" for variant in report.variants for seed, message in variant.failures.items()
+    ]
+    return lines
+
+
+def _on_teachers(report: AblationReport) -> list[str]:
+    """Return one line where all variants have the same held-out rows, else one each."""
+    known = {variant.name: variant.teacher_perplexity for variant in report.variants if variant.teacher_perplexity is not None}
+    subject = "The teacher's own perplexity on the held-out rows"
+    if len(known) == len(report.variants) and len({number(perplexity) for perplexity in known.values()}) == 1:
+        return [f"{subject} is {number(next(iter(known.values())))}."]
+    return [f"{subject} of {name} is {number(perplexity)}." for name, perplexity in known.items()]
+
+
+def _row(variant: VariantReport, paths: Sequence[str], columns: Sequence[Column]) -> tuple[str, ...]:
+    values = [cut(value_in_a_line(variant.values[path])) if path in variant.values else MISSING for path in paths]
+    return (variant.name, *values, *(figure_text(variant.figures.get(column.title)) for column in columns))
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def figure_text(figure: Figure | None) -> str:
+    if figure is None:
+        return MISSING
+    return number(figure.mean) + ("" if figure.spread is None else f" ± {number(figure.spread)}")
+
+
+def number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.2e}"

@@ -17,7 +17,7 @@ from blocks.part import Closed
 from composer.ablation.plan import MODELS, AblationStep, StepKind, build_options, tasks_of
 from composer.building.build import run_build
 from composer.errors import AblationError, ComposerError
-from composer.evaluation.report import EvaluationCell
+from composer.evaluation.cells import EvaluationCell
 from composer.options.classes import convert_options
 from composer.spec.recipe import Recipe
 from composer.system.devices import room

@@ -117,7 +117,7 @@ def main(request: dict[str, Any]) -> None:
     """The main function of the process: prints a line of JSON for each workload."""
     import torch
 
-    from composer.weights.load import open_models
+    from composer.weights.opened import open_models
 
     silence_transformers("error")
     register_parts(request["parts"])

@@ -23,7 +23,7 @@ from composer.spec.resolve import graphs_of
 from composer.system.devices import check_device, device_name, device_type, room
 from composer.system.versions import versions_of
 from composer.weights.config import check_positions
-from composer.weights.load import Opened, check_backends, open_models
+from composer.weights.opened import Opened, check_backends, open_models
 from converters.composed import ADAPTER_KEY
 from converters.trunk import dtype_name
 
@@ -84,7 +84,7 @@ def bench(
 
 def write_report(report: BenchReport, folder: Path) -> None:
     """Write ``bench.json``, ``table.md``, and a picture of each kind of workload. Raises BenchError."""
-    from composer.benching.rendering import pictures
+    from composer.benching.pictures import pictures
 
     with STORE.writing(folder):
         report.write(folder, BENCH)

@@ -21,7 +21,7 @@ from composer.reporting.terminal import at_once, print_result, say, watch_progre
 from composer.spec.built_models import is_spec_on_hub
 from composer.spec.inherit import short_path
 from composer.spec.loading import load_spec, names_a_spec
-from composer.weights.load import open_models
+from composer.weights.opened import open_models
 
 if TYPE_CHECKING:
     from composer.benching.options import BenchProgress

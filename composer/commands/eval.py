@@ -16,7 +16,7 @@ from composer.options.shared import PROGRESS, PartsOption, to_models, to_numbers
 from composer.reporting.progress import BarUpdate, progress_callback, silent_transformers
 from composer.reporting.terminal import at_once, print_result, say, watch_progress
 from composer.spec.inherit import short_path
-from composer.weights.load import open_models
+from composer.weights.opened import open_models
 
 if TYPE_CHECKING:
     from composer.evaluation.arguments import Perplexity

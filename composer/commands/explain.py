@@ -19,7 +19,8 @@ from composer.options.shared import (
     TextOnlyOption,
 )
 from composer.reporting.terminal import print_json, print_view
-from composer.spec.explain import Explanation, explain_resolved
+from composer.spec.explain import explain_resolved
+from composer.spec.explained import Explanation
 from composer.spec.loading import load_spec, resolve_spec
 from composer.system.devices import device_type
 from composer.weights.config import trunk_from
@@ -40,7 +41,7 @@ class ExplainOptions(
     error: ClassVar[type[ComposerError]] = BuildError
     native: bool = option(
         "Compare the spec with the classes of transformers that `compose export --native` writes: each condition that "
-        "fails, the reason, and the overrides that meet it.",
+        "fails, the reason, and the remedy.",
         default=False,
     )
 
@@ -75,4 +76,4 @@ def explain_command(options: ExplainOptions, screen: Screen) -> None:
     if screen.as_json:
         print_json(explanation.model_dump(mode="json"))
     else:
-        print_view(explanation.view(), wrap=not options.native)  # overrides are copied as they are
+        print_view(explanation.view())

@@ -13,13 +13,13 @@ from pydantic import TypeAdapter, ValidationError
 from blocks.catalogue import CATALOGUE
 from composer.errors import BuildError, ComposerError, SpecError, translate_errors
 from composer.exporting.targets import TARGETS, target_named
-from composer.exporting.targets.fit import fit, student_of_spec
-from composer.exporting.targets.target import NativeTarget
+from composer.exporting.targets.fit import ClosestFit, fit, student_of_spec
+from composer.exporting.targets.target import NativeTarget, StudentModel
 from composer.options.classes import argument, function_of, option, options_class
 from composer.options.command import Screen, command
 from composer.options.shared import SOURCE, PartsOption, to_optional_text, to_text
 from composer.reporting.terminal import print_json, say
-from composer.spec.document import Name
+from composer.spec.document import Name, Spec
 from composer.spec.inherit import find_spec, not_found, short_path
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.reading import MOST_BYTES
@@ -173,21 +173,31 @@ def _like(like: str, path: Path) -> str:
 
 
 def _fitting(target: NativeTarget, source: str, revision: str | None, name: str) -> str:
-    """Return the shipped spec of a class, with the overrides that make it fit a source. Raises BuildError if none does."""
+    """Return the shipped spec of a class, with the heads and the order of layers that it has on a source. Raises BuildError if the
+    class has no student of this source."""
     trunk = describe_model(source, revision).trunk
-    overrides: list[str] = []
-    while True:
-        spec = load_spec(target.spec, overrides)
-        differences = fit(target, student_of_spec(resolve_spec(spec, dimensions(trunk)), trunk)).differences
-        wanted = [override for difference in differences for override in difference.overrides if override not in overrides]
-        if not differences:
-            break
-        if not wanted or not all(difference.overrides for difference in differences):
-            listed = "".join(f"\n- {difference}" for difference in differences)
-            raise BuildError(f"no student of {source} is a {target.title}:{listed}")
-        overrides += wanted
-    document = spec.model_dump(mode="json", exclude_unset=True) | {"name": name}
-    return f"# {target.spec} for {source}. `compose export --native` writes its students as {target.title}.\n" + to_yaml(document)
+
+    def fit_on_source(spec: Spec) -> tuple[StudentModel, ClosestFit]:
+        student = student_of_spec(resolve_spec(spec, dimensions(trunk)), trunk)
+        return student, fit(target, student)
+
+    spec = load_spec(target.spec)
+    student, closest = fit_on_source(spec)
+    document = spec.model_dump(mode="json", exclude_unset=True)
+    heads = {kind.name: groups[0].head for kind, groups in zip(closest.types, student.resolved.layers, strict=True)}
+    for kind in target.layers:
+        if (head := heads.get(kind.name, "source")) != "source":
+            place = document if head == "head" else document["heads"]
+            place[head] = kind.document(student.heads[head], student.values(0))
+    for _, wanted in target.arrangement([kind.name for kind in closest.types]) if target.arrangement else ():
+        layers = {head: [layer for layer, kind in enumerate(wanted) if heads.get(kind) == head] for head in heads.values()}
+        document["layers"] = [{"at": numbers, "use": head} for head, numbers in layers.items() if head != "head"]
+    _, closest = fit_on_source(load_spec(document))
+    if closest.differences:
+        listed = "".join(f"\n- {difference}" for difference in closest.differences)
+        raise BuildError(f"no student of {source} is a {target.title}:{listed}")
+    header = f"# {target.spec} for {source}. `compose export --native` writes its students as {target.title}.\n"
+    return header + to_yaml(document | {"name": name})
 
 
 def _rewrite_extends(line: str, origin: Path, path: Path) -> str:

@@ -67,20 +67,7 @@ class ReadOptions(ForceOption, BackendOption, DeviceOption, PartsOption):
         kw_only=False,
         **OUT_FILE,
     )
-    parallel: int = option(
-        "Pieces of the text to read at once on a CPU, each in its own thread. The state is the same, up to rounding.",
-        default=1,
-        least=1,
-        most=64,
-    )
     progress: bool | Callable[[int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
-
-    def check(self) -> None:
-        if self.parallel > 1 and (kind := self.device.partition(":")[0]) != "cpu":
-            raise ComposerError(
-                f"--parallel {self.parallel}: on {kind} pieces are computed one after the other, and kernels use the whole device. "
-                "Leave --parallel out"
-            )
 
 
 @translate_errors
@@ -95,8 +82,8 @@ def run_read(options: ReadOptions) -> ReadText:
         import torch
 
         from composer.model.cache import new_cache
+        from composer.model.generation import read_in_pieces
         from composer.model.state_file import growing_layers, save_cache
-        from composer.model.threaded_reading import parallel_obstacle, read_in_parallel
 
         loaded, folder = load_writer(model, device, options.backend, built=True)
         tokenizer = tokenizer_of_writer(folder)
@@ -105,8 +92,6 @@ def run_read(options: ReadOptions) -> ReadText:
             raise ComposerError(f"{options.text} has no tokens: name a file with text")
         check_tokens(f"{options.text}", ids, loaded, tokenizer)
         check_positions(described.trunk, model, len(ids), "read a text of at most")
-        if options.parallel > 1 and (obstacle := parallel_obstacle(loaded)):
-            raise ComposerError(f"--parallel {options.parallel}: {obstacle}. Leave --parallel out")
         growing, owner, cache = growing_layers(loaded), owner_of(model, folder, loaded), new_cache(loaded.config)
         began = time.perf_counter()
         with (
@@ -114,7 +99,7 @@ def run_read(options: ReadOptions) -> ReadText:
             few_threads(loaded),
             progress_callback(options.progress, bar_of, "name", "bar", "count", "left") as watch,
         ):
-            read_in_parallel(loaded, torch.tensor([ids], device=device), cache, options.parallel, watch)
+            read_in_pieces(loaded, torch.tensor([ids], device=device), cache, watch)
         seconds = time.perf_counter() - began
         with output_file(out, ComposerError, force=options.force) as partial:
             save_cache(partial, cache, loaded, owner)

@@ -8,16 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from composer.errors import EvaluationError
-from composer.evaluation.report import (
-    CellKey,
-    EvaluationCell,
-    EvaluationReport,
-    EvaluationSetting,
-    HarnessResult,
-    LoggedSample,
-    SampleResult,
-    make_cell,
-)
+from composer.evaluation.cells import CellKey, EvaluationCell, LoggedSample, SampleResult, make_cell
+from composer.evaluation.report import EvaluationReport, EvaluationSetting, HarnessResult
 from composer.runs.store import TABLE, RunStore
 from composer.system.json_files import cut_interrupted_line, read_log, read_state
 from converters.bounded import MOST_LOG, appending, brief, list_first

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from composer.errors import EvaluationError, first_line
 from composer.evaluation.folder import SAMPLES_OF_HARNESS, STORE
 from composer.evaluation.options import EvaluationOptions
-from composer.evaluation.rendering import cut_in_words
-from composer.evaluation.report import HarnessFacts, HarnessFigure, HarnessResult
+from composer.evaluation.report import HarnessFacts, HarnessFigure, HarnessResult, cut_in_words
 from composer.spec.places import brief, nearest
 from composer.system.files import failing_as, sha256, write_whole
 from composer.system.notices import warn_user

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from composer.errors import EvaluationError, TaskError
 from composer.evaluation.arguments import NamedTask
-from composer.evaluation.report import CellKey, EvaluatedModelFacts, TaskIdentity
+from composer.evaluation.cells import CellKey
+from composer.evaluation.report import EvaluatedModelFacts, TaskIdentity
 from composer.evaluation.scoring import MORE, check_tokens, draw_samples
 from composer.runs.identity import list_named_files, tokenizer_identity
 from composer.system.files import sha256
@@ -22,7 +23,7 @@ from composer.system.trust import load_tokenizer
 from composer.tasks.base import Sample
 from composer.tasks.writer import Writer, hardly_written, unknown_token
 from composer.weights.config import check_positions
-from composer.weights.load import Opened, open_models
+from composer.weights.opened import Opened, open_models
 from converters.source import TOKENIZER, Source, small_files
 from converters.trunk import Dtype, Sizes
 
@@ -42,7 +43,7 @@ class Subject(Opened):
 
 
 def open_subjects(models: Sequence[str | Path] | Mapping[str, str | Path], dtype: Dtype | None = None) -> tuple[Subject, ...]:
-    """As ``open_models`` of ``composer.weights.load``, with their tokenizers. Raises SourceError and EvaluationError."""
+    """As ``open_models`` of ``composer.weights.opened``, with their tokenizers. Raises SourceError and EvaluationError."""
     opened = open_models(models, EvaluationError, dtype)
     return tuple(
         Subject(model.label, model.reference, model.source, model.refusal, _tokenizer(model.reference, model.source))

@@ -1,20 +1,34 @@
-"""The results of an evaluation: samples, a cell for each model, task and length, and the settings to repeat it with."""
+"""The report of an evaluation: its cells, the settings to repeat it with, and its tables.
+
+The tables are one for each task, a row a model, a column a length.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import JsonValue
 
 from blocks.part import Closed
+from composer.evaluation.cells import CellKey, EvaluationCell, interval_of
 from composer.graph.lowering import AUTO
-from composer.reporting.tables import View, cell_at
+from composer.reporting.tables import Table, View, cell_at
+from composer.reporting.words import plural
 from composer.runs.store import RunReport, Settings, differences
-from composer.system.json_files import Count, Elapsed, Measured
+from composer.system.json_files import Count
 from composer.tasks.base import Scored
-from composer.weights.load import OpenedFacts
+from composer.weights.opened import OpenedFacts
+
+MEANING: dict[Scored, str] = {
+    "written": "share of samples answered right",
+    "candidates": "share of samples answered right",
+    "tokens": "share of answer tokens that are the first choice",
+    "loss": "nats per token",
+}
+PERPLEXITY = "perplexity"
+"""exp of the nats per token."""
+NOT_ASKED = "–"
 
 
 class HarnessFacts(Closed):
@@ -71,110 +85,6 @@ class HarnessFigure(Closed):
 
 HARNESS_PACKAGE = "lm-eval"
 """Its version is a setting of evaluations that run it."""
-BUCKETS = 64
-"""The number of parts of a window whose losses are reported apart; fewer where it has fewer tokens."""
-Z = 1.959964
-"""Standard deviations of a normal variable on either side of its mean that hold 95 % of it."""
-DEPTHS = 10
-"""Parts of a haystack that needles are counted in."""
-
-
-class CellKey(NamedTuple):
-    """One cell of the table: labels of a model and of a task, and a length in tokens."""
-
-    model: str
-    task: str
-    length: int
-
-
-class SampleResult(Closed):
-    """The result of one sample. index: of the sample in its task, from 0."""
-
-    index: Count
-    score: Measured
-    """0 to 1, the higher the better; of a task that is scored by loss, nats per token."""
-    tokens: Count
-    """Tokens of the whole sample, BOS and answer included."""
-    depth: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of the haystack before the needle."""
-    answers: tuple[str, ...] | None = None
-    written: str | None = None
-    """What the model wrote after the prompt, up to EOS."""
-    nats: Annotated[tuple[Measured | None, ...], Field(max_length=BUCKETS)] | None = None
-    """Mean nats per token in each part of the window; None where nothing in it is predicted."""
-    seconds: Elapsed
-    """The sample's share of its batch's time."""
-
-
-class LoggedSample(SampleResult):
-    """A line of the log of samples: a sample's result and its cell."""
-
-    model: str
-    task: str
-    length: Count
-
-    @property
-    def key(self) -> CellKey:
-        return CellKey(self.model, self.task, self.length)
-
-    @property
-    def result(self) -> SampleResult:
-        return SampleResult(**{name: getattr(self, name) for name in SampleResult.model_fields})
-
-
-class DepthBin(Closed):
-    """Samples with a needle between two depths."""
-
-    start: Measured
-    end: Measured
-    mean: Measured
-    samples: Count
-
-
-class PositionBin(Closed):
-    """Tokens from one position (from 0) up to another, and their mean nats over the samples."""
-
-    start: Count
-    end: Count
-    nats: Measured
-
-
-class EvaluationCell(Closed):
-    """One model on one task at one length."""
-
-    model: str
-    task: str
-    length: Count
-    scored: Scored
-    mean: Measured | None
-    """The mean of the samples' scores, each sample counting the same. None where the cell failed."""
-    standard_error: Measured | None
-    """√(Σ (score - mean)²) / samples: for scores of 0 and 1 the binomial √(p (1 - p) / n), else what a bootstrap of the mean tends
-    to. None for a single sample."""
-    interval: tuple[Measured, Measured] | None = None
-    """The 95 % interval of the mean over all samples that the task could draw, from ``interval_of``. None where the cell failed."""
-    nats: Measured | None = None
-    """Mean nats per token, for a task that is scored by loss."""
-    perplexity: float | None = None
-    """exp(nats)."""
-    samples: Count
-    seconds: Elapsed
-    failure: str | None = None
-    """The reason why there is no result, such as ``out of memory``."""
-    by_depth: tuple[DepthBin, ...] = ()
-    by_position: tuple[PositionBin, ...] = ()
-
-    @model_validator(mode="after")
-    def _is_possible(self) -> EvaluationCell:
-        if self.mean is not None and not self.samples:
-            raise ValueError("a mean of 0 samples")
-        if self.mean is not None and self.scored != "loss" and not 0 <= self.mean <= 1:
-            raise ValueError(f"expected a mean from 0 to 1, got {self.mean:g}")
-        return self
-
-    @property
-    def key(self) -> CellKey:
-        return CellKey(self.model, self.task, self.length)
 
 
 class EvaluatedModelFacts(OpenedFacts):
@@ -260,8 +170,6 @@ class EvaluationReport(RunReport):
     """The requests of lm-eval's tasks that were longer than a model's ``max_length``, by model and task."""
 
     def view(self) -> View:
-        from composer.evaluation.rendering import note, tables
-
         return View("", tuple(tables(self)), tuple(note(self)))
 
     def cell(self, model: str, task: str, length: int) -> EvaluationCell:
@@ -269,75 +177,83 @@ class EvaluationReport(RunReport):
         return cell_at((model, task, length), {cell.key: cell for cell in self.cells})
 
 
-def make_cell(key: CellKey, scored: Scored, judged: Sequence[SampleResult], failure: str | None = None) -> EvaluationCell:
-    """Return the cell of some samples; a failed one has their number, and no other figures."""
-    seconds = round(sum(result.seconds for result in judged), 3)
-    common: Mapping[str, Any] = {**key._asdict(), "scored": scored, "samples": len(judged), "seconds": seconds}
-    if failure is not None:
-        return EvaluationCell(**common, mean=None, standard_error=None, failure=failure)
-    scores = [result.score for result in judged]
-    mean = math.fsum(scores) / len(scores)
-    spread = math.fsum((score - mean) ** 2 for score in scores)
-    error = math.sqrt(spread) / len(scores) if len(scores) > 1 else None
-    return EvaluationCell(
-        **common,
-        mean=mean,
-        standard_error=error,
-        interval=interval_of(scored, mean, error, len(scores)),
-        nats=mean if scored == "loss" else None,
-        perplexity=_exp(mean) if scored == "loss" else None,
-        by_depth=_by_depth(judged),
-        by_position=_by_position(key.length, judged),
+def tables(report: EvaluationReport) -> Iterator[Table]:
+    """Yield a table for each task, another with the perplexity for each that is scored by loss, and one for lm-eval's figures."""
+    for task in report.setting.tasks:
+        yield _table(report, task.label, MEANING[task.scored], cell_text)
+        if task.scored == "loss":
+            yield _table(report, task.label, PERPLEXITY, perplexity)
+    if report.harness:
+        rows = tuple(
+            (
+                figure.model,
+                figure.task,
+                figure.metric if figure.filter == "none" else f"{figure.metric} ({figure.filter})",
+                _with_error(figure.value, figure.standard_error),
+            )
+            for figure in report.harness
+        )
+        if report.cut:
+            cut = {(figure.model, figure.task): f"{figure.cut:,} of {figure.requests:,}" for figure in report.cut}
+            rows = tuple((*row, cut.get((row[0], row[1]), "0")) for row in rows)
+            yield Table("lm-eval", ("model", "task", "metric", "value", "requests cut"), rows, range(3, 5))
+        else:
+            yield Table("lm-eval", ("model", "task", "metric", "value"), rows, range(3, 4))
+
+
+def _table(report: EvaluationReport, task: str, meaning: str, words: Callable[[EvaluationCell], str]) -> Table:
+    """Return a row a model, a column a length."""
+    known = {cell.key: cell for cell in report.cells}
+    lengths = report.setting.lengths
+    rows = tuple(
+        (
+            model.label,
+            *(NOT_ASKED if (cell := known.get(CellKey(model.label, task, length))) is None else words(cell) for length in lengths),
+        )
+        for model in report.setting.models
+    )
+    headers = ("model", *(f"{length:,}" for length in lengths))
+    return Table(f"{task}: {meaning}", headers, rows, range(1, len(headers)))
+
+
+def note(report: EvaluationReport) -> Iterator[str]:
+    """Explanations of the tables' figures."""
+    good = [cell for cell in report.cells if cell.mean is not None]
+    if good:
+        counts = " or ".join(f"{count:,}" for count in sorted({cell.samples for cell in good}))
+        forms = [
+            words
+            for words, shown in (("[95 % interval]", True), ("± standard error", False))
+            if any((cell.scored != "loss") is shown for cell in good)
+        ]
+        yield f"Mean {' or '.join(forms)} of {counts} samples, seed {report.setting.seed}."
+
+    yield from (f"{cut.model}: {cut_in_words(cut)}" for cut in report.cut)
+
+
+def cut_in_words(cut: CutRequests) -> str:
+    """Return how many requests of a task of lm-eval were cut."""
+    return (
+        f"lm-eval's {cut.task}: {cut.cut:,} of {plural(cut.requests, 'request')} were longer than {cut.max_length:,} tokens "
+        f"(--max-length) and lost their beginnings; the longest has {cut.longest:,}."
     )
 
 
-def interval_of(scored: Scored, mean: float, error: float | None, samples: int) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean over all samples that the task could draw; None where it is unknown. error: the mean's
-    standard error.
-
-    For shares: Wilson's interval, for as many samples with scores of 0 or 1 as would have this standard error. Where all scores are
-    0 or 1, that is all samples, else more. For 0 right in 10 it is 0 to 0.278. For a loss: mean ± 1.96 errors.
-    """
-    if scored == "loss":
-        return None if error is None else (mean - Z * error, mean + Z * error)
-    variance = error * error if error else 0.0
-    count = max(samples, mean * (1 - mean) / variance) if variance else samples
-    square = Z * Z / count
-    middle, half = mean + square / 2, Z * math.sqrt(mean * (1 - mean) / count + square / (4 * count))
-    low, high = (middle - half) / (1 + square), (middle + half) / (1 + square)
-    return max(0.0, min(low, mean)), min(1.0, max(high, mean))  # 0 and 1 stay ends of their intervals after rounding
+def cell_text(cell: EvaluationCell) -> str:
+    """Return a cell in words: ``0.940 [0.875, 0.972]``; of a loss ``1.610 ± 0.034``."""
+    if cell.mean is None:
+        return cell.failure or ""
+    if cell.scored == "loss":
+        return _with_error(cell.mean, cell.standard_error)
+    ends = interval_of(cell.scored, cell.mean, cell.standard_error, cell.samples)
+    return f"{cell.mean:.3f}" + ("" if ends is None else f" [{ends[0]:.3f}, {ends[1]:.3f}]")
 
 
-def bucket_size(length: int) -> int:
-    """Tokens of each part of a window."""
-    return -(-length // BUCKETS)
+def perplexity(cell: EvaluationCell) -> str:
+    if cell.mean is None:
+        return cell.failure or ""
+    return "beyond all numbers" if cell.perplexity is None else f"{cell.perplexity:.4g}"
 
 
-def _exp(nats: float) -> float | None:
-    """exp; None where it overflows."""
-    return math.exp(nats) if nats < 700 else None
-
-
-def _by_depth(judged: Sequence[SampleResult]) -> tuple[DepthBin, ...]:
-    """Return a bin for each part of the haystack that has a needle in any sample."""
-    bins: dict[int, list[float]] = {}
-    for result in judged:
-        if result.depth is not None:
-            bins.setdefault(min(int(result.depth * DEPTHS), DEPTHS - 1), []).append(result.score)
-    return tuple(
-        DepthBin(start=place / DEPTHS, end=(place + 1) / DEPTHS, mean=math.fsum(scores) / len(scores), samples=len(scores))
-        for place, scores in sorted(bins.items())
-    )
-
-
-def _by_position(length: int, judged: Sequence[SampleResult]) -> tuple[PositionBin, ...]:
-    size = bucket_size(length)
-    rows = [result.nats for result in judged if result.nats is not None]
-    bins: list[PositionBin] = []
-    for place in range(max(map(len, rows), default=0)):
-        nats = [row[place] for row in rows if place < len(row)]
-        known = [result for result in nats if result is not None]
-        if known:
-            end = min((place + 1) * size, length)
-            bins.append(PositionBin(start=place * size, end=end, nats=math.fsum(known) / len(known)))
-    return tuple(bins)
+def _with_error(value: float, error: float | None) -> str:
+    return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"

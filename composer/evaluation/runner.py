@@ -11,19 +11,12 @@ from typing import Any
 
 from composer.errors import EvaluationError, Stopped, TaskError
 from composer.evaluation.arguments import NamedTask, Perplexity, read_lengths, read_tasks
+from composer.evaluation.cells import CellKey, EvaluationCell, make_cell
 from composer.evaluation.folder import RESULTS, RUN, STORE, ScoreLog, all_cells, open_score_log
 from composer.evaluation.harness import check_harness, harness_facts, harness_figures, open_harness, run_harness, samples_folder
 from composer.evaluation.lengths import MadeSamples, OnMade, Subject, impossible_cells, open_subjects, task_facts
 from composer.evaluation.options import SAMPLES, EvaluationOptions, EvaluationProgress
-from composer.evaluation.report import (
-    HARNESS_PACKAGE,
-    CellKey,
-    EvaluationCell,
-    EvaluationReport,
-    EvaluationSetting,
-    ModelCutRequests,
-    make_cell,
-)
+from composer.evaluation.report import HARNESS_PACKAGE, EvaluationReport, EvaluationSetting, ModelCutRequests
 from composer.evaluation.scoring import CellFailed, draw_samples, score_cell
 from composer.reporting.words import plural
 from composer.spec.inherit import short_path
@@ -31,7 +24,7 @@ from composer.system.devices import check_device
 from composer.system.versions import versions_of
 from composer.tasks.base import Task
 from composer.tasks.writer import Writer
-from composer.weights.load import check_backends
+from composer.weights.opened import check_backends
 
 PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft")
 
@@ -87,7 +80,7 @@ def evaluate(
 
 def write_report(report: EvaluationReport, folder: Path) -> None:
     """``results.json``, ``table.md`` and pictures. Raises EvaluationError."""
-    from composer.evaluation.rendering import draw
+    from composer.evaluation.pictures import draw
 
     with STORE.writing(folder):
         report.write(folder, RESULTS)

@@ -16,8 +16,8 @@ from torch.nn import functional
 from composer.data.chat import end_tokens
 from composer.errors import EvaluationError
 from composer.evaluation.arguments import LazySamples, Perplexity
+from composer.evaluation.cells import SampleResult, bucket_size
 from composer.evaluation.options import BATCH_TOKENS
-from composer.evaluation.report import SampleResult, bucket_size
 from composer.model.cache import CACHE, without_what_follows
 from composer.system.devices import NoRoom, room
 from composer.tasks.base import Sample, Task, make_sample, rng_of

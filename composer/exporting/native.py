@@ -171,5 +171,5 @@ def _refusal(closest: ClosestFit, kind: str) -> ExportError:
         f"transformers has no class with these heads. {_class_of(kind).__name__} comes closest, and differs in "
         f"{plural(len(differences), 'point')}:\n"
         + "".join(f"- {line}\n" for line in lines)
-        + "Train a student with these overrides, or export without this option: the folder then has a Python file of its own."
+        + "Train a student with these changes, or export without this option: the folder then has a Python file of its own."
     )

@@ -10,7 +10,7 @@ from composer.errors import ComposerError
 from composer.runs.output import check_output_file, output_file
 from composer.spec.inherit import short_path
 from composer.system.files import failing_as, sha256
-from composer.weights.load import open_models
+from composer.weights.opened import open_models
 from converters.bounded import check_file
 from converters.source import TOKENIZER, small_files
 

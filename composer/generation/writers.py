@@ -13,7 +13,7 @@ from composer.reporting.words import size
 from composer.spec.explain import explain_resolved
 from composer.system.notices import warn_user
 from composer.system.trust import load_tokenizer
-from composer.weights.load import check_backends, open_models
+from composer.weights.opened import check_backends, open_models
 from composer.weights.sources import local_folder
 from converters.source import TOKENIZER, small_files
 from converters.trunk import Dtype, dtype_name

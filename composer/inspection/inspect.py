@@ -151,7 +151,7 @@ def _open_models(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened
             raise InspectionError("A model in memory runs where it is and as it is: leave device and backend out.")
         return _Opened(model, tokenizer, "model", *_teacher(None, options))
     from composer.evaluation.lengths import open_subjects
-    from composer.weights.load import check_backends
+    from composer.weights.opened import check_backends
 
     (subject,) = open_subjects([os.fspath(model)])
     check_backends(options.backend, [subject])

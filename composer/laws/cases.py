@@ -84,12 +84,6 @@ def _head_with(kind: str, **fields: Any) -> dict[str, Any]:
     return head
 
 
-@functools.cache
-def every_part() -> dict[str, HeadSpec]:
-    """Return one head a part of the catalogue, and one for each bounded memory above a state."""
-    return heads_of(part for role in CATALOGUE.values() for part in role.values())
-
-
 def heads_of(parts: Iterable[type[Part]]) -> dict[str, HeadSpec]:
     """Return one head for each part, and one for each bounded memory above a state."""
     words = [(part.role, kind_of(part)) for part in parts]

@@ -12,7 +12,6 @@ combines whole rows, not single numbers; the shape of a type and its NumPy dtype
 (``composer/laws/operands.py``).
 
 ``nothing_refused`` makes refusals errors, as otherwise the next form would be tested in place of one that refuses.
-``count_launches`` lists the kernels that ran.
 """
 # pyright: basic, reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false, reportArgumentType=false
 
@@ -24,11 +23,9 @@ import math
 import sys
 import types
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import numpy
 import torch
@@ -39,7 +36,6 @@ from triton.backends.driver import DriverBase
 from triton.language.extra import libdevice
 from triton.runtime import interpreter
 
-from blocks.kernels import Kernel
 from composer.laws import operands
 from composer.system import notices
 
@@ -213,17 +209,3 @@ def nothing_refused() -> Iterator[None]:
     finally:
         notices._WARNED.clear()
         notices._WARNED.update(warned)
-
-
-@contextmanager
-def count_launches() -> Iterator[Counter[str]]:
-    """How often each kernel has answered within."""
-    counts, call = Counter[str](), Kernel.__call__
-
-    def count(kernel: Kernel, *inputs: Any, **options: Any) -> Any:
-        result = call(kernel, *inputs, **options)
-        counts[kernel.name] += 1
-        return result
-
-    with patch.object(Kernel, "__call__", count):
-        yield counts

@@ -19,8 +19,6 @@ DOCUMENTS = ((0, 7, 15), (3, 10))
 """The starts of documents in two rows; the second row continues a state."""
 REAL = (LENGTH, 4)
 """Tokens of two rows, the others being padding."""
-WHOLE, SHORT = 17, 2
-"""Tokens of one row, and those of its first document."""
 CANCELLED = 1 / 3
 """A gradient is a sum over tokens. Where it cancels to less than this part of the head's largest, it is measured by that.
 
@@ -43,13 +41,6 @@ def packed_tokens() -> Tokens:
 def padded_tokens() -> Tokens:
     """Two rows, the second shorter."""
     return Tokens(torch.arange(LENGTH).repeat(2, 1), None, torch.arange(LENGTH) < torch.tensor(REAL)[:, None])
-
-
-def documents_and_padding() -> Tokens:
-    """Return one row of two documents and a padding token, the second so long that a window and the memory below it evict pairs."""
-    position = torch.cat((torch.arange(SHORT), torch.arange(WHOLE - SHORT)))
-    columns = torch.arange(WHOLE)
-    return Tokens(position[None], (columns >= SHORT).long()[None], (columns < WHOLE - 1)[None])
 
 
 def plain() -> Tokens:

@@ -50,11 +50,6 @@ def assert_split(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, .
         torch.testing.assert_close(state[name], tensor, rtol=1e-9, atol=1e-11 * max(1.0, size))
 
 
-def follows_positions(spec: HeadSpec) -> bool:
-    """Whether a window of the head evicts by chunks of positions, and not by tokens."""
-    return any(getattr(memory, "shape", None) == "terraced" for memory in spec.memory)
-
-
 def gradients(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...]) -> list[torch.Tensor]:
     """By inputs and parameters, through the states between the calls."""
     head, call = build_head(spec, shape).requires_grad_(), inputs(shape, 2, length)

@@ -150,28 +150,6 @@ def _with_own_storage(tensor: Tensor) -> Tensor:
     return tensor.clone() if larger else tensor
 
 
-class ArrivingLayer(StateLayer):
-    """The states of one layer, which arrive when they are first read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._tensors: State | None = None
-
-    def arrive(self) -> State:
-        """Return the states of the calls before. It may wait for them."""
-        raise NotImplementedError
-
-    @property
-    def tensors(self) -> State:  # pyright: ignore[reportIncompatibleVariableOverride]
-        if self._tensors is None:
-            self._tensors = self.arrive()
-        return self._tensors
-
-    @tensors.setter
-    def tensors(self, tensors: State) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        self._tensors = tensors
-
-
 class ComposedCache(Cache):
     """One ``StateLayer`` a layer. The first also counts the real tokens of each row."""
 

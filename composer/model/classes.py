@@ -117,6 +117,9 @@ def configuration_for(model_type: str) -> Any:
     return ComposedConfig if model_type == OWN else host_classes(model_type.removeprefix(PREFIX))[0]
 
 
+ComposedForCausalLM.class_of = staticmethod(class_of)
+
+
 @cache
 def host_classes(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
     """Return the configuration and the language model of composed models whose host has this model type."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import transformers
@@ -270,6 +270,8 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
     """
 
     use_graph: bool = True
+    class_of: ClassVar[Callable[[Any], Any]]
+    """Returns the class of the models of a configuration. ``composer.model.classes`` sets it, as it imports this module."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """The host's forward, or a step of the cache's recorder where that serves the call."""
@@ -317,9 +319,7 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         where = where_of(options)
         if cls is ComposedForCausalLM:
             config = options.get("config") or AutoConfig.from_pretrained(pretrained_model_name_or_path, **where)
-            from composer.model.classes import class_of
-
-            own = cast("type[ComposedForCausalLM]", class_of(config))
+            own = cast("type[ComposedForCausalLM]", ComposedForCausalLM.class_of(config))
             return own.from_pretrained(pretrained_model_name_or_path, *arguments, with_adapter=with_adapter, **options)
         result = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)  # type: ignore[misc]
         model = result[0] if isinstance(result, tuple) else result

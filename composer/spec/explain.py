@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal
 
 from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.operation import Kind, Setting, Slot
-from blocks.part import Closed
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph
 from composer.graph.lowering import ANYWHERE, AUTO, Lowered, check_backend, list_forms
 from composer.graph.wiring import build_graph
-from composer.reporting.tables import Readable, View
 from composer.reporting.words import size
+from composer.spec.explained import Explanation, GroupCost, NumberedHeads
 from composer.spec.layer_rules import Group
 from composer.spec.notes import notes_on_source
 from composer.spec.resolve import Resolved, graphs_of, head_parameters
@@ -29,113 +26,6 @@ LARGER = 1.2
 """The size of a state, relative to the source's cache, from which a note says that it is larger."""
 COUNTER = 8
 """The model counts each row's tokens once, in an int64."""
-
-
-class GroupCost(Closed):
-    """One group of heads in one or more layers. Bytes are for one row of a batch, figures for one layer."""
-
-    head: str
-    layers: tuple[int, ...]
-    heads: int
-    key_heads: int
-    head_dim: int
-    """Numbers of a key."""
-    value_dim: int
-    """Numbers of a value."""
-    parts: tuple[Lowered, ...]
-    fresh_parameters: int
-    state_bytes: int
-    state_grows: bool
-    prefill_flops_per_token: int
-    """Floating-point operations of the heads' equations, without projections: a mean over the tokens of a prefill. Only pairs that
-    a token sees count. A form that computes masked pairs, too, executes up to twice as many for `full` memories."""
-    decode_flops_per_token: int | None
-    """Floating-point operations of the heads' equations for one token of decode after so many others: a mean over tokens. Where a
-    chunk of pairs is evicted at once, its first token executes most of the chunk's scores. None for bidirectional heads, which do
-    not decode."""
-    source_window: int | None = None
-    """Tokens that a query of the source sees in these layers, its own among them; None: all."""
-    bounded: str | None = None
-    """A bounded memory with the same outputs, where a memory holds every pair and the source's window sees only the last ones."""
-    kv_cache_bytes: int | None
-    """Bytes of the source's cache for these heads, in a local layer those of its window: keys and values, or the vectors that it
-    computes these from. None where they are bidirectional, and keep none."""
-    source_compresses: bool
-    """Whether the source caches one vector a token, from which it computes keys and values (multi-head latent attention)."""
-    unused_projections: bool
-    """Whether queries and keys are projected and not looked at: latents have their own."""
-    compression: float | None
-    """Source's cache over this state, both in bytes as they are. None where no state is kept."""
-    pairs: float
-    """What a key head's memories hold, in pairs of a key and a value as LoLA's table 1 counts them."""
-    compression_lola: float | None
-    """The source's pairs over these."""
-
-
-class NumberedHeads(Closed):
-    """The numbers of the key heads of each group of some layers, by its head."""
-
-    layers: tuple[int, ...]
-    numbers: dict[str, tuple[int, ...]]
-
-
-class FailedCondition(Closed):
-    """A condition of a class of transformers that a spec on a source does not meet."""
-
-    problem: str
-    reason: str
-    overrides: tuple[str, ...] = ()
-    """Of the spec, which meet it. Empty if no override does."""
-
-    def __str__(self) -> str:
-        remedy = "".join(f" --set {shlex.quote(override)}" for override in self.overrides)
-        return f"{self.problem} ({self.reason})" + (f":{remedy}" if remedy else "")
-
-
-class TargetFit(Closed):
-    """A class of transformers beside a spec on a source."""
-
-    name: str
-    architecture: str | None
-    """None: the source's own class."""
-    spec: str
-    """The shipped spec that fits."""
-    conditions: tuple[FailedCondition, ...]
-    """Those that fail. Empty if the class computes the spec's models."""
-    identities: tuple[str, ...]
-    """What the class has and a model may lack, and how its weights do nothing there."""
-
-
-class Explanation(Readable, Closed):
-    """The whole model at one sequence length. on: the source or trunk that it is resolved on, in words."""
-
-    name: str
-    on: str | None
-    hash: str
-    direction: Literal["causal", "bidirectional"]
-    backend: str
-    device: str
-    dtype: str
-    sequence: int
-    groups: tuple[GroupCost, ...]
-    key_heads: tuple[NumberedHeads, ...] = ()
-    """The layers whose groups do not follow each other."""
-    fresh_parameters: int
-    state_bytes: int
-    kv_cache_bytes: int | None
-    compression: float | None
-    compression_lola: float | None
-    prefill_flops_per_token: int
-    decode_flops_per_token: int | None
-    notes: tuple[str, ...] = ()
-    """Warnings about the spec on this source."""
-    native: tuple[TargetFit, ...] = ()
-    """With --native: the classes that exports can be written as, in the order in which they are tried."""
-
-    def view(self) -> View:
-        from composer.spec.explained import view_of
-
-        return view_of(self)
 
 
 def explain_resolved(

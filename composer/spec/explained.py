@@ -1,10 +1,118 @@
-"""The tables of an explanation: for each group of heads its parts and the costs of a layer, and the costs of the whole model."""
+"""The costs of a spec on a source as data, and as tables: for each group of heads its parts and the costs of a layer, and the costs
+of the whole model."""
 
 from __future__ import annotations
 
-from composer.reporting.tables import Table, View
+from typing import Literal
+
+from blocks.part import Closed
+from composer.graph.lowering import Lowered
+from composer.reporting.tables import Readable, Table, View
 from composer.reporting.words import layers_in_words, plural, quantity, ranges, ratio, short_hashes, size
-from composer.spec.explain import Explanation, GroupCost
+
+
+class GroupCost(Closed):
+    """One group of heads in one or more layers. Bytes are for one row of a batch, figures for one layer."""
+
+    head: str
+    layers: tuple[int, ...]
+    heads: int
+    key_heads: int
+    head_dim: int
+    """Numbers of a key."""
+    value_dim: int
+    """Numbers of a value."""
+    parts: tuple[Lowered, ...]
+    fresh_parameters: int
+    state_bytes: int
+    state_grows: bool
+    prefill_flops_per_token: int
+    """Floating-point operations of the heads' equations, without projections: a mean over the tokens of a prefill. Only pairs that
+    a token sees count. A form that computes masked pairs, too, executes up to twice as many for `full` memories."""
+    decode_flops_per_token: int | None
+    """Floating-point operations of the heads' equations for one token of decode after so many others: a mean over tokens. Where a
+    chunk of pairs is evicted at once, its first token executes most of the chunk's scores. None for bidirectional heads, which do
+    not decode."""
+    source_window: int | None = None
+    """Tokens that a query of the source sees in these layers, its own among them; None: all."""
+    bounded: str | None = None
+    """A bounded memory with the same outputs, where a memory holds every pair and the source's window sees only the last ones."""
+    kv_cache_bytes: int | None
+    """Bytes of the source's cache for these heads, in a local layer those of its window: keys and values, or the vectors that it
+    computes these from. None where they are bidirectional, and keep none."""
+    source_compresses: bool
+    """Whether the source caches one vector a token, from which it computes keys and values (multi-head latent attention)."""
+    unused_projections: bool
+    """Whether queries and keys are projected and not looked at: latents have their own."""
+    compression: float | None
+    """Source's cache over this state, both in bytes as they are. None where no state is kept."""
+    pairs: float
+    """What a key head's memories hold, in pairs of a key and a value as LoLA's table 1 counts them."""
+    compression_lola: float | None
+    """The source's pairs over these."""
+
+
+class NumberedHeads(Closed):
+    """The numbers of the key heads of each group of some layers, by its head."""
+
+    layers: tuple[int, ...]
+    numbers: dict[str, tuple[int, ...]]
+
+
+class FailedCondition(Closed):
+    """A condition of a class of transformers that a spec on a source does not meet."""
+
+    problem: str
+    reason: str
+    remedy: str
+    """What to change, as a sentence."""
+
+    def __str__(self) -> str:
+        return f"{self.problem} ({self.reason}). {self.remedy}"
+
+
+class TargetFit(Closed):
+    """A class of transformers beside a spec on a source."""
+
+    name: str
+    architecture: str | None
+    """None: the source's own class."""
+    spec: str
+    """The shipped spec that fits."""
+    conditions: tuple[FailedCondition, ...]
+    """Those that fail. Empty if the class computes the spec's models."""
+    identities: tuple[str, ...]
+    """What the class has and a model may lack, and how its weights do nothing there."""
+
+
+class Explanation(Readable, Closed):
+    """The whole model at one sequence length. on: the source or trunk that it is resolved on, in words."""
+
+    name: str
+    on: str | None
+    hash: str
+    direction: Literal["causal", "bidirectional"]
+    backend: str
+    device: str
+    dtype: str
+    sequence: int
+    groups: tuple[GroupCost, ...]
+    key_heads: tuple[NumberedHeads, ...] = ()
+    """The layers whose groups do not follow each other."""
+    fresh_parameters: int
+    state_bytes: int
+    kv_cache_bytes: int | None
+    compression: float | None
+    compression_lola: float | None
+    prefill_flops_per_token: int
+    decode_flops_per_token: int | None
+    notes: tuple[str, ...] = ()
+    """Warnings about the spec on this source."""
+    native: tuple[TargetFit, ...] = ()
+    """With --native: the classes that exports can be written as, in the order in which they are tried."""
+
+    def view(self) -> View:
+        return view_of(self)
 
 
 def view_of(explanation: Explanation) -> View:

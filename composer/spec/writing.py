@@ -13,10 +13,6 @@ _LEAVES = 3
 """Mappings with at most this many plain values are written on one line."""
 
 
-_WORD = re.compile(r"(?!\d)[\w-]*[^\W_][\w-]*")
-"""Text that needs no quotes: letters, digits, _ and -, and no digit first."""
-
-
 class _Dumper(yaml.SafeDumper):
     """Short mappings of plain values on one line; text that YAML 1.2 would read as a number is quoted."""
 
@@ -52,17 +48,14 @@ def as_written(value: Any) -> Any:
     return [as_written(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def format_value(value: Any, *, bare: bool = True, quoted: bool = False) -> str:
-    """Return a value on one line, as one would write it.
-
-    bare: a part without keys is its word alone. quoted: text that is no plain word is in quotes, so that an override reads it back.
-    """
+def format_value(value: Any, *, bare: bool = True) -> str:
+    """Return a value on one line, as one would write it. bare: a part without keys is its word alone."""
     value = as_written(value) if bare else value
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {format_value(item, quoted=quoted)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {format_value(item)}' for key, item in value.items())}}}"
     if isinstance(value, list):
-        return f"[{', '.join(format_value(item, quoted=quoted) for item in value)}]"
-    return value if isinstance(value, str) and not (quoted and not _WORD.fullmatch(value)) else json.dumps(value)
+        return f"[{', '.join(format_value(item) for item in value)}]"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _plain(value: Any) -> bool:

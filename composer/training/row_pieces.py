@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from blocks.operation import State
 from composer.data.packing import Batch, RowPiece
 from composer.errors import TrainingError
-from composer.model.cache import ArrivingLayer, ComposedCache
+from composer.model.cache import ComposedCache, StateLayer
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Finetune, Stage
 from composer.training.options import TrainingOptions
@@ -72,15 +72,23 @@ class HandedCache(ComposedCache):
         return cast("Tensor", _Tied.apply(logits, *self.ties)) if torch.is_grad_enabled() else logits
 
 
-class HandedLayer(ArrivingLayer):
+class HandedLayer(StateLayer):
     """The states of one layer, which are received when they are first read, and sent as soon as they are known."""
 
     def __init__(self, cache: HandedCache) -> None:
         super().__init__()
         self._cache = cache
+        self._tensors: State | None = None
 
-    def arrive(self) -> State:
-        return self._cache.receive()
+    @property
+    def tensors(self) -> State:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if self._tensors is None:
+            self._tensors = self._cache.receive()
+        return self._tensors
+
+    @tensors.setter
+    def tensors(self, tensors: State) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._tensors = tensors
 
     def keep(self, state: State, columns: int, begun: Callable[[int], State] | None = None) -> None:
         self._cache.send(state)

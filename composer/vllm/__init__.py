@@ -69,4 +69,4 @@ def register() -> None:
         return
     from composer.vllm.engine import register_with_vllm
 
-    register_with_vllm()
+    register_with_vllm(FORMAT)

@@ -37,7 +37,6 @@ from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 
 from blocks.flow import Tokens
 from composer.model.head import Anatomy
-from composer.vllm import FORMAT
 from composer.vllm.folder import check_servable, configuration_of_folder, keeps_states, load_for_serving
 from composer.vllm.heads import CurrentStep, ServedHeads, serve_heads, slots_of
 from composer.vllm.pages import Field, Pages, layout
@@ -246,15 +245,18 @@ class ComposedConfigurations(ConfigParserBase):
         return config.to_dict(), config
 
 
-def register_with_vllm() -> None:
-    """Register the architectures of composed models, their configurations and their layers of states. It may be called again."""
+def register_with_vllm(config_format: str) -> None:
+    """Register the architectures of composed models, their configurations and their layers of states. It may be called again.
+
+    config_format: the name of the reader of configurations.
+    """
     names = {"ComposedForCausalLM"}
     names |= {f"Composed{name}" for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(name, str)}
     for name in sorted(names - set(ModelRegistry.get_supported_archs())):
         ModelRegistry.register_model(name, f"{__name__}:{ServedModel.__name__}")
         MODELS_CONFIG_MAP[name] = ComposedFolders
     register_backend(KIND, f"{__name__}.{StateBackend.__name__}", is_mamba=True)
-    register_config_parser(FORMAT)(ComposedConfigurations)
+    register_config_parser(config_format)(ComposedConfigurations)
 
 
 def _check_engine(vllm_config: VllmConfig) -> None:

@@ -21,8 +21,8 @@ from typing import Any
 import composer
 from composer.ablation.plan import PACKAGES
 from composer.errors import ComposerError, EvaluationError
+from composer.evaluation.cells import LoggedSample
 from composer.evaluation.folder import SAMPLES, SAMPLES_AGAIN
-from composer.evaluation.report import LoggedSample
 from composer.system.devices import device_name
 from composer.system.files import write_whole
 from composer.system.json_files import read_log

@@ -250,6 +250,7 @@ def test_each_table_runs_in_a_separate_process(tmp_path: Path, dry: Path, monkey
     assert not gpu_speed.compile_all(argparse.Namespace(tables="kernels", seconds=1.0), tmp_path, 0.0)
 
 
+@pytest.mark.full  # its start alone takes as long as all other tests of the file
 def test_a_real_process_writes_its_rows(tmp_path: Path) -> None:
     assert main([*CPU, "--out", str(tmp_path), "--tables", "calls", "--only", "gla 1b decode"]) == 0
     assert [row["row"] for row in read_rows(path_of("calls", tmp_path))] == ["gla 1b decode 1"]

@@ -17,7 +17,7 @@ from composer.errors import ComposerError
 from composer.serving.application import Application
 from composer.serving.engine import Engine
 from composer.serving.prompts import PromptReader
-from composer.weights.load import open_models
+from composer.weights.opened import open_models
 from tests.fuzz.mutations import CUTS, EDITS, TEXTS, as_json, cut, edited
 from tests.fuzz.outcomes import bounded, fuzz
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
-from itertools import cycle
 
+from blocks.catalogue import CATALOGUE
 from composer.graph.composition import HeadSpec
 from composer.laws.cases import (
     FIELDS,
@@ -16,7 +15,7 @@ from composer.laws.cases import (
     build_head,
     coarse,
     complete,
-    every_part,
+    heads_of,
     inputs,
     once,
     pieces,
@@ -26,6 +25,7 @@ from composer.laws.cases import (
 from composer.spec.loading import load_spec, load_specs
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.shipped import shipped_specs
+from tests.covers import cover, pairs_of_parts
 
 __all__ = [
     "FIELDS",
@@ -36,18 +36,24 @@ __all__ = [
     "build_head",
     "coarse",
     "complete",
+    "covering",
     "every_head",
     "every_head_of_specs",
     "every_part",
     "every_spec",
     "field_of",
-    "in_turns",
     "inputs",
     "once",
     "pieces",
     "run",
     "steady",
 ]
+
+
+@functools.cache
+def every_part() -> dict[str, HeadSpec]:
+    """Return one head a part of the catalogue, and one for each bounded memory above a state."""
+    return heads_of(part for role in CATALOGUE.values() for part in role.values())
 
 
 @functools.cache
@@ -94,6 +100,9 @@ def every_head_of_specs(direction: str = "causal") -> dict[str, HeadSpec]:
     }
 
 
-def in_turns(names: Iterable[str], choices: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Return each name with one of the choices in turn."""
-    return zip(names, cycle(choices), strict=False)
+@functools.cache
+def covering() -> frozenset[str]:
+    """Return the names of the heads of all parts, and of few causal heads of specs that together have all other pairs of parts."""
+    parts, specs = ({name: pairs_of_parts(head) for name, head in heads.items()} for heads in (every_part(), every_head_of_specs()))
+    missing = set().union(*specs.values()) - set().union(*parts.values())
+    return frozenset((*parts, *cover(specs, missing)))

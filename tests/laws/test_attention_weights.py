@@ -20,17 +20,19 @@ from composer.training.student import without_weights
 from composer.training.transfer import attention_weights, heads_output
 from tests.composer.training.by_hand import attention_of, make_lesson
 from tests.composer.training.runs import rows_of, small_llama, student_of, whole
-from tests.laws.cases import complete, every_head
+from tests.covers import some
+from tests.laws.cases import complete, covering, every_head
 
 LENGTH = 21
 PLAIN: dict[str, Any] = {"position": "rope", "feature_map": "elu", "memory": [{"kind": "window", "size": 5}, "state"]}
-HEADS = every_head() | {
+OWN = {
     "convolved values": complete(PLAIN | {"conv": {"kernel": 3, "inputs": ["q", "k", "v"]}}),
     "convolved values, SiLU": complete(PLAIN | {"conv": {"kernel": 3, "inputs": ["k", "v"], "activation": "silu"}}),
     "learned pairs above a window": complete(
         {"position": "rope", "memory": ["meta", {"kind": "window", "size": 5, "evict": "drop"}]}
     ),
 }
+HEADS = every_head() | OWN
 SOURCE = functools.cache(small_llama)
 """One for all students, which leave it as it is."""
 COMPARED = {name: head for name, head in HEADS.items() if without_weights(head) is None}
@@ -40,7 +42,7 @@ def spec_of(head: HeadSpec) -> dict[str, Any]:
     return {"compose": 1, "name": "case", "head": head.model_dump(mode="json", exclude_none=True)}
 
 
-@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize("name", some(COMPARED, covering() | OWN.keys()))
 def test_transfer_compares_the_weights_that_memories_imply(name: str) -> None:
     student, batch = student_of(SOURCE(), spec_of(COMPARED[name])), whole(rows_of(LENGTH, lengths=(LENGTH,)))
     attention, target = attention_of(student, 1), make_lesson(torch.randn(1, LENGTH, 32, dtype=torch.float64), batch)

@@ -85,6 +85,7 @@ def test_compiled_forms_equal_the_tested_forms() -> None:
     assert launched()[1] == {form.description for form in runs() if form.backend == FLA}
 
 
+@pytest.mark.full  # fla's kernels, which change with its version alone
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_all_kernels_compile_within_shared_memory(capability: int) -> None:
     kernels = built(launched()[0].values(), [capability])

@@ -15,6 +15,7 @@ from composer.graph.composition import HeadSpec
 from composer.graph.lowering import lower
 from composer.graph.source import write_source
 from composer.graph.wiring import build_graph
+from tests.covers import cover, some
 from tests.laws.cases import SHAPES, SMALL, every_spec, steady
 from tests.laws.kernels import CANCELLED, assert_on_kernels, documents_and_padding, packed_tokens
 
@@ -60,7 +61,12 @@ def test_heads_are_found() -> None:
         assert sum(case[2] == backend for case in PROGRAMS.values()) >= least
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+KERNELS = {name: set(kernels_of(spec, shape, backend)) for name, (spec, shape, backend, _) in PROGRAMS.items()}
+
+
+@pytest.mark.parametrize(
+    "name", some(PROGRAMS, cover({name: {(PROGRAMS[name][2], own) for own in used} for name, used in KERNELS.items()}))
+)
 def test_documents_in_split_calls_match_the_definition(name: str) -> None:
     """Heads with the same forms with gradients are tested on a state with several tokens below."""
     spec, shape, backend, alike = PROGRAMS[name]

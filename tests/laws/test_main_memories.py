@@ -5,6 +5,7 @@ or one that PyTorch selects itself if the form says so.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from blocks.operation import EVERY, FLA, TORCH, TRITON, Form, Setting
 from composer.graph.lowering import AUTO, lower
 from composer.graph.wiring import build_graph
 from composer.spec.resolve import Dimensions
-from tests.shipped import SHIPPED, on
+from tests.shipped import COVERING, FEW, on
 
 MODEL = Dimensions(hidden_size=2048, layers=16, heads=16, key_heads=8, head_dim=128, rope_theta=5e5)
 CALLS: dict[str, dict[str, Any]] = {
@@ -29,6 +30,7 @@ WITHOUT_KERNEL = {"mesa", "log_linear", "selected_blocks"}
 log-linear attention, MoBA and NSA have other states or limits, and are not used yet."""
 
 
+@cache
 def forms(name: str, **call: Any) -> dict[str, tuple[str, Form]]:
     """Return the kind and the form of each memory of each head on a GPU."""
     setting = Setting(device="cuda", dtype="bfloat16", **call)
@@ -41,7 +43,7 @@ def forms(name: str, **call: Any) -> dict[str, tuple[str, Form]]:
     }
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", FEW)
 def test_every_main_memory_has_a_kernel(name: str) -> None:
     for call, options in CALLS.items():
         forms_of = forms(name, **options)
@@ -55,7 +57,7 @@ def test_every_main_memory_has_a_kernel(name: str) -> None:
 
 
 def test_the_only_pytorch_kernel_is_scaled_dot_product_attention() -> None:
-    used = [of_memory for name in SHIPPED for of_memory in forms(name).values()]
+    used = [of_memory for name in COVERING for of_memory in forms(name).values()]
     of_pytorch = {form.description for kind, form in used if form.backend == TORCH and kind not in WITHOUT_KERNEL}
     assert of_pytorch == {"scaled_dot_product_attention"}
 

@@ -15,7 +15,7 @@ from composer.spec.loading import load_spec
 from composer.spec.resolve import Group, Resolved, resolve
 from tests.composer.drawing.looked_at import assert_legible
 from tests.laws.draw import random_heads
-from tests.shipped import SHIPPED
+from tests.shipped import FEW
 
 
 def around(head: HeadSpec, shape: Shape, **options: Any) -> Resolved:
@@ -26,7 +26,7 @@ def around(head: HeadSpec, shape: Shape, **options: Any) -> Resolved:
     return Resolved(compose=1, name="drawn", dimensions=size, heads={"head": head}, layers=((group,),), **options)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", FEW)
 def test_shipped_specs_are_legible(name: str) -> None:
     """Of `nsa`, three memories and their three weights are side by side."""
     spec = load_spec(name)

@@ -16,15 +16,17 @@ from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
 from composer.laws.bounds import LENGTH, assert_errors_do_not_grow, errors
 from composer.model.head import PartModule
-from tests.laws.cases import SMALL, build_head, coarse, every_head, inputs, steady
+from tests.covers import some
+from tests.laws.cases import SMALL, build_head, coarse, every_head, every_part, inputs, steady
 
 PAIR = SMALL.shape(2)
 """Two heads that share a key head."""
 HEADS: dict[str, tuple[HeadSpec, Shape]] = {name: (head, PAIR) for name, head in every_head().items()}
-HEADS |= {name: (head, replace(PAIR, both_ways=True)) for name, head in every_head("bidirectional").items()}
+BOTH_WAYS = {name: (head, replace(PAIR, both_ways=True)) for name, head in every_head("bidirectional").items()}
+HEADS |= BOTH_WAYS
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", some(HEADS, every_part().keys() | BOTH_WAYS.keys()))
 def test_errors_do_not_grow_with_position(name: str) -> None:
     spec, shape = HEADS[name]
     assert_errors_do_not_grow(coarse(steady(spec)), shape)

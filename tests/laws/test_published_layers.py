@@ -18,6 +18,7 @@ from composer.spec.loading import load_spec
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.shipped import shipped_specs
 from pages.write import PUBLISHED_TABLE, compare_published
+from tests.covers import in_turns
 from tests.laws.cases import SMALL, build_head
 from tests.laws.published.compared import COMPARED
 from tests.laws.published.layer import BLOCK, CACHE, CHOSEN, SINKS, WINDOW, Layer
@@ -99,8 +100,7 @@ def test_the_page_lists_every_comparison() -> None:
     assert all(compared.what in text for compared in COMPARED.values())
 
 
-@pytest.mark.parametrize("size", [0.01, 0.1, 1.0])
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("name", "size"), in_turns(SPECS, [0.01, 0.1, 1.0]))
 def test_specs_equal_the_published_layers_that_they_name(name: str, size: float) -> None:
     resolved = small(name)
     assert resolved.heads.keys() == COMPARED[name].heads.keys()

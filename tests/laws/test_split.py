@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
-from composer.laws.split import LENGTH, ONE_BY_ONE, assert_same_gradients, assert_split, follows_positions
-from tests.laws.cases import SMALL, every_head, every_head_of_specs, every_part, in_turns
+from composer.laws.split import LENGTH, ONE_BY_ONE, assert_same_gradients, assert_split
+from tests.covers import in_turns, some
+from tests.laws.cases import SMALL, covering, every_head
 from tests.laws.draw import random_heads
 
 HEADS = every_head()
@@ -21,20 +20,21 @@ SPLITS = {"1+69": (1,), "64+6": (64,), "uneven": (33, 34, 66), "one by one": ONE
 FEW_CALLS = [split for split in SPLITS if split != "one by one"]
 
 
+def follows_positions(spec: HeadSpec) -> bool:
+    """Whether a window of the head evicts by chunks of positions, and not by tokens."""
+    return any(getattr(memory, "shape", None) == "terraced" for memory in spec.memory)
+
+
 @pytest.mark.parametrize(
     ("name", "split"),
-    [
-        *((name, "one by one") for name in HEADS),
-        *product(every_part(), FEW_CALLS),
-        *in_turns(every_head_of_specs(), FEW_CALLS),
-    ],
+    in_turns(HEADS, ["one by one"], covering()) + in_turns(HEADS, FEW_CALLS, covering()),
 )
 def test_any_split_equals_one_call(name: str, split: str) -> None:
-    """This covers every part in every split, and every head of the shipped specs token by token and in one more split."""
+    """Every head is run token by token, and in one more split."""
     assert_split(HEADS[name], SMALL.shape(4), LENGTH, SPLITS[split])
 
 
-@pytest.mark.parametrize("name", [name for name, head in HEADS.items() if not follows_positions(head)])
+@pytest.mark.parametrize("name", some((name for name, head in HEADS.items() if not follows_positions(head)), covering()))
 def test_positions_may_jump_at_the_start_of_a_call(name: str) -> None:
     """Positions jump before a call of several tokens, before a step of decode, and within a call."""
     assert_split(HEADS[name], SMALL.shape(4), 40, (13, 27, 28, 29), jumps=(13, 28, 34))
@@ -45,7 +45,7 @@ def test_any_split_of_random_heads_equals_one_call(drawn: tuple[HeadSpec, Shape]
     assert_split(*drawn, length, tuple(bounds))
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", some(HEADS, covering()))
 def test_gradients_token_by_token_equal_those_of_one_call(name: str) -> None:
     assert_same_gradients(HEADS[name], SMALL.shape(4), 14, tuple(range(14)))
 

@@ -14,9 +14,11 @@ import torch
 from blocks.memories import sparse
 from blocks.scores import SCORES
 from composer.model.head import Head
+from tests.covers import in_turns
 from tests.laws.cases import SMALL, Inputs, build_head, complete, inputs, pieces, run
 
 LENGTH = 72
+SHAPES = ["sliding", "terraced"]
 SPLITS = [(33, 34, 41), (*range(36), *range(60, LENGTH))]
 """Uneven; and one by one, until the cache has overflowed two dozen times, and again across the border of a chunk."""
 TEXTS = torch.stack(
@@ -44,7 +46,7 @@ def cache_of_five(keep: str, shape: str, position: str = "rope") -> Head:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", ["sliding", "terraced"])
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("keep", SCORES)
 def test_pairs_with_equal_scores_are_kept_by_age(keep: str, shape: str, dtype: torch.dtype) -> None:
     """For every split the same pairs stay, and the outputs equal one call."""
@@ -78,8 +80,7 @@ def strictly(score: torch.Tensor, _: torch.Tensor, present: torch.Tensor, gone: 
     return (score.shape[1] - 1 - worth.argsort(dim=1, stable=True)[:, :count]).sort(dim=1).values
 
 
-@pytest.mark.parametrize("shape", ["sliding", "terraced"])
-@pytest.mark.parametrize("keep", SCORES)
+@pytest.mark.parametrize(("keep", "shape"), in_turns(SCORES, SHAPES))
 def test_kept_pairs_equal_those_of_a_strict_float64_order(keep: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """This covers over a thousand choices of random pairs in both dtypes. Some scores differ by less than one part in 1024."""
     head, data = cache_of_five(keep, shape).float(), inputs(SMALL.shape(4), 6, LENGTH, seed=5).to(torch.float32)
@@ -106,8 +107,7 @@ def assert_splits_agree(head: Head, data: Inputs, splits: Sequence[tuple[int, ..
             torch.testing.assert_close(torch.cat(outputs, dim=1), wanted, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", ["sliding", "terraced"])
-@pytest.mark.parametrize("keep", SCORES)
+@pytest.mark.parametrize(("keep", "shape"), in_turns(SCORES, SHAPES))
 def test_random_splits_in_float32_keep_the_same_pairs(keep: str, shape: str) -> None:
     numbers = random.Random(1)
     splits = [tuple(numbers.sample(range(1, LENGTH), numbers.randint(1, 6))) for _ in range(4)]

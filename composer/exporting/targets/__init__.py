@@ -8,7 +8,7 @@ from composer.errors import BuildError
 from composer.exporting.targets import granitemoehybrid, ministral, mistral, own_class, qwen3_5, qwen3_next, qwen_windows
 from composer.exporting.targets.fit import fit, student_of_spec
 from composer.exporting.targets.target import NativeTarget
-from composer.spec.explain import TargetFit
+from composer.spec.explained import TargetFit
 from composer.spec.resolve import Resolved
 from converters.trunk import Sizes
 

@@ -1,10 +1,9 @@
-"""How a student differs from a class of transformers: every condition that fails, the reason, and the overrides that meet it."""
+"""How a student differs from a class of transformers: every condition that fails, the reason, and the remedy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,9 +11,8 @@ from pydantic import BaseModel
 from composer.exporting.targets.target import OWN_TRUNK, LayerType, NativeTarget, StudentModel
 from composer.graph.composition import HeadSpec
 from composer.reporting.words import layers_in_words
-from composer.spec.explain import FailedCondition
+from composer.spec.explained import FailedCondition
 from composer.spec.resolve import Resolved
-from composer.spec.writing import format_value
 from composer.weights.config import config_dict
 from converters.model_types import host_of
 from converters.trunk import Sizes
@@ -22,9 +20,7 @@ from converters.trunk import Sizes
 START_ONLY = frozenset({"name", "bias", "slowest", "fastest"})
 """Fields of parts that name a part or set the values of its parameters at the start. Formulas do not depend on them; whether there
 is a bias is a part of the formula."""
-_format_override = partial(format_value, quoted=True)
-ADDED = ("kept", "softmax", "added")
-"""Names of a head that an override adds: the first that the spec does not have."""
+OTHER_SOURCE = "Choose another source."
 
 
 @dataclass(frozen=True)
@@ -74,30 +70,35 @@ def _hosts(target: NativeTarget, student: StudentModel) -> Iterator[FailedCondit
     if target.hosts and student.host not in target.hosts:
         yield FailedCondition(
             problem=f"the blocks around the heads are those of {student.host}; expected those of {' or '.join(target.hosts)}",
-            reason="the class has these blocks; choose another source",
+            reason="the class has these blocks",
+            remedy=OTHER_SOURCE,
         )
         return
     if student.resolved.direction != "causal":
         yield FailedCondition(
-            problem="`direction` is bidirectional; expected causal", reason="the class is causal", overrides=("direction=causal",)
+            problem="`direction` is bidirectional; expected causal",
+            reason="the class is causal",
+            remedy="Set `direction` to causal.",
         )
     for name, value in target.fixed.items():
         if (configured := student.config.get(name, value)) != value:
-            remedy = "change the spec's trunk" if name in OWN_TRUNK else "choose another source"
             yield FailedCondition(
                 problem=f"{name} is {_in_words(configured)}; expected {_in_words(value)}",
-                reason=f"the class computes this alone; {remedy}",
+                reason="the class computes this alone",
+                remedy="Change the spec's trunk." if name in OWN_TRUNK else OTHER_SOURCE,
             )
     if target.sees_all and student.has_windows:
         yield FailedCondition(
             problem="the source has windows in its layers; expected none",
-            reason="the class's softmax layers see all tokens; choose another source",
+            reason="the class's softmax layers see all tokens",
+            remedy=OTHER_SOURCE,
         )
     size = student.size
     if target.is_square and size.heads * size.head_dim != size.hidden_size:
         yield FailedCondition(
             problem=f"{size.heads} heads of {size.head_dim} numbers beside a hidden state of {size.hidden_size}",
-            reason="the class divides the hidden state evenly among its heads; choose another source",
+            reason="the class divides the hidden state evenly among its heads",
+            remedy=OTHER_SOURCE,
         )
 
 
@@ -107,75 +108,55 @@ def _layers(target: NativeTarget, student: StudentModel, types: Sequence[LayerTy
         yield FailedCondition(
             problem=f"{layers_in_words(several)}: {len(groups[several[0]])} groups of heads; expected 1",
             reason="layers of the class have one kind of head",
-            overrides=_rules(student, [own[0].head for own in groups]) if all(groups) else (),
+            remedy="Give each of these layers one head.",
         )
     elif target.arrangement is not None:
         for reason, wanted in target.arrangement([kind.name for kind in types]):
+            places = [f"{layers_in_words(_numbers(wanted, name))} {name}" for name in dict.fromkeys(wanted)]
             yield FailedCondition(
-                problem="the order of layers is not the class's",
-                reason=reason,
-                overrides=_rearranged(student, target, types, wanted),
+                problem="the order of layers is not the class's", reason=reason, remedy=f"Make {' and '.join(places)}."
             )
 
 
-def _rearranged(student: StudentModel, target: NativeTarget, types: Sequence[LayerType], wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that give layers the wanted types: with the spec's own head of a type, or one that they add."""
-    heads = {
-        kind.name: student.resolved.layers[layer][0].head for layer, kind in enumerate(types) if student.resolved.layers[layer]
-    }
-    added = []
-    for kind in target.layers:
-        if kind.name in wanted and kind.name not in heads:
-            heads[kind.name] = _new_name(student)
-            added.append(f"heads.{heads[kind.name]}={_format_override(kind.document(kind.shape(), student.values(0)))}")
-    return (*added, *_rules(student, [heads[name] for name in wanted]))
-
-
-def _new_name(student: StudentModel) -> str:
-    return next(name for name in ADDED if name not in student.heads)
-
-
-def _rules(student: StudentModel, heads: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that give each layer this head, and remove the heads that no layer has then; ``head`` needs no rule."""
-    layers: dict[str, list[int]] = {}
-    for layer, head in enumerate(heads):
-        layers.setdefault(head, []).append(layer)
-    rules = [{"at": _at(own, student.size.layers), "use": head} for head, own in layers.items() if head != "head"]
-    unused = [name for name in student.heads if name not in (*layers, "head", "source")]
-    return (f"layers={_format_override(rules)}", *(f"heads.{name}=null" for name in unused))
-
-
-def _at(layers: list[int], count: int) -> Any:
-    """Return the shortest way that a spec names these layers."""
-    if len(layers) == count:
-        return "all"
-    step = layers[1] - layers[0] if len(layers) > 1 else 1
-    if list(range(layers[0], count, step)) == layers and len(layers) > 1:
-        return f"{layers[0]}::{step}"
-    return layers[0] if len(layers) == 1 else layers
+def _numbers(types: Sequence[str], name: str) -> list[int]:
+    return [layer for layer, kind in enumerate(types) if kind == name]
 
 
 def _heads(student: StudentModel, types: Sequence[LayerType]) -> Iterator[FailedCondition]:
     """Yield every difference between heads and those of the class, once for all layers that have it."""
     layers: dict[tuple[str, str], list[int]] = {}
-    overrides: dict[tuple[str, str], dict[str, None]] = {}
+    remedies: dict[tuple[str, str], dict[str, None]] = {}
     for layer, groups in enumerate(student.resolved.layers):
         kind, values = types[layer], student.values(layer)
         for group in groups:
             head = student.heads[group.head]
-            document = kind.document(head, values)
-            expected = HeadSpec.model_validate(document)
+            expected = HeadSpec.model_validate(kind.document(head, values))
             for path, problem in _field_differences(head, expected):
                 if path in kind.any_value:
                     continue
                 key = problem, _reason(kind, path)
                 layers.setdefault(key, []).append(layer)
-                for override in _meeting(student, group.head, path, document, expected):
-                    overrides.setdefault(key, {})[override] = None
+                remedies.setdefault(key, {})[_remedy(group.head, path, expected)] = None
     for (problem, reason), where in layers.items():
         yield FailedCondition(
-            problem=f"{layers_in_words(sorted(set(where)))}: {problem}", reason=reason, overrides=tuple(overrides[problem, reason])
+            problem=f"{layers_in_words(sorted(set(where)))}: {problem}",
+            reason=reason,
+            remedy=" ".join(remedies[problem, reason]),
         )
+
+
+def _remedy(head: str, path: str, expected: Any) -> str:
+    """Return the sentence with which a head gets the expected value of a field. expected: the head with this value."""
+    if head == "source":
+        return "Give these layers a head of the spec in place of `source`."
+    return f"Set `{'head' if head == 'head' else f'heads.{head}'}.{path}` to {_in_words(_value_at(expected, path))}."
+
+
+def _value_at(head: Any, path: str) -> Any:
+    """Return the value of a field; None if a part on the way lacks it."""
+    for step in path.split("."):
+        head = head[int(step)] if step.isdigit() else getattr(head, step, None)
+    return head
 
 
 def _reason(kind: LayerType, path: str) -> str:
@@ -184,48 +165,21 @@ def _reason(kind: LayerType, path: str) -> str:
     return next((kind.reasons[prefix] for prefix in paths if prefix in kind.reasons), kind.formula)
 
 
-def _meeting(student: StudentModel, head: str, path: str, document: Mapping[str, Any], expected: HeadSpec) -> tuple[str, ...]:
-    """Return the overrides that give a head the expected value at a path."""
-    if head == "source":  # the source's own attention has no place in the spec
-        new = _new_name(student)
-        heads = [new if group.head == head else group.head for groups in student.resolved.layers for group in groups[:1]]
-        return (f"heads.{new}={_format_override(document)}", *_rules(student, heads))
-    prefix = "head" if head == "head" else f"heads.{head}"
-    value: Any = document
-    wanted: Any = expected
-    for step in path.split("."):
-        place: Any = int(step) if step.isdigit() else step
-        wanted = wanted[place] if isinstance(place, int) else getattr(wanted, place)
-        try:
-            value = value[place]
-        except (KeyError, IndexError, TypeError):
-            value = None
-    if value is None and isinstance(wanted, BaseModel):
-        value = wanted.model_dump(mode="json")
-    return (f"{prefix}.{path}={_format_override(wanted if value is None else value)}",)
-
-
 def _sameness(student: StudentModel, types: Sequence[LayerType]) -> Iterator[FailedCondition]:
     """Yield the fields that may have any value, and have several in layers of one type."""
     for path in sorted({path for kind in types for path in kind.one_value}):
         values: dict[Any, dict[str, None]] = {}
         for layer, groups in enumerate(student.resolved.layers):
             for group in groups if path in types[layer].one_value else ():
-                value: Any = student.heads[group.head]
-                for step in path.split("."):
-                    value = value[int(step)] if step.isdigit() else getattr(value, step, None)
-                if value is not None:
+                if (value := _value_at(student.heads[group.head], path)) is not None:
                     values.setdefault(value, {})[group.head] = None
         if len(values) > 1:
-            first, *others = values
+            (_, heads), *others = values.items()
+            wanted = student.heads[next(iter(heads))]
             yield FailedCondition(
                 problem=f"`{path}` is {' and '.join(map(_in_words, values))}; expected the same in all layers",
                 reason="the class has one number for all layers",
-                overrides=tuple(
-                    f"{'head' if head == 'head' else f'heads.{head}'}.{path}={_format_override(first)}"
-                    for other in others
-                    for head in values[other]
-                ),
+                remedy=" ".join(_remedy(head, path, wanted) for _, heads in others for head in heads),
             )
 
 

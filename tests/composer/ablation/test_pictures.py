@@ -11,7 +11,7 @@ import pytest
 
 mpl.use("Agg")
 
-from composer.ablation.rendering import draw_all, grid_of
+from composer.ablation.pictures import draw_all, grid_of
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
 from tests.composer.legible import assert_legible
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure as Picture
 
 from composer.ablation.options import Request
+from composer.ablation.pictures import draw_all
 from composer.ablation.plan import Chain
-from composer.ablation.rendering import draw_all, table
-from composer.ablation.report import AblationReport, Column, Figure, make_report
+from composer.ablation.report import AblationReport, Column, Figure, make_report, table
 from composer.ablation.steps import FAILURE, Figures
 from composer.reporting.plotting import RESOLUTION
 from tests.composer.ablation.variants import SECOND_STAGES, chains_of, write_spec

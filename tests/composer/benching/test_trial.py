@@ -17,14 +17,10 @@ from composer.benching.trial import Contestant, Trial, cache_bytes, run_trial, w
 from composer.errors import BenchError
 from composer.model.cache import cache_among
 from composer.spec.explain import explain_resolved
-from composer.spec.loading import load_spec
-from tests.composer.model.models import llama, student, tokens
+from tests.composer.model.models import FEW, llama, student, tokens
 from tests.composer.model.recording import on_a_cpu
-from tests.shipped import SHIPPED
 
 pytestmark = pytest.mark.usefixtures("frozen")
-CAUSAL = [name for name in SHIPPED if "/" not in name and load_spec(name).direction == "causal"]
-"""Those of `specs/` itself; the ablations differ from them in sizes, which `tests/laws/test_bounds.py` goes through."""
 
 
 def trial(**changes: Any) -> Trial:
@@ -32,7 +28,7 @@ def trial(**changes: Any) -> Trial:
     return Trial(**(whole | {"vocabulary": 97, "device": "cpu"} | changes))
 
 
-@pytest.mark.parametrize("spec", CAUSAL)
+@pytest.mark.parametrize("spec", FEW)
 def test_state_bytes_equal_those_of_explain(spec: str) -> None:
     model = student(spec, "trunk=null")
     plan = trial(prefill=(70,), decode=(5, 70), batches=(2,), repeats=1, steps=1)

@@ -63,6 +63,7 @@ def test_specs_without_recipes_or_fresh_parameters_are_calibrated(
     assert verify(Path(f"{name}-calibrated")).ok
 
 
+@pytest.mark.usefixtures("without_comparison")
 def test_a_calibrated_model_is_exported_and_trained_further(
     calibrated: Path, students: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from converters.source import INDEX
 from tests.checkpoints import edit_config, llama
 from tests.composer.cli.conftest import Compose
 from tests.composer.training.runs import write_texts
+from tests.covers import cover, in_turns, some
 from tests.damage import DAMAGE, IRREGULAR, damage, no_waiting
 
 SPEC = "compose: 1\nname: {}\nhead: {{position: rope, memory: [full]}}\n"
@@ -83,6 +84,11 @@ READS = {
     "text.state": ("generate student --prompt once --state text.state",),
 }
 """Commands by the file that each of them reads."""
+PRODUCT = [(name, command, kind) for name, commands in READS.items() for command in commands for kind in DAMAGE]
+PAIRS: dict[tuple[str, str, str], set[Any]] = {
+    (name, command, kind): {(name, kind), (name, command), (command.split()[0], kind)} for name, command, kind in PRODUCT
+}
+"""What each case shows: of a file and of a command with each damage, and of a command with each file."""
 
 
 def refused(result: Any, name: str) -> str:
@@ -94,8 +100,7 @@ def refused(result: Any, name: str) -> str:
     return result.stderr
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
-@pytest.mark.parametrize(("name", "command"), [(name, command) for name, commands in READS.items() for command in commands])
+@pytest.mark.parametrize(("name", "command", "kind"), some(PRODUCT, cover(PAIRS)))
 def test_damaged_files_are_refused_by_every_command_that_reads_them(
     compose: Compose, originals: Path, monkeypatch: pytest.MonkeyPatch, name: str, command: str, kind: str
 ) -> None:
@@ -228,8 +233,7 @@ FILES_OF_RUNS = {
 """Files of stopped runs, and whether the run cannot go on without them: it makes the others anew."""
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
-@pytest.mark.parametrize("name", FILES_OF_RUNS)
+@pytest.mark.parametrize(("name", "kind"), in_turns(FILES_OF_RUNS, DAMAGE))
 def test_resumed_runs_refuse_or_replace_damaged_files(
     compose: Compose, originals: Path, stopped: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
 ) -> None:

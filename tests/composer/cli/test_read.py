@@ -16,7 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 import composer
-from composer.model import state_file, threaded_reading
+from composer.model import generation, state_file
 from composer.model.cache import ComposedCache, new_cache
 from composer.reporting.words import size
 from composer.system import devices
@@ -76,21 +76,6 @@ def test_a_prompt_continues_the_text(compose: Compose, folder: Path) -> None:
     assert (answer["state_tokens"], answer["prompt_tokens"], answer["new_tokens"]) == (221, 4, 8)
 
 
-def test_a_text_read_in_parallel_leaves_the_same_state(compose: Compose, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("generation", "threaded_reading"):
-        monkeypatch.setattr(f"composer.model.{module}.PIECE", 64)
-    for name, count in (("one", 1), ("four", 4)):
-        result = compose("read", folder, "--text", "book.txt", "--parallel", count, "-o", f"{name}.state")
-        assert result.exit_code == 0, result.output
-    first, second = (load_file(f"{name}.state") for name in ("one", "four"))
-    for name, tensor in first.items():
-        torch.testing.assert_close(second[name], tensor, rtol=1e-5, atol=1e-5)
-    monkeypatch.setattr("composer.model.threaded_reading.parallel_obstacle", lambda _: "it reads in order")
-    message = refused(compose, "read", folder, "--text", "book.txt", "--parallel", 2, "-o", "no.state")
-    assert "--parallel 2: it reads in order. Leave --parallel out" in message
-    assert not Path("no.state").exists()
-
-
 @pytest.mark.parametrize(
     ("variable", "small", "load", "expected"),
     [(None, 10**7, 0.0, 1), (None, 0, 0.4, 2), (None, 0, 2.8, 1), ("OMP_NUM_THREADS", 10**7, 2.0, 2)],
@@ -106,7 +91,7 @@ def test_small_models_and_busy_machines_read_on_one_thread(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if variable is not None:
         monkeypatch.setenv(variable, "2")
-    monkeypatch.setattr(threaded_reading, "read_in_pieces", lambda *_: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr(generation, "read_in_pieces", lambda *_: seen.append(torch.get_num_threads()))
     monkeypatch.setattr(state_file, "save_cache", lambda path, *_: path.touch())
     monkeypatch.setattr(ComposedCache, "bytes", lambda _: 0)
     before = torch.get_num_threads()

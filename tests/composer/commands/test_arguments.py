@@ -169,7 +169,6 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
         ("lolcats", "--from", "TEACHER", "--data", "d", "-o", "o"),
         {"--rows": 1, "--keep": 1, "--seed": 0, "--seq": 1, "--steps": 1, "--least-per-layer": 1},
     ),
-    "read": (("m", "--text", "t", "-o", "o"), {"--parallel": 1}),
     "serve": (("TEACHER",), {"--port": 0, "--context": 2}),
     "train": (("m", "--data", "passkey"), TRAINING),
     "view": ((), {"--port": 1}),

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from composer.errors import EvaluationError
+from composer.evaluation.cells import CellKey, SampleResult
 from composer.evaluation.folder import HARNESS, PLOTS, RESULTS, RUN, SAMPLES, ScoreLog, open_score_log
-from composer.evaluation.report import CellKey, EvaluatedModelFacts, EvaluationSetting, HarnessResult, SampleResult, TaskIdentity
+from composer.evaluation.report import EvaluatedModelFacts, EvaluationSetting, HarnessResult, TaskIdentity
 from composer.system.files import write_whole
 from tests.composer.training.processes import ending, forked
 

@@ -1,116 +1,126 @@
-"""Means, standard errors, depths and positions equal a computation by hand."""
+"""Pictures show the report: a line per model, a square per depth, nothing for failed cells."""
 
 from __future__ import annotations
 
-import math
+import errno
+import os
+from pathlib import Path
+from typing import Any
 
+import matplotlib as mpl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from composer.evaluation.report import BUCKETS, CellKey, SampleResult, bucket_size, make_cell
+mpl.use("Agg")
 
-KEY = CellKey("model", "task", 128)
+from composer.errors import EvaluationError
+from composer.evaluation.cells import EvaluationCell, make_cell
+from composer.evaluation.pictures import draw
+from composer.evaluation.report import EvaluationReport, TaskIdentity, tables
+from tests.composer.evaluation.test_folder import setting
+from tests.composer.evaluation.test_report import KEY, judged
+from tests.composer.legible import assert_legible
+
+pytestmark = pytest.mark.drawn
 
 
-def judged(
-    *scores: float, depths: tuple[float | None, ...] = (), losses: tuple[tuple[float | None, ...], ...] = ()
-) -> list[SampleResult]:
-    return [
-        SampleResult(
-            index=place,
-            score=score,
-            tokens=100,
-            depth=depths[place] if depths else None,
-            nats=losses[place] if losses else None,
-            seconds=0.5,
-        )
-        for place, score in enumerate(scores)
+def cell(model: str, task: str, length: int, **more: Any) -> EvaluationCell:
+    scored = "loss" if task == "stories" else "written"
+    failure = more.pop("failure", None)
+    return make_cell(KEY._replace(model=model, task=task, length=length), scored, judged(0.0, 1.0, **more), failure)
+
+
+def report() -> EvaluationReport:
+    (model,) = setting().models
+    tasks = (
+        TaskIdentity(label="passkey,form=original", scored="written", source="", options={}, files={}),
+        TaskIdentity(label="stories", scored="loss", source="", options={}, files={}),
+    )
+    labels = ("one", "two|three")
+    facts = tuple(model.model_copy(update={"label": label}) for label in labels)
+    cells = [
+        cell(label, "passkey,form=original", length, depths=(0.0, 0.95))
+        for label in labels
+        for length in (64, 128)
+        if (label, length) != ("one", 128)
     ]
+    cells.append(cell("one", "passkey,form=original", 128, failure="out of memory"))
+    cells += [cell(label, "stories", length, losses=((1.0, 2.0), (3.0, 4.0))) for label in labels for length in (64, 128)]
+    return EvaluationReport(setting=setting(models=facts, tasks=tasks, lengths=(64, 128)), batch_tokens=1, cells=tuple(cells))
 
 
-@given(st.lists(st.booleans(), min_size=2, max_size=60))
-def test_the_error_of_right_or_wrong_answers_is_binomial(right: list[bool]) -> None:
-    cell = make_cell(KEY, "written", judged(*map(float, right)))
-    share = sum(right) / len(right)
-    assert cell.mean == pytest.approx(share)
-    assert cell.standard_error == pytest.approx(math.sqrt(share * (1 - share) / len(right)), abs=1e-12)
-    assert (cell.samples, cell.seconds, cell.perplexity) == (len(right), 0.5 * len(right), None)
+def test_legends_name_only_drawn_models(tmp_path: Path, figures: dict[str, Any]) -> None:
+    """A model that was not evaluated on a task, or failed in it, has no line in its legend."""
+    base = report()
+    left = tuple(cell for cell in base.cells if (cell.model, cell.task) != ("one", "stories"))
+    draw(base.model_copy(update={"cells": left}), tmp_path)
+    named = {name: [text.get_text() for text in figures[name].legends[0].get_texts()] for name in figures if "depth" not in name}
+    assert named["loss-stories.png"] == ["two|three"]
+    assert named["accuracy-passkey_form_original.png"] == ["one", "two|three"]
 
 
-def test_the_standard_error_of_shares_equals_its_formula() -> None:
-    cell = make_cell(KEY, "tokens", judged(0.2, 0.4, 0.9))
-    deviations = (0.5 - 0.2) ** 2 + (0.5 - 0.4) ** 2 + (0.5 - 0.9) ** 2
-    assert (cell.mean, cell.standard_error) == (pytest.approx(0.5), pytest.approx(math.sqrt(deviations / 3) / math.sqrt(3)))
-    assert make_cell(KEY, "tokens", judged(0.2)).standard_error is None
-
-
-@pytest.mark.parametrize(
-    ("right", "of", "low", "high"),
-    # Of Wilson's formula, as Newcombe 1998 tabulates it (81 of 263, 15 of 148, 0 of 20, 1 of 29), and 0 and 10 of 10.
-    [
-        (81, 263, 0.2553, 0.3662),
-        (15, 148, 0.0624, 0.1605),
-        (0, 20, 0.0, 0.1611),
-        (1, 29, 0.0061, 0.1718),
-        (0, 10, 0.0, 0.2775),
-        (10, 10, 0.7225, 1.0),
-    ],
-)
-def test_the_interval_of_right_or_wrong_answers_is_wilsons(right: int, of: int, low: float, high: float) -> None:
-    cell = make_cell(KEY, "written", judged(*[1.0] * right, *[0.0] * (of - right)))
-    assert cell.interval == pytest.approx((low, high), abs=5e-5)
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
-def test_intervals_contain_the_mean_and_are_between_0_and_1(scores: list[float]) -> None:
-    cell = make_cell(KEY, "tokens", judged(*scores))
-    assert cell.interval is not None
-    assert cell.mean is not None
-    low, high = cell.interval
-    assert 0 <= low <= cell.mean <= high <= 1
-    assert low < high
-
-
-def test_intervals_are_narrower_for_smaller_variance() -> None:
-    """The interval is about 1.96 standard errors for many samples far from 0 and 1."""
-    cell = make_cell(KEY, "tokens", judged(*[0.45, 0.55] * 50))
-    assert cell.interval == pytest.approx((0.5 - 1.96 * 0.005, 0.5 + 1.96 * 0.005), abs=1e-4)
-    assert make_cell(KEY, "loss", judged(*[1.0, 3.0] * 50)).interval == pytest.approx((2 - 0.196, 2 + 0.196), abs=1e-4)
-    assert make_cell(KEY, "loss", judged(1.0)).interval is None
-
-
-def test_perplexity_is_the_exponential_of_the_mean_loss() -> None:
-    assert make_cell(KEY, "loss", judged(1.0, 3.0)).perplexity == pytest.approx(math.exp(2))
-    assert make_cell(KEY, "loss", judged(1.0, 3.0)).nats == 2.0
-    assert make_cell(KEY, "written", judged(1.0)).nats is None
-    assert make_cell(KEY, "loss", judged(1e6)).perplexity is None
-
-
-def test_failed_cells_have_no_figures() -> None:
-    cell = make_cell(KEY, "written", judged(1.0, 0.0), "out of memory")
-    assert (cell.mean, cell.standard_error, cell.samples, cell.failure) == (None, None, 2, "out of memory")
-    assert make_cell(KEY, "written", [], "out of memory").samples == 0
-
-
-def test_scores_are_averaged_over_tenths_of_the_depth() -> None:
-    cell = make_cell(KEY, "written", judged(1, 0, 1, 1, 0, depths=(0.0, 0.05, 0.1, 1.0, None)))
-    assert [(part.start, part.end, part.mean, part.samples) for part in cell.by_depth] == [
-        (0.0, 0.1, 0.5, 2),
-        (0.1, 0.2, 1.0, 1),
-        (0.9, 1.0, 1.0, 1),
+def test_pictures_show_the_figures(tmp_path: Path, figures: dict[str, Any]) -> None:
+    paths = draw(report(), tmp_path)
+    assert [path.name for path in paths] == [
+        "accuracy-passkey_form_original.png",
+        "depth-passkey_form_original.png",
+        "loss-stories.png",
+        "position-stories.png",
     ]
+    (axis,) = figures["accuracy-passkey_form_original.png"].axes
+    lines = [container.lines[0] for container in axis.containers]
+    assert [line.get_xydata().tolist() for line in lines] == [[[64, 0.5]], [[64, 0.5], [128, 0.5]]]
+    first, second, _ = figures["depth-passkey_form_original.png"].axes
+    (first_image,), (two,) = first.images, second.images
+    assert first_image.get_array().shape == two.get_array().shape == (10, 2)
+    assert first_image.get_array().filled(-1)[:, 1].tolist() == [-1.0] * 10  # its cell failed; the column stays in its place
+    assert two.get_array().filled(-1)[:, 1].tolist() == [0.0, *[-1.0] * 8, 1.0]
+    (axis,) = figures["position-stories.png"].axes
+    assert [line.get_xydata().tolist() for line in axis.lines] == [[[0.5, 2.0], [2.5, 3.0]]] * 2
+    assert [line.get_label() for line in axis.lines] == ["one, 128 tokens", "two|three, 128 tokens"]
+    for figure in figures.values():
+        assert_legible(figure)
 
 
-def test_losses_are_averaged_over_ranges_of_positions() -> None:
-    cell = make_cell(KEY, "loss", judged(1, 1, losses=((None, 2.0, 4.0), (None, 3.0))))
-    assert [(part.start, part.end, part.nats) for part in cell.by_position] == [(2, 4, 2.5), (4, 6, 4.0)]
-    odd = make_cell(CellKey("model", "task", 3), "loss", judged(1, losses=((None, 2.0, 4.0),)))
-    assert [(part.start, part.end) for part in odd.by_position] == [(1, 2), (2, 3)]
+def test_pictures_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = draw(report(), tmp_path)
+    before = first.read_bytes()
+    for path in others:
+        path.unlink()
+
+    def savefig(figure: Any, path: Path, **_: Any) -> None:
+        path.write_bytes(b"half of i")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(mpl.figure.Figure, "savefig", savefig)
+    with pytest.raises(EvaluationError, match="plots cannot be written to: No space left on device"):
+        draw(report(), tmp_path)
+    assert [path.name for path in first.parent.iterdir()] == [first.name]
+    assert first.read_bytes() == before
 
 
-@given(st.integers(1, 10**6))
-def test_texts_of_any_length_have_a_bounded_number_of_buckets(length: int) -> None:
-    size = bucket_size(length)
-    assert -(-length // size) <= BUCKETS
-    assert size == 1 or length > BUCKETS
+def test_labels_that_differ_only_in_punctuation_have_separate_files(tmp_path: Path) -> None:
+    base = report()
+    tasks = tuple(base.setting.tasks[1].model_copy(update={"label": label}) for label in ("text=a/b", "text=a_b"))
+    cells = tuple(cell.model_copy(update={"task": task.label}) for task in tasks for cell in base.cells if cell.task == "stories")
+    whole = base.model_copy(update={"setting": base.setting.model_copy(update={"tasks": tasks}), "cells": cells})
+    assert [path.stem for path in draw(whole, tmp_path) if "loss" in path.name] == ["loss-text_a_b", "loss-text_a_b-2"]
+
+
+def test_tasks_that_failed_for_all_models_have_no_picture(tmp_path: Path) -> None:
+    failed = [cell.model_copy(update={"mean": None, "by_depth": (), "by_position": ()}) for cell in report().cells]
+    assert draw(report().model_copy(update={"cells": tuple(failed)}), tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_task_has_a_table_and_losses_have_two() -> None:
+    first, second, third = tables(report())
+    assert first.title == "passkey,form=original: share of samples answered right"
+    half = "0.500 [0.095, 0.905]"
+    assert first.rows == (("one", half, "out of memory"), ("two|three", half, half))
+    assert (second.title, third.title) == ("stories: nats per token", "stories: perplexity")
+    assert second.headers == third.headers == ("model", "64", "128")
+    assert (second.rows[0][1:], third.rows[0][1:]) == (("0.500 ± 0.354",) * 2, ("1.649",) * 2)
+    text = report().view().markdown()
+    assert f"| one | {half} | out of memory |" in text
+    assert r"| two\|three | " in text
+    assert text.endswith("Mean [95 % interval] or ± standard error of 2 samples, seed 0.\n")

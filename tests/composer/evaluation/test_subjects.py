@@ -18,7 +18,7 @@ import composer
 from composer.errors import EvaluationError, SourceError
 from composer.evaluation.lengths import open_subjects
 from composer.weights import sources
-from composer.weights.load import labels_of
+from composer.weights.opened import labels_of
 from composer.weights.sources import open_model
 from tests.composer.evaluation.conftest import TEACHER
 

@@ -31,7 +31,7 @@ from composer.spec.resolve import resolve
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from tests.composer.exporting.models import SHORT, check_equal, generated, of_file, padded, randomised, texts
-from tests.composer.model.models import OTHER_CACHES
+from tests.composer.model.models import CAUSAL, FEW, OTHER_CACHES
 from tests.composer.model.shared_layers import parts_of
 from tests.laws.cases import SMALL as LAW_SIZES
 from tests.laws.cases import around, field_of
@@ -39,7 +39,6 @@ from tests.shipped import on
 
 ROOT = Path(__file__).parents[3]
 TEACHER = ROOT / "examples" / "teacher"
-CAUSAL = [path.stem for path in sorted((ROOT / "specs").glob("*.yaml")) if load_spec(path.stem).direction == "causal"]
 SMALL = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
@@ -78,7 +77,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", FEW)
 def test_files_of_shipped_specs_equal_their_models(name: str, hosts: dict[str, Path]) -> None:
     """A spec with equal layers is tested on one layer of the teacher's size, others on the teacher's two."""
     layers = resolve(load_spec(name, ["trunk=null"]), dimensions(describe_model(TEACHER).trunk)).layers

@@ -130,9 +130,9 @@ def test_a_qwen_with_windows_is_its_own_class(family: str, tmp_path: Path) -> No
         ("lolcats", [], ["`feature_map` is hedgehog", "`memory` is [window, state]; expected [", "`read` is shared"]),
         ("softmax", ["head.position=none"], ["`memory.0.position` is none; expected rope"]),
         ("window", ["heads.other={memory: [{kind: window, size: 8, evict: drop}]}", "layers=[{at: -1, use: other}]"],
-         ["`memory.0.size` is 64 and 8", "heads.other.memory.0.size=64"]),
+         ["`memory.0.size` is 64 and 8", "Set `heads.other.memory.0.size` to 64."]),
         ("gdn-hybrid", [], ["Qwen3_5ForCausalLM comes closest", "layer 0: `output.epsilon` is 1e-05; expected 1e-06",
-                            "`output.bias` is true; expected false", "layer 1: `qk_norm` is not set", "--set 'heads.kept="]),
+                            "`output.bias` is true; expected false", "layer 1: `qk_norm` is not set", "in place of `source`."]),
     ],
 )  # fmt: skip
 def test_all_differences_are_listed_at_once(name: str, overrides: list[str], expected: list[str]) -> None:

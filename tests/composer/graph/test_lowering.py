@@ -24,7 +24,7 @@ from composer.system.notices import FallsBack
 from tests.composer.graph.backends import NAME, SAYS, own_backend
 from tests.composer.graph.heads import SIZE, graph_of, resolved, shipped
 from tests.laws.cases import build_head, inputs, run
-from tests.shipped import SHIPPED
+from tests.shipped import FEW
 
 WINDOW = {"kind": "window", "size": 4}
 LINEAR = {"feature_map": "elu", "memory": ["state"]}
@@ -37,7 +37,7 @@ def head_of(head: dict[str, Any]) -> Head:
     return build_head(resolved(head).heads["head"], SIZE.shape(4))
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", FEW)
 def test_every_part_of_every_spec_has_a_form_and_a_reason(name: str) -> None:
     for head in shipped(name).heads.values():
         graph = graph_of(head.model_dump(mode="json"))
@@ -264,7 +264,7 @@ TOKEN_BY_TOKEN = {
 FURTHER = 64
 
 
-@pytest.mark.parametrize("name", [*TOKEN_BY_TOKEN, *SHIPPED])
+@pytest.mark.parametrize("name", [*TOKEN_BY_TOKEN, *FEW])
 def test_only_memories_that_run_token_by_token_are_slow(name: str) -> None:
     """Such a memory executes dozens of operations for each further token, and one in chunks fewer than three."""
     own = TOKEN_BY_TOKEN.get(name)

@@ -22,9 +22,10 @@ from composer.graph.source import write_source
 from composer.graph.wiring import build_graph
 from composer.model.head import Head
 from tests.composer.graph.heads import SIZE, shipped
+from tests.covers import in_turns
 from tests.laws.cases import SHAPES, build_head, every_head, inputs, once
 from tests.laws.draw import random_heads
-from tests.shipped import SHIPPED
+from tests.shipped import FEW
 
 HEADS = every_head()
 LENGTH = 9
@@ -54,7 +55,7 @@ def assert_fits(graph: HeadGraph) -> None:
             assert len({port.name for port in ports}) == len(ports)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", FEW)
 def test_the_edges_of_shipped_specs_fit_their_ports(name: str) -> None:
     spec = shipped(name)
     for head in spec.heads.values():
@@ -109,8 +110,7 @@ def assert_flows(spec: HeadSpec, shape: Shape) -> None:
     assert output.shape == (*data.query.shape[:3], shape.value_dim)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(("name", "shape"), in_turns(HEADS, SHAPES))
 def test_values_on_edges_match_the_kinds_of_their_ports(name: str, shape: str) -> None:
     assert_flows(HEADS[name], SHAPES[shape])
 

@@ -24,6 +24,12 @@ PASSED = [
     "solar_open", "stablelm", "starcoder2", "vaultgemma", "youtu",
 ]  # fmt: skip
 """The families whose softmax students are their sources."""
+UNLIKE = [
+    "cohere", "cohere2_moe", "deepseek_v3", "ernie4_5_moe", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss",
+    "granite", "granitemoe_swa", "helium", "minicpm3", "minimax_m2", "mixtral", "modernbert-decoder", "nanochat", "nemotron",
+    "olmo", "persimmon", "phi", "phi3", "qwen2_moe", "qwen3", "seed_oss", "stablelm", "vaultgemma",
+]  # fmt: skip
+"""Few families that together have each setting of two families or more, and each way to project, to scale and to norm."""
 HYBRIDS = [
     "bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3",
     "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",

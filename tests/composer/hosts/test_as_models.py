@@ -46,7 +46,9 @@ COMPILED = """
 """
 
 
-@pytest.mark.parametrize(("family", "spec", "layers"), [("gemma2", "softmax", 2), ("phi3", "lolcats", 1)])
+@pytest.mark.parametrize(
+    ("family", "spec", "layers"), [("gemma2", "softmax", 2), pytest.param("phi3", "lolcats", 1, marks=pytest.mark.full)]
+)
 def test_prefill_and_decode_are_one_graph(family: str, spec: str, layers: int) -> None:
     """The model, gemma2, has two kinds of layers."""
     assert printed_behind_composer(COMPILED.format(family=family, spec=spec, layers=layers)) == "compared"

@@ -16,9 +16,12 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.spec.shipped import shipped_specs
 from tests.composer.hosts.families import small
+from tests.covers import covering_specs, some
 
 CAUSAL = [name for name in shipped_specs() if not name.startswith("ablations/") and load_spec(name).direction == "causal"]
 """The shipped specs but for ablations, those of published students among them."""
+FEW = some(CAUSAL, covering_specs(CAUSAL))
+"""All of them. All but few that together have every part are marked ``full``."""
 
 OTHER_CACHES: list[Callable[[Any], Any]] = [
     lambda config: StaticCache(config, max_cache_len=16),

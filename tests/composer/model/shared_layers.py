@@ -7,13 +7,11 @@ from itertools import islice
 from typing import Any
 
 from composer.graph.composition import HeadSpec
-from composer.spec.dimensions import Dimensions
 from composer.spec.loading import load_spec
 from composer.spec.resolve import resolve
 from tests.composer.programs import printed_behind_composer
+from tests.covers import SIZE, cover, parts_of
 
-SIZE = Dimensions(hidden_size=64, layers=8, heads=4, key_heads=2, head_dim=16, rope_theta=10000.0)
-"""Of the models that are built, and layers enough for all that a hybrid has."""
 MOST = 8
 """Layers of one model."""
 Layer = tuple[tuple[int, HeadSpec], ...]
@@ -37,28 +35,9 @@ def covering(layers: Mapping[str, Layer], roles: Set[str] | None = None) -> dict
     roles: only the parts in these roles count.
     """
     parts = {name: parts_of(head for _, head in layer) for name, layer in layers.items()}
-    missing = {part for parts_of_layer in parts.values() for part in parts_of_layer if roles is None or part[0] in roles}
-    chosen: list[str] = []
-    while missing:
-        best = max(parts, key=lambda name: len(parts[name] & missing))
-        chosen.append(best)
-        missing -= parts[best]
+    missing = {part for own in parts.values() for part in own if roles is None or part[0] in roles}
+    chosen = cover(parts, missing)
     return {name: layer for name, layer in layers.items() if name in chosen}
-
-
-def parts_of(heads: Iterable[HeadSpec]) -> set[tuple[str, str]]:
-    """Return the fields of the heads that have a part, each with the part's kind."""
-    return {part for head in heads for part in _parts(head.model_dump(mode="json"))}
-
-
-def _parts(value: Any, role: str = "head") -> set[tuple[str, str]]:
-    """Yield the roles in a document, each with the kind of its part."""
-    if isinstance(value, list):
-        return set().union(*(_parts(nested, role) for nested in value))
-    if not isinstance(value, Mapping):
-        return set()
-    own = {(role, value["kind"])} if isinstance(value.get("kind"), str) else set()
-    return own.union(*(_parts(nested, key) for key, nested in value.items()))
 
 
 def dealt(layers: Mapping[str, Layer]) -> dict[str, dict[str, Layer]]:

@@ -11,6 +11,7 @@ from tests.composer.model.models import CAUSAL
 from tests.composer.model.shared_layers import covering, dealt, layers_of, printed_of
 from tests.composer.model.trunks import TRUNKS
 from tests.composer.programs import printed_behind_composer
+from tests.covers import some
 
 pytestmark = pytest.mark.long
 
@@ -84,13 +85,13 @@ LAYERS = layers_of(CAUSAL, small)
 MASKED, PLAIN = dealt(covering(LAYERS, WITH_STATE)), dealt(covering(LAYERS, {"memory"}))
 
 
-@pytest.mark.parametrize("part", MASKED)
+@pytest.mark.parametrize("part", some(MASKED, list(MASKED)[::2]))
 def test_a_masked_step_of_decode_is_one_graph(part: str) -> None:
     """This covers every part with a state, with four rows, a mask and positions."""
     assert printed_of(MASKED[part], PROGRAM.replace("{model}", BUILT), calls=CALLS[:1]) == "compared"
 
 
-@pytest.mark.parametrize("part", PLAIN)
+@pytest.mark.parametrize("part", some(PLAIN, list(PLAIN)[:1]))
 def test_a_step_of_decode_is_one_graph(part: str) -> None:
     """This covers every kind of memory, with one row and neither a mask nor positions."""
     assert printed_of(PLAIN[part], PROGRAM.replace("{model}", BUILT), calls=CALLS[1:]) == "compared"
@@ -109,7 +110,11 @@ def test_padding_needs_no_learned_position_in_a_step_of_decode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "calls"), [("latte-macchiato", ((0, 7), (7, 16), (16, 17))), ("softmax", ((0, 7), (7, 16), (16, 17), (17, 18)))]
+    ("spec", "calls"),
+    [
+        pytest.param("latte-macchiato", ((0, 7), (7, 16), (16, 17)), marks=pytest.mark.full),
+        ("softmax", ((0, 7), (7, 16), (16, 17), (17, 18))),
+    ],
 )
 def test_calls_of_several_lengths_are_compiled_from_an_empty_cache(spec: str, calls: tuple[tuple[int, int], ...]) -> None:
     """The compiled call creates the cache, and a second length marks lengths as dynamic. Softmax's memory grows in two steps

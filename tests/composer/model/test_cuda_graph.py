@@ -19,7 +19,7 @@ from composer.model import cuda_graph
 from composer.model.cuda_graph import Recorder
 from composer.model.modeling import ComposedForCausalLM
 from composer.system.notices import FallsBack
-from tests.composer.model.models import CAUSAL, tokens
+from tests.composer.model.models import FEW, tokens
 from tests.composer.model.recording import on_a_cpu
 from tests.composer.model.test_in_place import small
 from tests.composer.model.trunks import model as fresh
@@ -57,7 +57,7 @@ def generate_without_graph(model: ComposedForCausalLM, ids: torch.Tensor, **sett
     return answer
 
 
-@pytest.mark.parametrize("spec", CAUSAL)
+@pytest.mark.parametrize("spec", FEW)
 def test_recorded_steps_of_every_spec_generate_the_same_text(spec: str, replays: list[Recorder]) -> None:
     """Steps are recorded if the state does not grow."""
     model, ids = small(spec), tokens(2, 9)

@@ -43,7 +43,7 @@ SINGLE = SHARED | {"num_attention_heads": 4}
 OWNERS = st.lists(st.lists(st.sampled_from(NAMES), min_size=KEY_HEADS, max_size=KEY_HEADS), min_size=LAYERS, max_size=LAYERS)
 """By layer, the head of each key head."""
 SEARCHING = getattr(settings.default, "max_examples", 0) >= 200
-FEW, FEWEST = (settings(max_examples=200 if SEARCHING else count) for count in (6, 2))
+FEW, FEWEST = (settings(max_examples=200 if SEARCHING else count) for count in (4, 1))
 
 
 def by_number(owners: list[list[str]], order: Any = lambda items: items) -> dict[str, Any]:

@@ -16,12 +16,13 @@ import composer
 from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_spec
 from composer.spec.resolve import resolve
-from tests.composer.hosts.families import LATER, PASSED, skip_before, small
+from tests.composer.hosts.families import LATER, PASSED, UNLIKE, skip_before, small
 from tests.composer.hosts.test_families import near
 from tests.composer.model.models import llama
 from tests.composer.training.runs import RECIPE, SPEC, make_student, make_teacher, run, write_texts
 from tests.composer.training.streams import STREAM, same
 from tests.composer.weights.students import weights
+from tests.covers import some
 from tests.laws.cases import SMALL
 
 OWN = "head.unshare=copies"
@@ -32,7 +33,7 @@ def ids(seed: int = 1, length: int = 23) -> torch.Tensor:
     return torch.randint(3, 90, (2, length), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("family", PASSED)
+@pytest.mark.parametrize("family", some(PASSED, UNLIKE))
 @torch.no_grad()
 def test_unshared_heads_start_as_their_source_on_every_family(family: str) -> None:
     """This includes families with joint projections. No weight of the trunk is copied."""

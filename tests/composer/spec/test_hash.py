@@ -19,7 +19,7 @@ from composer.spec import load_spec
 from composer.spec.difference import differences_on_source
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from tests.composer.spec.sources import DROP, EXACT, LLAMA3, LOLCATS, SIZE, STRETCHED, changed, groups, resolved
-from tests.shipped import SHIPPED, on
+from tests.shipped import FEW, on
 
 PLAIN = {"linear": False, "dim": None, "bias": False, "skip": False, "two_sided": False}
 PLAIN |= {"share": "none", "per": "query_head", "init": "identity"}
@@ -224,7 +224,7 @@ def test_defaults_of_version_1_are_pinned() -> None:
     }
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", FEW)
 def test_resolved_documents_are_complete_and_survive_json(name: str) -> None:
     once = on(name, STRETCHED)
     again = Resolved.model_validate_json(once.model_dump_json())

@@ -18,6 +18,7 @@ from composer.tasks.base import Split, Task, apart, rng_of
 from composer.tasks.catalogue import TASKS
 from composer.tasks.writer import Writer
 from pages.write import TASK_HEADER, TASK_TABLE, list_tasks
+from tests.covers import in_turns
 
 SINGLE = {
     "passkey",
@@ -91,8 +92,7 @@ def test_the_page_lists_the_tasks_that_the_shipped_teacher_can_write(words: Writ
     assert message in " ".join(TASK_TABLE.read_text(encoding="utf-8").split())
 
 
-@pytest.mark.parametrize("length", [760, 811, 1024])
-@pytest.mark.parametrize("name", sorted((WRITTEN | OTHERS) - {"listops", "dictionary"}))
+@pytest.mark.parametrize(("name", "length"), in_turns(sorted((WRITTEN | OTHERS) - {"listops", "dictionary"}), [760, 811, 1024]))
 def test_samples_nearly_fill_the_requested_length(name: str, length: int, any_text: Writer, babi: Path) -> None:
     made = task(name, babi, samples=2)
     for sample in made.draw(any_text, length, "train"):
@@ -108,8 +108,7 @@ def test_too_small_lengths_are_refused_with_the_least_length(name: str, letters:
         task(name, babi).sample(random.Random(0), letters, 14, "train")
 
 
-@pytest.mark.parametrize("name", IN_WORDS)
-@pytest.mark.parametrize("length", [90, 256, 513])
+@pytest.mark.parametrize(("name", "length"), in_turns(IN_WORDS, [90, 256, 513]))
 def test_samples_in_words_fill_their_length(name: str, length: int, words: Writer, babi: Path) -> None:
     for sample in task(name, babi).draw(words, length, "train"):
         assert length - 5 < len(sample.ids) <= length

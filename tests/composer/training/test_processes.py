@@ -188,6 +188,7 @@ def test_runs_resume_with_another_number_of_processes(student: Path, texts: Path
     same_numbers(weights(single), weights(out))
 
 
+@pytest.mark.full  # beside the test above, and test_killed.py for one process
 def test_runs_resume_with_the_same_number_to_the_same_bits(student: Path, texts: Path, tmp_path: Path) -> None:
     """This holds also if only one process was killed during a checkpoint. The other does not wait for it."""
 

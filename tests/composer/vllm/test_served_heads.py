@@ -10,15 +10,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import composer
-from composer.spec.loading import load_spec
 from composer.vllm.folder import check_servable, keeps_states
 from composer.vllm.pages import Pages
 from tests.composer.exporting.models import randomised
+from tests.composer.model.models import FEW
 from tests.composer.vllm.engine import serve
 
 ROOT = Path(__file__).parents[3]
 TEACHER = ROOT / "examples" / "teacher"
-CAUSAL = [path.stem for path in sorted((ROOT / "specs").glob("*.yaml")) if load_spec(path.stem).direction == "causal"]
 LENGTHS = (1, 2, 33, 70, 5, 64)
 TWO_GROUPS = {
     "compose": 1,
@@ -45,7 +44,7 @@ def check_served(model: Any, tolerance: float = 2e-5) -> None:
         assert float((ours - theirs).abs().max() / ours.abs().max()) < tolerance
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", FEW)
 def test_served_specs_have_the_logits_of_the_model(name: str) -> None:
     check_served(randomised(composer.build(name, TEACHER, overrides=["trunk=null"])))
 

@@ -14,19 +14,20 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import composer
-from composer.spec.loading import load_spec
 from composer.vllm.tensor_parallel import check_divisible, divide
 from tests.composer.exporting.models import randomised
+from tests.composer.model.models import CAUSAL
 from tests.composer.vllm.test_served_heads import SMALL
+from tests.covers import covering_specs, some
 
 ROOT = Path(__file__).parents[3]
 TEACHER = ROOT / "examples" / "teacher"
-CAUSAL = [path.stem for path in sorted((ROOT / "specs").glob("*.yaml")) if load_spec(path.stem).direction == "causal"]
 TOGETHER = ("hypenet", "latte", "latte-conv", "latte-macchiato", "latte-rglru", "mamba2", "retention")
 """Specs with latents that all heads share, a norm over all heads, or decays that follow from the number of a head."""
 ONE_KEY_HEAD = ("mixed-heads",)
 JOINED = "compressed"
 """A spec with a matrix that belongs to several heads at once."""
+DIVIDED = [name for name in CAUSAL if "/" not in name and name not in (*TOGETHER, *ONE_KEY_HEAD, JOINED)]
 BY_HEAD = {
     "compose": 1,
     "name": "by-head",
@@ -75,7 +76,7 @@ def check(model: Any, tokens: int = 100) -> None:
         assert float((logits - wanted).abs().max() / wanted.abs().max()) < 2e-5
 
 
-@pytest.mark.parametrize("name", [name for name in CAUSAL if name not in (*TOGETHER, *ONE_KEY_HEAD, JOINED)])
+@pytest.mark.parametrize("name", some(DIVIDED, covering_specs(DIVIDED)))
 def test_two_shares_have_the_logits_of_every_shipped_spec(name: str) -> None:
     check(randomised(composer.build(name, TEACHER, overrides=["trunk=null"])))
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import composer
 from composer.errors import ComposerError
-from composer.weights.load import open_models
+from composer.weights.opened import open_models
 from tests.checkpoints import SIZES, edit_config
 from tests.fuzz.outcomes import outcome
 

@@ -1,6 +1,6 @@
-"""The report of a bench as tables and pictures.
+"""The report of a bench as pictures.
 
-The tables are the models, and one for each kind and batch, with a row for each length and model. The pictures are, of prefill, time
+They are, of prefill, time
 and speed over the prompt (as LAWCAT's figure 4), and of decode, speed and memory over the position, and over the batch at the last
 position (as LoLCATs' figure 2).
 """
@@ -8,101 +8,10 @@ position (as LoLCATs' figure 2).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from composer.benching.report import PHASES, BenchCell, BenchReport, Phase
+from composer.benching.report import BenchCell, BenchReport
 from composer.reporting.plotting import add_title, by_powers, doubling_ticks, legend, look, panels
-from composer.reporting.tables import Table
-from composer.reporting.words import plural, size
-
-Amount = TypeVar("Amount", int, float)
-MISSING = "–"
-OF: dict[Phase, str] = {
-    "prefill": "one pass over a prompt of so many tokens",
-    "decode": "one token after so many others",
-}
-
-
-def tables(report: BenchReport) -> Iterator[Table]:
-    """Yield the models, and one table for each kind and batch."""
-    setting = report.setting
-    models = tuple(
-        (model.label, f"{model.parameters:,}", size(model.weight_bytes), model.dtype, model.attention) for model in setting.models
-    )
-    yield Table(
-        f"{setting.device_name} ({setting.device}), {plural(setting.threads, 'thread')}, backend {setting.backend}",
-        ("model", "parameters", "weights", "dtype", "attention"),
-        models,
-        range(1, 3),
-    )
-    headers = ["model", "median", "fastest", "slowest", "tokens/s", "state"]
-    if len(models) > 1:
-        headers.insert(1, "speed")
-    if setting.peak is not None:
-        headers.append("peak")
-    for kind in PHASES:
-        for batch in setting.batches:
-            rows = tuple(_row(cell, headers) for cell in report.cells if (cell.kind, cell.batch) == (kind, batch))
-            if rows:
-                title = f"{kind}, batch {batch:,}: {OF[kind]}" + (" of each row" if batch > 1 else "")
-                yield Table(title, ("tokens", *headers), rows, range(2, len(headers) + 1))
-
-
-def remarks(report: BenchReport) -> list[str]:
-    """Remarks below the tables."""
-    setting = report.setting
-    lines = []
-    if len(setting.models) > 1:
-        lines.append(
-            f"speed: how many times as fast as {setting.models[0].label}, the median of the ratios of runs in the same round."
-        )
-    if setting.device == "cpu":
-        lines.append(
-            "On a CPU, compare the speeds, not the times: other processes run beside the models, which alternate and so "
-            "are slowed alike."
-        )
-    if setting.peak == "allocated":
-        lines.append("peak: the most memory that CUDA tensors used in a run, with the state and without the weights.")
-    if setting.peak == "resident":
-        lines.append("peak: the most resident memory of a run in a separate process, with the state and without the weights.")
-    lines += [
-        f"{model.label} has an adapter that is not merged, which makes it slower." for model in setting.models if model.adapter
-    ]
-    if len({model.dtype for model in setting.models}) > 1:
-        lines.append("The models do not compute in the same dtype. --dtype sets one for all.")
-    return [*lines, *report.remarks]
-
-
-def seconds(count: float) -> str:
-    """In words: 3.14 ms."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if count >= scale:
-            return f"{_three(count / scale)} {unit}"
-    return f"{_three(count / 1e-6)} µs"
-
-
-def _row(cell: BenchCell, headers: list[str]) -> tuple[str, ...]:
-    texts = {
-        "model": cell.model,
-        "speed": _or_missing(cell.speed, lambda speed: f"{speed:.2f}×"),
-        "median": cell.failure or _or_missing(cell.median, seconds),
-        "fastest": _or_missing(cell.fastest, seconds),
-        "slowest": _or_missing(cell.slowest, seconds),
-        "tokens/s": _or_missing(cell.tokens_per_second, lambda rate: f"{rate:,.0f}" if rate >= 100 else _three(rate)),
-        "state": _or_missing(cell.state_bytes, size),
-        "peak": _or_missing(cell.peak_bytes, size),
-    }
-    return (f"{cell.length:,}", *(texts[name] for name in headers))
-
-
-def _or_missing(value: Amount | None, format_value: Callable[[Amount], str]) -> str:
-    return MISSING if value is None else format_value(value)
-
-
-def _three(number: float) -> str:
-    """Three digits, or all before the point."""
-    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-
 
 MIB = 2**20
 Quantity = Callable[[BenchCell], float | None]

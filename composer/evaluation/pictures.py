@@ -1,6 +1,6 @@
-"""The report of an evaluation as tables and pictures.
+"""The report of an evaluation as pictures.
 
-The tables are one for each task, a row a model, a column a length. The pictures are scores over length, over length and depth, and
+They are scores over length, over length and depth, and
 the loss over the position.
 """
 
@@ -8,113 +8,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from composer.evaluation.cells import DEPTHS, EvaluationCell, interval_of
 from composer.evaluation.folder import PLOTS, STORE
-from composer.evaluation.report import DEPTHS, CellKey, CutRequests, EvaluationCell, EvaluationReport, TaskIdentity, interval_of
+from composer.evaluation.report import EvaluationReport, TaskIdentity
 from composer.reporting.plotting import MAP, add_title, doubling_ticks, legend, look, panels, plain, whole_ticks
-from composer.reporting.tables import Table
-from composer.reporting.words import plural
 from composer.runs.store import write_pictures
-from composer.tasks.base import Scored
 
-MEANING: dict[Scored, str] = {
-    "written": "share of samples answered right",
-    "candidates": "share of samples answered right",
-    "tokens": "share of answer tokens that are the first choice",
-    "loss": "nats per token",
-}
-PERPLEXITY = "perplexity"
-"""exp of the nats per token."""
-NOT_ASKED = "–"
 NAMES = {"written": "accuracy", "candidates": "accuracy", "tokens": "accuracy", "loss": "loss"}
 ACROSS = 3
 """The most maps side by side."""
-
-
-def tables(report: EvaluationReport) -> Iterator[Table]:
-    """Yield a table for each task, another with the perplexity for each that is scored by loss, and one for lm-eval's figures."""
-    for task in report.setting.tasks:
-        yield _table(report, task.label, MEANING[task.scored], cell_text)
-        if task.scored == "loss":
-            yield _table(report, task.label, PERPLEXITY, perplexity)
-    if report.harness:
-        rows = tuple(
-            (
-                figure.model,
-                figure.task,
-                figure.metric if figure.filter == "none" else f"{figure.metric} ({figure.filter})",
-                _with_error(figure.value, figure.standard_error),
-            )
-            for figure in report.harness
-        )
-        if report.cut:
-            cut = {(figure.model, figure.task): f"{figure.cut:,} of {figure.requests:,}" for figure in report.cut}
-            rows = tuple((*row, cut.get((row[0], row[1]), "0")) for row in rows)
-            yield Table("lm-eval", ("model", "task", "metric", "value", "requests cut"), rows, range(3, 5))
-        else:
-            yield Table("lm-eval", ("model", "task", "metric", "value"), rows, range(3, 4))
-
-
-def _table(report: EvaluationReport, task: str, meaning: str, words: Callable[[EvaluationCell], str]) -> Table:
-    """Return a row a model, a column a length."""
-    known = {cell.key: cell for cell in report.cells}
-    lengths = report.setting.lengths
-    rows = tuple(
-        (
-            model.label,
-            *(NOT_ASKED if (cell := known.get(CellKey(model.label, task, length))) is None else words(cell) for length in lengths),
-        )
-        for model in report.setting.models
-    )
-    headers = ("model", *(f"{length:,}" for length in lengths))
-    return Table(f"{task}: {meaning}", headers, rows, range(1, len(headers)))
-
-
-def note(report: EvaluationReport) -> Iterator[str]:
-    """Explanations of the tables' figures."""
-    good = [cell for cell in report.cells if cell.mean is not None]
-    if good:
-        counts = " or ".join(f"{count:,}" for count in sorted({cell.samples for cell in good}))
-        forms = [
-            words
-            for words, shown in (("[95 % interval]", True), ("± standard error", False))
-            if any((cell.scored != "loss") is shown for cell in good)
-        ]
-        yield f"Mean {' or '.join(forms)} of {counts} samples, seed {report.setting.seed}."
-
-    yield from (f"{cut.model}: {cut_in_words(cut)}" for cut in report.cut)
-
-
-def cut_in_words(cut: CutRequests) -> str:
-    """Return how many requests of a task of lm-eval were cut."""
-    return (
-        f"lm-eval's {cut.task}: {cut.cut:,} of {plural(cut.requests, 'request')} were longer than {cut.max_length:,} tokens "
-        f"(--max-length) and lost their beginnings; the longest has {cut.longest:,}."
-    )
-
-
-def cell_text(cell: EvaluationCell) -> str:
-    """Return a cell in words: ``0.940 [0.875, 0.972]``; of a loss ``1.610 ± 0.034``."""
-    if cell.mean is None:
-        return cell.failure or ""
-    if cell.scored == "loss":
-        return _with_error(cell.mean, cell.standard_error)
-    ends = interval_of(cell.scored, cell.mean, cell.standard_error, cell.samples)
-    return f"{cell.mean:.3f}" + ("" if ends is None else f" [{ends[0]:.3f}, {ends[1]:.3f}]")
-
-
-def perplexity(cell: EvaluationCell) -> str:
-    if cell.mean is None:
-        return cell.failure or ""
-    return "beyond all numbers" if cell.perplexity is None else f"{cell.perplexity:.4g}"
-
-
-def _with_error(value: float, error: float | None) -> str:
-    return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
 
 
 def draw(report: EvaluationReport, folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ import pytest
 
 mpl.use("Agg")
 
-from composer.benching.rendering import pictures
+from composer.benching.pictures import pictures
 from composer.benching.report import BenchReport
 from composer.runs.store import write_pictures
 from tests.composer.benching.made_up import report
