@@ -115,8 +115,8 @@ SECOND_STUDENTS = {
 }
 """Students of the second teacher: the experiment and its variant, by the name on the page."""
 UNTRAINED = (
-    "compressed", "forgetting", "gated-deltanet", "gdn-hybrid", "gdn2-hybrid", "hydrahead", "hypenet", "kda-hybrid", "liger", "lizard",
-    "log-linear", "mamba2", "mamba3", "mesa", "moba", "nsa", "retrieval-aware", "rwkv7",
+    "compressed", "forgetting", "gated-deltanet", "gdn-hybrid", "gdn2-hybrid", "hydrahead", "hypenet", "kda-hybrid", "liger",
+    "lizard", "log-linear", "mamba2", "mamba3", "mesa", "moba", "nsa", "retrieval-aware", "rwkv7",
 )  # fmt: skip
 """Shipped specs of other papers without runs."""
 CLOSE = 0.05
