@@ -58,11 +58,11 @@ class Gates:
     @contextmanager
     def fixed(self, gates: Tensor, *, ablates: bool = False) -> Iterator[None]:
         """For the block, layers use these gates, N, without gradients."""
-        before, self.current, self.ablates = self.current, gates, ablates
+        before, (self.current, self.ablates) = (self.current, self.ablates), (gates, ablates)
         try:
             yield
         finally:
-            self.current, self.ablates = before, False
+            self.current, self.ablates = before
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, dict[int, Tensor]]:
         """Return the result of a call of the source's model, and the output of each layer's heads."""
