@@ -16,8 +16,8 @@ from composer.errors import EvaluationError
 from composer.evaluation.cells import EvaluationCell, make_cell
 from composer.evaluation.pictures import draw
 from composer.evaluation.report import EvaluationReport, TaskIdentity, tables
-from tests.composer.evaluation.test_folder import setting
 from tests.composer.evaluation.test_cells import KEY, judged
+from tests.composer.evaluation.test_folder import setting
 from tests.composer.legible import assert_legible
 
 pytestmark = pytest.mark.drawn
