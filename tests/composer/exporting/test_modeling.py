@@ -88,7 +88,9 @@ def test_files_of_shipped_specs_equal_their_models(name: str, hosts: dict[str, P
     check_equal(model, own, 507)
 
 
-@pytest.mark.parametrize("name", ["lolcats", "lola", "lawcat", "gated-deltanet", "mamba3", "rglru-window", "gpt_oss", "gemma2", "mixtral"])
+@pytest.mark.parametrize(
+    "name", ["lolcats", "lola", "lawcat", "gated-deltanet", "mamba3", "rglru-window", "gpt_oss", "gemma2", "mixtral"]
+)
 def test_offloaded_weights_change_nothing(name: str, hosts: dict[str, Path], tmp_path: Path) -> None:
     """accelerate loads the parameters of a module when the module is called, and removes them after it."""
     source = ("lolcats", hosts[name]) if name in HOSTS else (name, hosts["llama"])
