@@ -138,7 +138,7 @@ FAULTS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "composer/weights/stream.py": ("composer/weights/test_stream.py", {"(~tensor.isfinite()).sum()": "tensor.isnan().sum()"}),
     "composer/weights/verify.py": ("composer/weights/test_verify.py", {"if not again.has_hash(record.spec_hash):": "if False:"}),
-    "composer/weights/lolcats.py": ("converters composer/building", {"product.scale * (up": "-product.scale * (up"}),
+    "composer/weights/lolcats.py": ("published/test_lolcats_llama.py", {"product.scale * (up": "-product.scale * (up"}),
     "composer/training/transfer.py": (
         "composer/training/test_transfer.py composer/training/test_model_transfer.py",
         {

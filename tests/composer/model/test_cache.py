@@ -112,3 +112,12 @@ def test_rows_that_are_selected_cannot_be_removed_from() -> None:
     cache.batch_select_indices(torch.tensor([1]))
     with pytest.raises(ValueError, match="it has recorded 0 of them"):
         cache.crop(-1)
+
+
+@torch.no_grad()
+def test_a_call_follows_a_cache_only_if_all_rows_are_at_their_next_token() -> None:
+    cache = student("lolcats")(tokens(2, 5)).past_key_values
+    assert cache.follows(None, torch.tensor([[5], [5]]))
+    assert not cache.follows(None, torch.tensor([[5], [0]]))
+    assert cache.follows(torch.ones(2, 6), None)
+    assert not cache.follows(torch.tensor([[1], [0]]), None)

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from composer.errors import BuildError
 from composer.weights import stream
 from composer.weights.plan import FRESH_FILE
-from composer.weights.stream import all_finite
+from composer.weights.stream import all_finite, count_not_finite
 from tests.checkpoints import edit_tensors
 from tests.composer.weights.students import LAWCAT, LOLCATS, build, loaded, weights
 
@@ -56,6 +56,7 @@ def test_a_single_value_that_is_not_finite_is_detected(dtype: torch.dtype, value
     assert all_finite(tensor[:0])
     tensor[place] = value
     assert not all_finite(tensor)
+    assert count_not_finite(tensor) == 1
 
 
 def fresh(folder: Path) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -209,9 +210,13 @@ def test_config_keys_added_by_transformers_pass(source: Path, tmp_path: Path):
 def test_specs_with_another_hash_fail(source: Path, tmp_path: Path):
     out = built(source, tmp_path / "out")
     record = json.loads((out / RECORD).read_text())
-    record["resolved"]["heads"]["head"]["feature_map"]["two_sided"] = False
-    (out / RECORD).write_text(json.dumps(record))
-    assert "spec" in {check.what for check in verify(out).failed}
+    for document, problem in (("resolved", "the stored document hashes to"), ("spec", "the stored spec has the hash")):
+        changed = copy.deepcopy(record)
+        heads = changed[document]["heads"] if document == "resolved" else changed[document]
+        heads["head"]["feature_map"] = {"kind": "elu"}
+        (out / RECORD).write_text(json.dumps(changed))
+        (failed,) = [check for check in verify(out).failed if check.what == "spec"]
+        assert problem in failed.detail
 
 
 def test_without_a_record_there_is_nothing_to_check(source: Path, tmp_path: Path):
