@@ -8,7 +8,7 @@ each part rotates them as needed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -76,28 +76,6 @@ class Mixed(threading.local):
 
 
 MIXED = Mixed()
-
-
-class Unrotated(tuple[Tensor, ...]):
-    """Cosine and sine of a rotation by 0. ``used`` is whether the host has read them: some layers of some hosts do not rotate."""
-
-    used = False
-
-    @classmethod
-    def like(cls, embeddings: Any) -> Unrotated:
-        """Return cosine and sine of no rotation, with the shape and dtype of a host's position embeddings: cosine and sine, or a
-        tensor of complex numbers."""
-        cosine, sine = (embeddings.real, embeddings.imag) if isinstance(embeddings, Tensor) else embeddings
-        return cls((torch.ones_like(cosine), torch.zeros_like(sine)))
-
-    def to(self, *_: Any) -> Tensor:
-        """Return the complex numbers. Hosts that take these move them to the device of the queries, where the layer is."""
-        cosine, sine = self
-        return torch.complex(cosine, sine)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        self.used = True
-        return super().__iter__()
 
 
 @dataclass(slots=True)
@@ -195,7 +173,7 @@ class ComposedAttention(nn.Module):
             if name in host_options:
                 host_options[name] = None
         if host_options.get("position_embeddings") is not None:
-            host_options["position_embeddings"] = Unrotated.like(host_options["position_embeddings"])
+            host_options["position_embeddings"] = no_rotation(host_options["position_embeddings"])
         if not self.mixes_inputs:
             return super().forward(hidden, *arguments, **host_options)
         mixed, call.carried = self.composed.mix(hidden, model_call.tokens, call.state, model_call.backend, call.in_place)
@@ -302,6 +280,14 @@ def _use_mixed(_: nn.Module, __: Any) -> tuple[Tensor] | None:
 def unpack_output(output: Any) -> Tensor:
     """Return the output of a host's attention, B T C; some hosts return it in a tuple with other things."""
     return output[0] if isinstance(output, tuple) else output
+
+
+def no_rotation(embeddings: Any) -> Any:
+    """Return position embeddings of no rotation like those of a host: cosine and sine, or a tensor of complex numbers."""
+    if isinstance(embeddings, Tensor):
+        return torch.ones_like(embeddings)
+    cosine, sine = embeddings
+    return torch.ones_like(cosine), torch.zeros_like(sine)
 
 
 def _projected_dtype(hidden: Tensor) -> torch.dtype:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from transformers.models.llama import modeling_llama
 
 from composer.errors import BuildError
 from composer.graph.composition import HeadSpec
-from composer.model.attention import INTERFACE, ComposedAttention, Unrotated
+from composer.model.attention import INTERFACE, ComposedAttention
 from composer.model.configuration import make_class
 from composer.model.heads import AttentionFacts, ComposedHeads
 from composer.model.mixers import hybrids_run, keep_mixers
@@ -29,14 +29,6 @@ from converters.model_types import PREFIX
 
 PROBE = "composed-probe"
 """The name of an attention interface that records its arguments and computes nothing."""
-
-ROTATES: Mapping[str, Callable[[Any], bool]] = {
-    "Cohere2Attention": lambda attention: attention.sliding_window is not None,
-    "Cohere2MoeAttention": lambda attention: attention.sliding_window is not None,
-    "Exaone4Attention": lambda attention: attention.sliding_window is None or attention.is_sliding,
-    "ExaoneMoeAttention": lambda attention: attention.sliding_window is None or attention.is_sliding,
-}
-"""Whether a layer rotates queries and keys, for hosts that read cosine and sine in layers that do not."""
 
 ROTARIES = ("rotary_emb", "pos_emb")
 """Names of the rotary embedding's module in hosts."""
@@ -145,21 +137,26 @@ def _keep_mixers(base: nn.Module, layers: nn.ModuleList, resolved: Resolved) -> 
 
 
 def attention_facts(attention: Any, rotary: nn.Module | None) -> AttentionFacts:
-    """Return the facts of a host's attention: its own forward is called once, with tensors that have no numbers."""
-    meta = {name: tensor.to("meta") for name, tensor in (*attention.named_parameters(), *attention.named_buffers())}
-    hidden = torch.empty(1, 1, attention.config.hidden_size, device="meta", dtype=next(iter(meta.values())).dtype)
-    unrotated = Unrotated(hidden.new_empty(1, 1, _width(rotary, attention)) for _ in range(2))
-    seen: dict[str, Any] = {}
-    options = {"attention_mask": None, "probed": seen} | ({} if rotary is None else {"position_embeddings": unrotated})
+    """Return the facts of a host's attention: its own forward is called once, with tensors that have no numbers. The attention
+    rotates if queries have a gradient for the tables of the rotation."""
+    config, seen = attention.config, dict[str, Any]()
+    options: dict[str, Any] = {"attention_mask": None, "probed": seen}
     names = inspect.signature(type(attention).forward).parameters
     if "position_ids" in names:
         options["position_ids"] = torch.zeros(1, 1, dtype=torch.int64, device="meta")
     if "shared_kv_states" in names:
         options["shared_kv_states"] = {}
-    config = attention.config
     attention.config = _with_interface(config, PROBE)
     try:
-        functional_call(attention, meta, (hidden,), options)
+        with torch.inference_mode(mode=False), torch.enable_grad():
+            tensors = *attention.named_parameters(), *attention.named_buffers()
+            meta = {name: tensor.detach().to("meta") for name, tensor in tensors}
+            hidden = torch.empty(1, 1, config.hidden_size, device="meta", dtype=next(iter(meta.values())).dtype)
+            if rotary is not None:
+                table = hidden.new_empty(1, 1, _width(rotary, attention), requires_grad=True)
+                is_complex = type(attention).__name__ in COMPLEX
+                options["position_embeddings"] = torch.complex(table, table) if is_complex else (table, table)
+            functional_call(attention, meta, (hidden,), options)
     finally:
         attention.config = config
     query, key, value, scaling = (seen[name] for name in ("query", "key", "value", "scaling"))
@@ -171,7 +168,7 @@ def attention_facts(attention: Any, rotary: nn.Module | None) -> AttentionFacts:
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         window=seen.get("sliding_window"),
         softcap=seen.get("softcap"),
-        rotates=unrotated.used and ROTATES.get(type(attention).__name__, lambda _: True)(attention),
+        rotates=query.requires_grad,
         sinks=seen.get("s_aux") is not None,
     )
 
