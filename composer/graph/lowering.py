@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -132,52 +132,66 @@ def compile_head(head: HeadSpec, shape: Shape) -> Compiled:
     return Compiled(head, shape)
 
 
-def lower(
-    graph: HeadGraph,
-    backend: str = AUTO,
-    setting: Setting | None = None,
-    without: tuple[Pattern, ...] = (),
-    within: frozenset[str] | None = None,
-) -> Program:
-    """Return the graph as steps. Raises GraphError if an operation has no form at all.
+@dataclass(eq=False)
+class StepPlan:
+    """The steps of some operations of a head: of all of them, or of those of a step whose forms may all refuse.
 
-    without: patterns that are not used. within: the nodes that a pattern may cover; None: all.
+    - names: of the operations.
+    - without: patterns that are not used.
+    - units: for each operation of the head, those that are computed in its step.
+    - joined: for each step of several operations, the names in its pattern, the forms that fit, and the plan in their place.
+    - skipped: why no form of several operations computes an operation.
+    - steps: in order; set when all patterns have been tried.
     """
+
+    names: frozenset[str]
+    without: tuple[Pattern, ...]
+    units: dict[str, tuple[str, ...]]
+    joined: dict[tuple[str, ...], tuple[tuple[str, ...], list[Choice], StepPlan | None]] = field(default_factory=dict)
+    skipped: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    steps: dict[tuple[str, ...], Step] = field(default_factory=dict)
+
+
+def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None, without: tuple[Pattern, ...] = ()) -> Program:
+    """Return the graph as steps. Raises GraphError if an operation has no form at all. without: patterns that are not used."""
     setting = setting or Setting()
-    units = {node.name: (node.name,) for node in graph.parts}
-    steps: dict[tuple[str, ...], Step] = {}
-    skipped: dict[str, tuple[str, ...]] = {}
-    for pattern, match in matches(graph, without):
-        if within is not None and not within.issuperset(match.values()):
+    singles = {node.name: (node.name,) for node in graph.parts}
+    plans = [StepPlan(frozenset(singles), without, singles)]
+    for pattern, match in matches(graph):
+        names = tuple(match.values())
+        # The last plan with these operations is the one in place of the fewest.
+        plan = next(plan for plan in reversed(plans) if plan.names.issuperset(names))
+        if pattern in plan.without:
             continue
-        nodes = tuple(graph.nodes[name] for name in match.values())
-        names = tuple(node.name for node in nodes)
         leader = graph.nodes[match.get(pattern.leader, names[0])]
-        free = all(len(units[name]) == 1 for name in names)
-        joined = units | dict.fromkeys(names, names)
-        forms = pattern.forms(_parts(graph, match)) if free else ()
-        earlier_reasons = tuple(dict.fromkeys(reason for name in names for reason in skipped.get(name, ())))
+        is_free = all(len(plan.units[name]) == 1 for name in names)
+        forms = pattern.forms(_parts(graph, match)) if is_free else ()
+        earlier_reasons = tuple(dict.fromkeys(reason for name in names for reason in plan.skipped.get(name, ())))
         choices, reasons = _choices(forms, backend, _of_node(graph, leader, setting), earlier_reasons, several=True)
-        if not choices or _order(graph, joined) is None:
-            skipped |= {name: tuple(dict.fromkeys((*skipped.get(name, ()), *reasons))) for name in names}
+        units = plan.units | dict.fromkeys(names, names)
+        if not choices or _order(graph, units) is None:
+            plan.skipped |= {name: tuple(dict.fromkeys((*plan.skipped.get(name, ()), *reasons))) for name in names}
             continue
-        single_steps: tuple[Step, ...] = ()
-        if choices[-1].form.refuses:
-            others = lower(graph, backend, setting, (*without, pattern), frozenset(names)).steps
-            single_steps = tuple(step for step in others if step.covers[0].node.name in names)
-        covers = tuple(_cover(graph, node, backend, setting, frozenset(names)) for node in nodes)
-        steps[names], units = _step(covers, tuple(match), choices, single_steps), joined
-    order = _order(graph, units)
-    assert order is not None, "a graph has no circle"
-    for unit in order:
-        if unit not in steps:
-            steps[unit] = _single_step(graph, graph.nodes[unit[0]], backend, setting, skipped.get(unit[0], ()))
+        instead = StepPlan(frozenset(names), (*plan.without, pattern), singles) if choices[-1].form.refuses else None
+        plan.units, plan.joined[names] = units, (tuple(match), choices, instead)
+        plans += [instead] if instead else []
+    for plan in reversed(plans):
+        order = _order(graph, plan.units)
+        assert order is not None, "a graph has no circle"
+        for unit in (unit for unit in order if plan.names.issuperset(unit)):
+            if unit not in plan.joined:
+                plan.steps[unit] = _single_step(graph, graph.nodes[unit[0]], backend, setting, plan.skipped.get(unit[0], ()))
+                continue
+            names, choices, instead = plan.joined[unit]
+            covers = tuple(_cover(graph, graph.nodes[name], backend, setting, frozenset(unit)) for name in unit)
+            plan.steps[unit] = _step(covers, names, choices, () if instead is None else tuple(instead.steps.values()))
+    steps = plans[0].steps
     first = graph.before_projections()
     (last,) = graph.into(OUTPUT)
     mixed = next(((edge.start, edge.output) for edge in graph.into("query")), ("hidden", "hidden"))
     return Program(
-        before=tuple(steps[unit] for unit in order if unit[0] in first),
-        after=tuple(steps[unit] for unit in order if unit[0] not in first),
+        before=tuple(step for unit, step in steps.items() if unit[0] in first),
+        after=tuple(step for unit, step in steps.items() if unit[0] not in first),
         mixed=mixed,
         output=(last.start, last.output),
         title=_title(graph, backend, setting),
@@ -237,12 +251,12 @@ def _single_step(graph: HeadGraph, node: Node, backend: str, setting: Setting, e
 
 
 def _step(
-    covers: tuple[CoveredOperation, ...], names: tuple[str, ...], choices: list[Choice], single_steps: tuple[Step, ...] = ()
+    covers: tuple[CoveredOperation, ...], names: tuple[str, ...], choices: list[Choice], instead: tuple[Step, ...] = ()
 ) -> Step:
-    """single_steps: the steps that run where the last form refuses."""
-    first, *others = choices
-    instead = (_step(covers, names, others, single_steps),) if others else single_steps
-    return Step(covers, names, first.form, first.why, first.missing, instead)
+    """Return the step of the first choice. After it come the other choices, and then ``instead``, each if those before refuse."""
+    for choice in reversed(choices):
+        instead = (Step(covers, names, choice.form, choice.why, choice.missing, instead),)
+    return instead[0]
 
 
 def _cover(graph: HeadGraph, node: Node, backend: str, setting: Setting, step: frozenset[str] = frozenset()) -> CoveredOperation:

@@ -12,9 +12,9 @@ from blocks.pattern import Pattern
 from composer.graph.graph import HeadGraph, Node
 
 
-def matches(graph: HeadGraph, without: tuple[Pattern, ...] = ()) -> Iterator[tuple[Pattern, Mapping[str, str]]]:
+def matches(graph: HeadGraph) -> Iterator[tuple[Pattern, Mapping[str, str]]]:
     """Yield the places of patterns in the graph: the node for each of a pattern's names, in the pattern's order."""
-    for pattern in (candidate for candidate in PATTERNS if not any(candidate is other for other in without)):
+    for pattern in PATTERNS:
         for match in _places(graph, pattern):
             yield pattern, match
 
