@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 
@@ -64,7 +64,7 @@ def step_obstacle(setting: Setting) -> str | None:
         return "its kernel of one token has no gradient"
     if setting.shape is not None and setting.shape.state_heads and setting.shape.state_heads != setting.shape.heads:
         return "its kernel would copy a state for each of the query heads that share it"
-    return pair_obstacle(setting) or obstacle(replace(setting, one_token=False))
+    return pair_obstacle(setting) or obstacle(setting._replace(one_token=False))
 
 
 def refuse_wrong_gradients(gates: Tensor) -> None:

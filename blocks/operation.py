@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from blocks.flow import Rotation, Tokens
 from blocks.legend import Float, Shape, Tensor
@@ -76,8 +76,7 @@ class Port:
     per_token: bool = True
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """The setting in which an operation runs. A form may not support it. An initial state is not part of it, as every form
     accepts one.
 

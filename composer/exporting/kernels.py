@@ -31,7 +31,7 @@ def with_kernel(step: Step, recording: ProgramRecording) -> Step:
     if recurrence is None or len(step.covers) != 1:
         return step
     node = step.covers[0].node
-    setting = replace(ON_A_GPU, shape=node.shape)
+    setting = ON_A_GPU._replace(shape=node.shape)
     on_fla = (form for form in node.operation.forms if form.backend == FLA and not form.decode and form.obstacle(setting) is None)
     other = next((recurrence_on_fla for form in on_fla if (recurrence_on_fla := _recurrence_of(form)) is not None), None)
     if other is None:

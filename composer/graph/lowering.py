@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,6 @@ from composer.graph.source import print_functions
 from composer.graph.wiring import build_graph
 from composer.reporting.words import plural
 from composer.system.notices import warn_fallback
-from converters.trunk import dtype_name
 
 AUTO = "auto"
 BACKENDS = (AUTO, REFERENCE, TORCH, FLA, TRITON)
@@ -76,7 +75,7 @@ class Compiled:
     def __init__(self, head: HeadSpec, shape: Shape) -> None:
         self.head, self.shape, self.graph = head, shape, build_graph(head, shape)
         self._programs: dict[tuple[str, Setting], Program] = {}
-        self._by_call: dict[tuple[Any, ...], HeadFunctions] = {}
+        self._functions: dict[tuple[str, Setting], HeadFunctions] = {}
 
     def program(self, backend: str, setting: Setting) -> Program:
         """Return the program for this backend and setting."""
@@ -85,31 +84,25 @@ class Compiled:
             self._programs[key] = lower(self.graph, backend, setting)
         return self._programs[key]
 
-    def functions_for(
-        self, backend: str, device: str, dtype: Any, one_token: bool, documents: bool, padded: bool, gradients: bool
-    ) -> HeadFunctions:
-        """Return the functions for a call, and warn if a package is missing or the backend computes nothing.
-
-        The arguments are those of ``Setting``, which is slower to create and look up. dtype: torch's own.
-        """
-        key = backend, device, dtype, one_token, documents, padded, gradients
-        if key not in self._by_call:
-            type_name = dtype_name(dtype)
-            setting = Setting(device, type_name, one_token=one_token, documents=documents, padded=padded, gradients=gradients)
+    def functions_for(self, backend: str, setting: Setting) -> HeadFunctions:
+        """Return the functions for a call, and warn if a package is missing or the backend computes nothing."""
+        key = backend, setting
+        if key not in self._functions:
             program = self.program(backend, setting)
-            self._by_call[key] = HeadFunctions(program)
+            self._functions[key] = HeadFunctions(program)
             for text in dict.fromkeys(text for step in program.steps for text in step.missing):
                 warn_fallback(text, "What would run on it runs on PyTorch's own kernels")
-            if not one_token and _backend_is_unused(program, backend):
+            if not setting.one_token and _backend_is_unused(program, backend):
                 memories = " → ".join(memory.called for memory in self.head.memory)
-                here = f"with several tokens at once ({device}, {type_name}{', with gradients' if gradients else ''})"
+                gradients = ", with gradients" if setting.gradients else ""
+                here = f"with several tokens at once ({setting.device}, {setting.dtype}{gradients})"
                 why = f"backend {backend} is set, but no part of a head (`{memories}`) runs on it {here}"
                 warn_fallback(why, f"Run `compose explain --backend {backend}` for the reasons")
-        return self._by_call[key]
+        return self._functions[key]
 
     def print_functions(self, backend: str, setting: Setting, name: str) -> list[str]:
         """Return the source of the functions that run in this setting. name: of the first one."""
-        decode = None if self.shape.both_ways else self.program(backend, replace(setting, one_token=True))
+        decode = None if self.shape.both_ways else self.program(backend, setting._replace(one_token=True))
         in_pieces = takes_pieces(self.graph, backend, setting.device)
         return print_functions(self.program(backend, setting), decode, name, in_pieces=in_pieces)
 
@@ -210,7 +203,7 @@ def _title(graph: HeadGraph, backend: str, setting: Setting) -> str:
 def list_forms(graph: HeadGraph, backend: str, setting: Setting) -> tuple[Lowered, ...]:
     """Return the forms of all parts that the spec names, in the order of the program."""
     whole = _by_node(lower(graph, backend, setting))
-    decode = _by_node(lower(graph, backend, replace(setting, one_token=True)))
+    decode = _by_node(lower(graph, backend, setting._replace(one_token=True)))
     return tuple(
         _lower_node(graph.nodes[name], step, decode[name], backend)
         for name, step in whole.items()
@@ -275,9 +268,8 @@ def _needs_mass(graph: HeadGraph, node: Node) -> bool:
 
 def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
     if not isinstance(node.part, Memory):
-        return replace(setting, shape=node.shape)
-    return replace(
-        setting,
+        return setting._replace(shape=node.shape)
+    return setting._replace(
         shape=node.shape,
         **pairs_of(graph, node.name),
         one_pair=not any(evicts_together(graph, edge.start) for edge in graph.into(node.name, "pairs")),

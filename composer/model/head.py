@@ -100,9 +100,10 @@ def precise_parameters(model: nn.Module) -> set[str]:
 
 
 @torch.compiler.assume_constant_result
-def _lower(head: Compiled, *call: Any) -> None:
-    """Lower the head for such a call, if it has not been yet. torch.compile runs this as it compiles, and not in its graph."""
-    head.functions_for(*call)
+def _lower(head: Compiled, backend: str, *setting: Any) -> None:
+    """Lower the head for such a call, if it has not been yet. torch.compile runs this as it compiles, and not in its graph, and
+    accepts no named tuple. setting: the fields of the ``Setting``."""
+    head.functions_for(backend, Setting(*setting))
 
 
 class Anatomy(NamedTuple):
@@ -137,11 +138,12 @@ class Head(nn.Module):
 
     def _functions(self, value: Tensor, tokens: Tokens, backend: str) -> HeadFunctions:
         """Return the functions for a call with such values and tokens."""
-        plain = as_bool(value.shape[1] == 1), tokens.segment is not None, tokens.valid is not None, torch.is_grad_enabled()
-        call = backend, value.device.type, value.dtype, *plain
+        is_step, device = as_bool(value.shape[1] == 1), value.device.type
+        dtype = str(value.dtype).removeprefix("torch.")  # ``dtype_name``, without a call
+        setting = Setting(device, dtype, is_step, tokens.segment is not None, tokens.valid is not None, torch.is_grad_enabled())
         if torch.compiler.is_compiling():
-            _lower(self._compiled, *call)
-        return self._compiled.functions_for(*call)
+            _lower(self._compiled, backend, *setting)
+        return self._compiled.functions_for(backend, setting)
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
         """Return the hidden states that queries and keys are projected from, mixed where there is a mixer, and the mixer's new

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -262,11 +261,11 @@ def test_a_decay_of_minus_infinity_equals_a_very_steep_decay(own: tuple[int, ...
 @pytest.mark.parametrize(
     ("head", "setting", "why"),
     [
-        (LOLCATS, replace(ON_GPU, one_token=True), "a step of decode has one"),
-        (LOLCATS, replace(ON_GPU, one_token=True), "it has no gradient"),
-        (LOLCATS, replace(ON_GPU, one_token=True, gradients=False, documents=True), "several documents"),
+        (LOLCATS, ON_GPU._replace(one_token=True), "a step of decode has one"),
+        (LOLCATS, ON_GPU._replace(one_token=True), "it has no gradient"),
+        (LOLCATS, ON_GPU._replace(one_token=True, gradients=False, documents=True), "several documents"),
         ({**LOLCATS, "feature_map": "exp"}, ON_GPU, "running maximum"),
-        (LOLCATS, replace(ON_GPU, dtype="float64"), "do not support float64"),
+        (LOLCATS, ON_GPU._replace(dtype="float64"), "do not support float64"),
         ({**LOLCATS, "feature_map": {"kind": "hedgehog", "dim": 160}}, ON_GPU, "at most 256 features"),
     ],
     ids=["decode", "gradients", "documents", "exponential", "float64", "wide"],

@@ -209,7 +209,7 @@ def test_obstacles_are_checked_for_the_setting_of_the_call(
         run(head_of(LINEAR).to(dtype), replace(data, tokens=tokens), backend=NAME)
         assert calls
     (shape,) = (node.shape for node in graph_of(LINEAR).parts if node.name == "state")
-    assert set(settings) == {replace(wanted, every_pair=True, needs_mass=False, shape=shape)}
+    assert set(settings) == {wanted._replace(every_pair=True, needs_mass=False, shape=shape)}
 
 
 def test_unknown_backends_are_refused_with_the_existing_ones(monkeypatch: pytest.MonkeyPatch) -> None:

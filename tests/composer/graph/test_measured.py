@@ -37,7 +37,7 @@ def test_a_slow_form_is_skipped(table: list[MeasuredForm]) -> None:
     speed = "measured on GPU A at 8,192 tokens: 0.50 times the speed of the head without it"
     assert explain_state() == ("torch", f"chunk_simple_gla: {speed}")
     assert explain_state("fla") == ("fla", FIRST)  # a chosen backend is used
-    assert explain_state(setting=replace(GPU, gradients=True)) == ("fla", FIRST)
+    assert explain_state(setting=GPU._replace(gradients=True)) == ("fla", FIRST)
     assert explain_state(setting=Setting())[0] == "torch"
 
 
@@ -57,16 +57,16 @@ def test_parts_run_separately_if_their_pattern_is_slow(table: list[MeasuredForm]
 
 def test_the_nearest_measured_size_of_this_gpu_is_used(table: list[MeasuredForm], monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(hidden_size=64, heads=4, key_heads=2, head_dim=96)
-    form, setting = Form("fla", ROW.form, run=lambda: None), replace(GPU, shape=shape)
+    form, setting = Form("fla", ROW.form, run=lambda: None), GPU._replace(shape=shape)
     table += [ROW.model_copy(update={"device": device, "head_dim": dim}) for device in ("A", "B") for dim in (64, 128, 256)]
     assert find_measured(form, setting) in table
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "B")
     for dim, nearest in ((48, 64), (120, 128), (512, 256)):
-        row = find_measured(form, replace(GPU, shape=replace(shape, head_dim=dim)))
+        row = find_measured(form, GPU._replace(shape=replace(shape, head_dim=dim)))
         assert row is not None
         assert (row.device, row.head_dim) == ("B", nearest)
-    assert find_measured(form, replace(setting, one_token=True)) is None
+    assert find_measured(form, setting._replace(one_token=True)) is None
     assert find_measured(replace(form, description="another"), setting) is None
 
 

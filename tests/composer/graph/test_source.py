@@ -276,7 +276,7 @@ class Stops(bdb.Bdb):
 
 def test_a_debugger_stops_at_a_line() -> None:
     head, data = build_head(shipped("lolcats", SMALL).heads["head"], SHAPE), inputs(SHAPE, 1, 6)
-    function = head._compiled.functions_for("auto", "cpu", torch.float64, False, False, False, True).head
+    function = head._compiled.functions_for("auto", Setting("cpu", "float64", gradients=True)).head
     file, text = function.__code__.co_filename, write_source(head._compiled.program("auto", Setting())).text
     line = next(number for number, line in enumerate(text.splitlines(), 1) if line.startswith('    (output,), _ = parts["read"]('))
     debugger = Stops()
