@@ -93,6 +93,21 @@ class Tokens:
             return self.segment[:, -1:]
         return self.segment.gather(1, (self.valid.sum(1, keepdim=True) - 1).clamp(min=0)) * self.valid.any(1, keepdim=True)
 
+    def each_document(self, compute: Callable[..., tuple[Tensor, ...]], *states: Shaped[Tensor, "B T ..."]) -> tuple[Tensor, ...]:
+        """Return the results of a function, ``B T …``, that is called with the states of each document alone; rows of one document
+        each are computed at once."""
+        if self.segment is None:
+            return compute(*states)
+        lengths = self.once(("lengths of documents",), self._document_lengths)
+        documents = zip(*(tensor.flatten(0, 1)[None].split(lengths, dim=1) for tensor in states), strict=True)
+        results = zip(*(compute(*document) for document in documents), strict=True)
+        return tuple(torch.cat(parts, dim=1).squeeze(0).unflatten(0, self.position.shape) for parts in results)
+
+    def _document_lengths(self) -> list[int]:
+        assert self.segment is not None
+        row = torch.arange(self.segment.shape[0], device=self.segment.device)[:, None] * (self.segment.max() + 1)
+        return (row + self.segment).flatten().unique_consecutive(return_counts=True)[1].tolist()
+
     def in_row(self) -> Int[Tensor, "B T"]:
         """Return the place of each token in its row."""
         return self.position if self.index is None else self.index

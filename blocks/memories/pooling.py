@@ -5,6 +5,8 @@ L below is the number of latents of a head. query: p(l|t); logits: those of p(s|
 
 from __future__ import annotations
 
+from functools import partial
+
 from blocks import fla_kernels
 from blocks.flow import Tokens
 from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
@@ -49,21 +51,14 @@ def by_document(
     *,
     left: bool = False,
 ) -> Float[Tensor, "B T H V"]:
-    """Compute each document separately: documents are one after the other in a row. left: use T × T weights."""
+    """Compute each document separately. left: use T × T weights."""
     states = query, logits, repeat_heads(value.to(query.dtype), query.shape[2])
-    segment = tokens.segment
-    if segment is None:
-        return _pool(*states, left=left)
-    row = torch.arange(value.shape[0], device=value.device)[:, None] * (segment.max() + 1)
-    _, lengths = (row + segment).flatten().unique_consecutive(return_counts=True)
-    stretches = zip(*(tensor.flatten(0, 1)[None].split(lengths.tolist(), dim=1) for tensor in states), strict=True)
-    output = torch.cat([_pool(*stretch, left=left) for stretch in stretches], dim=1)
-    return output.unflatten(1, value.shape[:2]).squeeze(0)
+    return tokens.each_document(partial(_pool, left=left), *states)[0]
 
 
 def _pool(
     query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T H V"], *, left: bool
-) -> Float[Tensor, "B T H V"]:
+) -> tuple[Float[Tensor, "B T H V"]]:
     """softmax_L(Q) softmax_T(K) V, from the left in the reference: T × T weights (eq. 5); from the right otherwise (eq. 7)."""
     query, logits, value = (states.transpose(1, 2) for states in (query, logits, value))
     largest = logits.detach().amax(2, keepdim=True)
@@ -71,4 +66,4 @@ def _pool(
     total = shares.sum(2, keepdim=True)
     shares = (shares / total.masked_fill(total == 0, 1.0)).mT
     output = (query @ shares) @ value if left else query @ (shares @ value)
-    return output.transpose(1, 2)
+    return (output.transpose(1, 2),)

@@ -225,14 +225,7 @@ class StateMemory(Recurrent):
         value = repeat_heads(pairs.value.to(accumulating(dtype)), call.shape.state_heads)
         if self.normalise:
             value = with_ones(value)
-        segment = torch.zeros_like(tokens.position) if tokens.segment is None else tokens.segment
-        output = query.new_zeros(*query.shape[:3], value.shape[-1])
-        log_scale = query.new_zeros(query.shape[:3])
-        for document in segment.unique().tolist():
-            inside = segment == document
-            sums, scale = _whole(query, key, value, inside[..., None, None], exponential)
-            output = output + sums * inside[..., None, None]
-            log_scale = log_scale + scale * inside[..., None]
+        output, log_scale = tokens.each_document(partial(_whole, exponential=exponential), query, key, value)
         result = self._normalise(output, log_scale, dtype, query.shape[-1])
         return (add_skip(parameters, result, pairs.value) if self.skip else result,), {}
 
@@ -278,17 +271,16 @@ def scale_to_one(features: Tensor) -> tuple[Tensor, Tensor]:
     return features / largest, largest.log().squeeze(-1)
 
 
-def _whole(query: Tensor, key: Tensor, value: Tensor, inside: Tensor, exponential: bool) -> tuple[Tensor, Tensor]:
-    """Return the output of every query over the pairs inside, and the logarithm of the factor of each output."""
+def _whole(
+    query: Float[Tensor, "B T H F"], key: Float[Tensor, "B T N F"], value: Float[Tensor, "B T N V"], *, exponential: bool
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B T H"]]:
+    """Return the output of every query over all pairs, and the logarithm of the factor of each output."""
     log_scale = query.new_zeros(query.shape[:3])
     if exponential:
-        key = key.masked_fill(~inside, -math.inf)
         largest = key.detach().amax(1, keepdim=True)
         largest = largest.masked_fill(largest.isneginf(), 0.0)
         exponents = query + repeat_heads(largest, query.shape[2])
         log_scale = exponents.detach().amax(-1)
         query, key = (exponents - log_scale[..., None]).exp(), (key - largest).exp()
-    else:
-        key = key * inside
     state = torch.einsum("btnf,btnv->bnfv", key, value)
-    return torch.einsum("bthf,bhfv->bthv", query, state.repeat_interleave(query.shape[2] // state.shape[1], dim=1)), log_scale
+    return torch.einsum("bthf,bhfv->bthv", query, repeat_heads(state, query.shape[2], dim=1)), log_scale

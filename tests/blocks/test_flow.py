@@ -54,3 +54,20 @@ def test_extend_segment_assigns_earlier_entries_to_the_continued_document() -> N
 def test_pairs_are_present_if_their_position_is_not_negative() -> None:
     states = random(1, 3, 2, 4)
     assert Pairs(states, None, states, torch.tensor([[-1, 0, 7]])).present.tolist() == [[False, True, True]]
+
+
+def test_each_document_is_computed_alone_and_once() -> None:
+    tokens, states, lengths = ragged(), random(4, 5, 3), list[int]()
+
+    def add_sum(document: torch.Tensor) -> tuple[torch.Tensor]:
+        lengths.append(document.shape[1])
+        return (document + document.sum(1, keepdim=True),)
+
+    (output,) = tokens.each_document(add_sum, states)
+    assert sum(lengths) == tokens.position.numel()
+    assert tokens.segment is not None
+    for row, segment in enumerate(tokens.segment):
+        for inside in (segment == document for document in segment.unique()):
+            torch.testing.assert_close(output[row, inside], states[row, inside] + states[row, inside].sum(0))
+    (output,) = Tokens(tokens.position).each_document(add_sum, states)
+    torch.testing.assert_close(output, states + states.sum(1, keepdim=True))
