@@ -35,7 +35,7 @@ class _Filter(torch.autograd.Function):
         length, shared = entries - kernel + 1, min(heads, filter_heads)
         output = extended.new_empty(batch, length, max(heads, filter_heads), size)
         inputs, filters = extended.unflatten(2, (shared, -1)), taps.unflatten(1, (shared, -1))
-        for tokens in _pieces(length):
+        for tokens in _spans(length):
             target = output[:, tokens].unflatten(2, (shared, -1))
             for index in range(kernel):
                 entering = _entering(inputs, seen, index, tokens)
@@ -56,7 +56,7 @@ class _Filter(torch.autograd.Function):
         to_inputs = torch.zeros_like(inputs, dtype=wide) if ctx.needs_input_grad[0] else None
         to_filters = torch.zeros_like(filters, dtype=wide) if ctx.needs_input_grad[1] else None
         of_filters, of_inputs = ((0, 1, 3), 3) if filters.shape[2] == 1 else ((0, 1), 3)
-        for tokens in _pieces(length):
+        for tokens in _spans(length):
             d_output = slope[:, tokens].unflatten(2, (shared, -1))
             for index in range(kernel):
                 if to_filters is not None:
@@ -75,7 +75,7 @@ class _Filter(torch.autograd.Function):
         )
 
 
-def _pieces(length: int) -> list[slice]:
+def _spans(length: int) -> list[slice]:
     return [slice(start, min(start + TOKENS, length)) for start in range(0, length, TOKENS)]
 
 

@@ -21,7 +21,7 @@ def everywhere(options: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 @dataclass(slots=True)
-class Bound:
+class RunningPart:
     """A part in a running head. ``compute(function, *inputs)`` calls a function of the part with its parameters before the inputs,
     through the module that holds them, so that forward hooks see the call. runs: the forms of a feature map's operation of keys,
     which a form of several operations calls."""
@@ -42,7 +42,7 @@ class Bound:
         return self.compute(last, self.call, entering=pairs)[0][0]
 
 
-NO_MAPS: Mapping[str, Bound] = MappingProxyType({})
+NO_MAPS: Mapping[str, RunningPart] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Pattern:
 
     - nodes: for each operation, by a name inside the pattern, whether a part can be it; in the order of the flow.
     - edges: (start, end, kind) between them.
-    - forms: made from the matching parts, by these names. Their ``run`` is called with the bound parts and the inputs, both by
+    - forms: made from the matching parts, by these names. Their ``run`` is called with the running parts and the inputs, both by
       these names, and returns what the operations' own forms would return: outputs and state, in the order of ``nodes``.
     - leader: the name of the operation whose setting the forms must fit; left out, the first.
     - whole: no other operation reads the outputs of the operations before the last, and the last reads no other partials; so the

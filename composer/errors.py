@@ -69,11 +69,11 @@ class SpecError(ComposerError):
             first.setdefault(
                 number if mistake.file is None else (mistake.message, mistake.file, mistake.line, mistake.column), mistake
             )
-        self.mistakes = _bound(list(first.values()))
+        self.mistakes = _limit_number(list(first.values()))
         super().__init__("\n".join(map(str, self.mistakes)))
 
 
-def _bound(mistakes: list[Mistake]) -> tuple[Mistake, ...]:
+def _limit_number(mistakes: list[Mistake]) -> tuple[Mistake, ...]:
     """Return the first mistakes, as many as one error has, with the beginnings of long messages, and the number of the others."""
     shown: list[Mistake] = []
     characters = 0

@@ -15,14 +15,14 @@ from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Tensor, torch
 from blocks.operation import TRITON, Form, Kind, Setting, State
 from blocks.part import Parameters, Part
-from blocks.pattern import Bound, Pattern
+from blocks.pattern import Pattern, RunningPart
 from blocks.taps import MOST_TAPS
 
 CONVOLVED_SHARES = Kernel("blocks.fused.convolved_hedgehog", "convolved_shares", TRITON_PACKAGE)
 
 
-def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
-    conv, entry, features = bound["conv"], bound["pairs"], bound["features"]
+def _run(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
+    conv, entry, features = parts["conv"], parts["pairs"], parts["features"]
     assert isinstance(entry.part, Entry)
     convolved, mapped, carried = conv.compute(lambda filters: features.compute(_compute_both, features, filters, conv, inputs))
     pairs = entry.compute(entry.part.join, entry.call, **inputs["pairs"], convolved=convolved["key"])
@@ -30,7 +30,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _compute_both(
-    parameters: Parameters, features: Bound, filters: Parameters, conv: Bound, inputs: Mapping[str, Mapping[str, Any]]
+    parameters: Parameters, features: RunningPart, filters: Parameters, conv: RunningPart, inputs: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], State]:
     """Return the convolved queries and keys, their features, and the new state of the convolution."""
     part, tokens = features.part, conv.call.tokens

@@ -12,7 +12,7 @@ document, cache and state are empty.
     held_key, held_value B S H D, held_features B S M F, held_position B S H: the cache before the call
     weight, held_weight B T H, by their strides    length B T H: the factor of query_features
     decay B T H, or B T H F    state B H F D+1, overwritten, times exp(maximum) of exponential maps: B H F, overwritten
-    pieces B T: the first token of each chunk, in order    start B E: the first entry of each entry's document
+    chunk_starts B T: the first token of each chunk, in order    start B E: the first entry of each entry's document
     rows B 2: number of chunks that begin in the call, and number of real tokens
     worth B H S+E: the scores of those that were held and of the entries, where neither state nor window is looked at, with their
     resolution B H S+E; or the errors of each in the window, which the walk adds to
@@ -53,7 +53,7 @@ WRITTEN = ["state", "maximum", "worth", "members"]
 )
 def walk(
     query, key, value, position, query_features, key_features, held_key, held_value, held_features, held_position,
-    weight, held_weight, length, decay, pieces, start, rows, resolution,
+    weight, held_weight, length, decay, chunk_starts, start, rows, resolution,
     state, maximum, worth, members, scored, evicted_places, output,
     T, E, e, size, scale, weight_b, weight_t, weight_h, held_weight_b, held_weight_t, held_weight_h,
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, M: tl.constexpr, D: tl.constexpr, F: tl.constexpr, S: tl.constexpr,
@@ -78,9 +78,9 @@ def walk(
     key, value, position, key_features = key + b * E * K * D, value + b * E * K * D, position + b * E, key_features + b * e * N * F
     held_key, held_value = held_key + b * S * H * D, held_value + b * S * H * D
     held_features, held_position = held_features + b * S * M * F, held_position + b * S * H
-    for piece in range(0, count):
-        token = tl.load(pieces + b * T + piece)
-        end = tl.minimum(tl.load(pieces + b * T + piece + 1, mask=piece + 1 < T, other=T), real)
+    for chunk in range(0, count):
+        token = tl.load(chunk_starts + b * T + chunk)
+        end = tl.minimum(tl.load(chunk_starts + b * T + chunk + 1, mask=chunk + 1 < T, other=T), real)
         place = tl.load(position + 2 * size + token).to(tl.int32)
         first, begin = token - place % size, 0
         entered = (place % size == 0) & (place >= 2 * size)
@@ -159,7 +159,7 @@ def walk_pairs(
     strides = [number for weight in weights for number in ((0, 0, 0) if weight is None else weight.stride())]
     inputs = (tensor.contiguous() for tensor in (query, key, value, position, query_features, key_features))
     kept = (tensor.contiguous() for tensor in (cache.key, cache.value, cache.features, cache.position))
-    further = (None if tensor is None else tensor.contiguous() for tensor in (scores.length, decay, chunks.pieces, chunks.start))
+    further = (None if tensor is None else tensor.contiguous() for tensor in (scores.length, decay, chunks.starts, chunks.start))
     nothing = state.new_empty(1)
     written = state, nothing if maximum is None else maximum, nothing if scores.worth is None else scores.worth
     walk[batch * heads,](

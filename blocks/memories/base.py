@@ -164,7 +164,7 @@ class Memory(Part):
         return self.name or self.word
 
     @property
-    def room(self) -> int:
+    def declared_size(self) -> int:
         """Its ``size`` in a spec, to which its state is proportional; 0 if it has none."""
         return 0
 

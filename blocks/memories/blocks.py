@@ -35,7 +35,7 @@ class Blocks(Memory):
     """Pairs of a block."""
 
     @property
-    def room(self) -> int:
+    def declared_size(self) -> int:
         return self.size
 
     def state(self, shape: Shape) -> dict[str, Slot]:

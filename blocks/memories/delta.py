@@ -17,7 +17,7 @@ from blocks.memories.rated import Rated
 from blocks.memories.recurrent import run
 from blocks.operation import FLA, Call, Form, Kind, Port, Slot, State
 from blocks.part import Fresh, Parameters
-from blocks.pattern import NO_MAPS, Bound
+from blocks.pattern import NO_MAPS, RunningPart
 from blocks.recurrences import delta
 from blocks.recurrences.delta.chunked import CHUNK
 from blocks.tensors import accumulating, as_dtype, repeat_heads
@@ -79,7 +79,7 @@ class Delta(Rated):
 
     def compute(
         self, parameters: Parameters, call: Call, query: Tensor, arriving: Features | None, decay: Tensor | None, recurrence: Form,
-        *, pairs: Pairs | None, hidden: Float[Tensor, "B T C"] | None = None, maps: Mapping[str, Bound] = NO_MAPS,
+        *, pairs: Pairs | None, hidden: Float[Tensor, "B T C"] | None = None, maps: Mapping[str, RunningPart] = NO_MAPS,
     ) -> tuple[Partial, State]:  # fmt: skip
         """maps: under "steps", the map of the keys of further steps."""
         if hidden is None or pairs is None or arriving is None:
@@ -107,7 +107,7 @@ class Delta(Rated):
         return partial, call.state
 
     def _further(
-        self, parameters: Parameters, shape: Shape, keys: Bound, pairs: Pairs, hidden: Float[Tensor, "B T C"]
+        self, parameters: Parameters, shape: Shape, keys: RunningPart, pairs: Pairs, hidden: Float[Tensor, "B T C"]
     ) -> Iterator[Features]:
         """Yield the keys, values and rates that the tokens write after their own pairs."""
         for step in range(self.steps - 1):

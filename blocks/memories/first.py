@@ -34,7 +34,7 @@ class First(Holding):
     """Number of pairs."""
 
     @property
-    def room(self) -> int:
+    def declared_size(self) -> int:
         return self.size
 
     def state(self, shape: Shape) -> dict[str, Slot]:

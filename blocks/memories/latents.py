@@ -41,7 +41,7 @@ class Latents(Memory):
     """Number of latents of the group of heads, divided evenly among the heads."""
 
     @property
-    def room(self) -> int:
+    def declared_size(self) -> int:
         return self.size
 
     @field_validator("weight")

@@ -43,7 +43,7 @@ class LogLinear(Recurrent):
     """Divide by the mass. Otherwise the output is a raw numerator, which only `read: sum` can combine with other memories."""
 
     @property
-    def room(self) -> int:
+    def declared_size(self) -> int:
         return self.levels
 
     def has_mass(self) -> bool:

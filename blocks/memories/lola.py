@@ -19,7 +19,7 @@ from blocks.memories.window import Window, entries, keep_last
 from blocks.memories.window_above_state import document_starts, to_write_over, weight_over
 from blocks.operation import TRITON, Form, Kind, Setting, State, size_obstacle
 from blocks.part import Part
-from blocks.pattern import Bound, Pattern
+from blocks.pattern import Pattern, RunningPart
 from blocks.reads import Shared
 from blocks.scores.absolute_error import AbsoluteError
 from blocks.scores.base import Contenders, Score, places
@@ -39,8 +39,8 @@ KNOWN = (SelfRecall, RelativeRecall, SquaredError, AbsoluteError, Overestimate)
 launch."""
 
 
-def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
-    window, sparse, state, read = (bound[name] for name in ("window", "sparse", "state", "read"))
+def _run(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
+    window, sparse, state, read = (parts[name] for name in ("window", "sparse", "state", "read"))
     terraced, cache, shared = window.part, sparse.part, read.part
     assert isinstance(terraced, Window)
     assert isinstance(cache, Sparse)
@@ -48,7 +48,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     tokens, size, keep = window.call.tokens, terraced.size, cache.keep
     extended: Pairs = window.compute(lambda _: entries(window.call, inputs["window"]["pairs"], terraced.rotation))
     query = window.call.rotate(inputs["window"]["query"], terraced.rotation)
-    mapped, keys = inputs["state"]["features"], bound["keys"]
+    mapped, keys = inputs["state"]["features"], parts["keys"]
     # Features of all entries are needed only for scores that depend on the window.
     most = extended.position.shape[1] if keep.reads == "window" else tokens.position.shape[1] + size - 1
     evicted = keys.map(extended.each(lambda entries: entries[:, :most]))
@@ -58,7 +58,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     logits = inputs["read"]["weight"]
     weights = tuple(weight_over(memory, state, logits, log_scale, features) for memory in (window, sparse))
     summed, numbers = to_write_over(state.call), _sum_of(window)
-    pieces, rows, start, ends = tokens.once(("pieces", size), lambda: _pieces(tokens, size))
+    chunk_starts, rows, start, ends = tokens.once(("chunk starts", size), lambda: _chunk_starts(tokens, size))
 
     def run(_: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         before, worth, resolution, length = sparse.call.state, None, None, None
@@ -70,7 +70,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
         cache = Cache(before["key"], before["value"], of_cache, before["position"])
         own = query, extended.key, extended.value, extended.position, features, evicted
         passing = inputs["state"].get("decay"), summed["state"], summed.get("maximum")
-        chunks, scores = Chunks(size, pieces, rows, start), Scores(_score_kind(keep), worth, resolution, length)
+        chunks, scores = Chunks(size, chunk_starts, rows, start), Scores(_score_kind(keep), worth, resolution, length)
         return (*WALK(*own, cache, weights, *passing, chunks, scores, row_max=shared.asks_maximum), worth)
 
     output, members, worth = read.compute(run)
@@ -82,7 +82,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     return [((None, None), carried), ((None, None), kept), ((None,), {}), ((None,), summed), ((output,), {})]
 
 
-def _pieces(tokens: Tokens, size: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+def _chunk_starts(tokens: Tokens, size: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Return the first token of each chunk of the call, as in ``blocks.fused.lola``, the number of chunks and of real
     tokens, the first entry of each entry's document, and that of the last token's document."""
     position, valid = tokens.position, tokens.valid
@@ -91,12 +91,12 @@ def _pieces(tokens: Tokens, size: int) -> tuple[Tensor, Tensor, Tensor | None, T
     begins = (position % size == 0) | (token == 0)
     if valid is not None:
         begins = begins & valid
-    pieces = torch.where(begins, token, position.shape[1]).sort(dim=1).values
+    chunk_starts = torch.where(begins, token, position.shape[1]).sort(dim=1).values
     rows = torch.stack((begins.sum(1), count), dim=1)
-    return pieces.to(torch.int32), rows.to(torch.int32), None if start is None else start.to(torch.int32), ends
+    return chunk_starts.to(torch.int32), rows.to(torch.int32), None if start is None else start.to(torch.int32), ends
 
 
-def _sum_of(window: Bound) -> str | None:
+def _sum_of(window: RunningPart) -> str | None:
     """Return the name of the errors that belong to each pair, or None if the cache does not use them."""
     return next((number.name for number in window.call.shape.numbers if number.error is not None), None)
 

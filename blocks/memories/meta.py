@@ -33,7 +33,7 @@ class Meta(Holding):
     """Learned pairs."""
 
     @property
-    def room(self) -> int:
+    def declared_size(self) -> int:
         return self.size
 
     @property

@@ -61,7 +61,7 @@ class Sparse(Holding):
     """As any memory's, or the same as that of the window above."""
 
     @property
-    def room(self) -> int:
+    def declared_size(self) -> int:
         return self.size
 
     def state(self, shape: Shape) -> dict[str, Slot]:

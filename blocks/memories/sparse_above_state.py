@@ -15,24 +15,24 @@ from blocks.memories.sparse import BLOCKS, ONE_BY_ONE, STEP, STEPS, Attend, Spar
 from blocks.memories.state_below import StateBelow
 from blocks.operation import EVERY, REFERENCE, Form, Kind, Setting, State
 from blocks.part import Part
-from blocks.pattern import Bound, Pattern
+from blocks.pattern import Pattern, RunningPart
 
 
 def _run(
-    bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form, attention: Attend
+    parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form, attention: Attend
 ) -> list[tuple[Any, State]]:
     """Return the outputs of the cache and of the state."""
-    cache, state, below, query, pairs = _prepare(bound, inputs, recurrence)
+    cache, state, below, query, pairs = _prepare(parts, inputs, recurrence)
     exact, held = cache.compute(_sparse(cache).attend, query, pairs, cache.call, below=below, attention=attention)
     state_output, summed = state.compute(lambda _: below.compute_output())
     return [((exact, None), held), ((None,), {}), ((state_output,), summed)]
 
 
 def _run_step(
-    bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form, attention: Attend
+    parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form, attention: Attend
 ) -> list[tuple[Any, State]]:
     """Return the outputs of the cache and of the state for one token."""
-    cache, state, below, query, pairs = _prepare(bound, inputs, recurrence)
+    cache, state, below, query, pairs = _prepare(parts, inputs, recurrence)
     results = cache.compute(_sparse(cache).step, query, pairs, cache.call, below=below, attention=attention)
     exact, *arriving, held = results
     state_output, summed = state.compute(lambda _: below.compute_step(*arriving))
@@ -40,20 +40,20 @@ def _run_step(
 
 
 def _prepare(
-    bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], recurrence: Form
-) -> tuple[Bound, Bound, StateBelow, Tensor, Any]:
+    parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any]], recurrence: Form
+) -> tuple[RunningPart, RunningPart, StateBelow, Tensor, Any]:
     """Return the cache and the state, the state as the cache reads it, the queries, and the pairs that arrive, if any."""
-    cache, state = bound["sparse"], bound["state"]
+    cache, state = parts["sparse"], parts["state"]
     query, pairs = inputs["sparse"]["query"], inputs["sparse"]["pairs"]
     max_per_token = 1 if pairs is None else pairs.max_per_token
     features, decay = inputs["state"]["features"], inputs["state"].get("decay")
-    below = StateBelow(state, features, bound["keys"], decay, query, recurrence, max_per_token)
+    below = StateBelow(state, features, parts["keys"], decay, query, recurrence, max_per_token)
     return cache, state, below, query, pairs
 
 
-def _sparse(bound: Bound) -> Sparse:
-    assert isinstance(bound.part, Sparse)
-    return bound.part
+def _sparse(running: RunningPart) -> Sparse:
+    assert isinstance(running.part, Sparse)
+    return running.part
 
 
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:

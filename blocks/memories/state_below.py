@@ -9,7 +9,7 @@ from blocks.legend import Tensor, torch
 from blocks.memories.candidates import select_by_heads
 from blocks.memories.recurrent import Recurrent, features_of_no_pair
 from blocks.operation import REFERENCE, Form, State
-from blocks.pattern import Bound
+from blocks.pattern import RunningPart
 
 
 class StateBelow:
@@ -20,7 +20,14 @@ class StateBelow:
     """
 
     def __init__(
-        self, state: Bound, query: Tensor, keys: Bound, decay: Tensor | None, like: Tensor, recurrence: Form, max_per_token: int = 1
+        self,
+        state: RunningPart,
+        query: Tensor,
+        keys: RunningPart,
+        decay: Tensor | None,
+        like: Tensor,
+        recurrence: Form,
+        max_per_token: int = 1,
     ) -> None:
         """query: the features of queries. keys: the map of keys. like: any tensor of the values' dtype. max_per_token: as in
         ``Pairs``."""

@@ -17,7 +17,7 @@ from blocks.memories.stored_pairs import Holding, keep_present, move_pairs, pair
 from blocks.memories.weight_errors import error_sums
 from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, row_obstacle
 from blocks.part import Parameters
-from blocks.pattern import NO_MAPS, Bound
+from blocks.pattern import NO_MAPS, RunningPart
 from blocks.positions import Position
 from blocks.softmax import dense, fla_forms, native_obstacle, native_step, native_step_obstacle, single, triton_forms, windowed
 from blocks.softmax.dense import mask_bias
@@ -71,7 +71,7 @@ class Window(Holding):
         return self.shape == "sliding"
 
     @property
-    def room(self) -> int:
+    def declared_size(self) -> int:
         return self.size
 
     @property
@@ -168,7 +168,7 @@ def compute_output(
     query: Float[Tensor, "B T H D"],
     pairs: Pairs,
     features: Mapping[str, Tensor],
-    maps: Mapping[str, Bound] = NO_MAPS,
+    maps: Mapping[str, RunningPart] = NO_MAPS,
     attention: Callable[..., Partial],
     size: int,
     is_sliding: bool,
@@ -215,7 +215,7 @@ def compute_step(
     query: Float[Tensor, "B 1 H D"],
     pairs: Pairs,
     features: Mapping[str, Tensor],
-    maps: Mapping[str, Bound] = NO_MAPS,
+    maps: Mapping[str, RunningPart] = NO_MAPS,
     attention: Callable[..., Partial],
     size: int,
     is_sliding: bool,
@@ -254,7 +254,7 @@ def find_evicted_pairs(
 
 
 def _sum_errors(
-    call: Call, features: Mapping[str, Tensor], maps: Mapping[str, Bound], query: Tensor, every: Pairs, visible: Seen
+    call: Call, features: Mapping[str, Tensor], maps: Mapping[str, RunningPart], query: Tensor, every: Pairs, visible: Seen
 ) -> dict[str, Tensor]:
     """Return the sums of errors, with those of the call's tokens."""
     sums = {}

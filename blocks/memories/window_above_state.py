@@ -19,7 +19,7 @@ from blocks.memories.stored_pairs import state_of
 from blocks.memories.window import Window, entries, find_evicted_pairs, keep_last
 from blocks.operation import TRITON, Call, Form, Kind, Setting, State, row_obstacle, size_obstacle
 from blocks.part import Part
-from blocks.pattern import Bound, Pattern
+from blocks.pattern import Pattern, RunningPart
 from blocks.reads import Shared
 from blocks.recurrences.stabilised import stabilise_step
 from blocks.tensors import repeat_heads
@@ -32,12 +32,12 @@ WIDEST = 256
 GPU."""
 
 
-def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
-    window, state, read = bound["window"], bound["state"], bound["read"]
+def _run(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
+    window, state, read = parts["window"], parts["state"], parts["read"]
     rotation, held = _window(window).rotation, _window(window).held
     extended: Pairs = window.compute(lambda _: entries(window.call, inputs["window"]["pairs"], rotation))
     query = window.call.rotate(inputs["window"]["query"], rotation)
-    arguments = extended, bound["keys"], inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
+    arguments = extended, parts["keys"], inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     state_features, state_arguments = state.compute(_features, state, window, *arguments)
     output, summed = read.compute(
         _attend_jointly, query, extended, state_features, state_arguments, _shared_arguments(read).asks_maximum
@@ -48,10 +48,10 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
 
 def _features(
     parameters: Any,
-    state: Bound,
-    window: Bound,
+    state: RunningPart,
+    window: RunningPart,
     extended: Pairs,
-    keys: Bound,
+    keys: RunningPart,
     query: Float[Tensor, "B T H F"],
     decay: Tensor | None,
     logits: Mapping[str, Tensor],
@@ -127,16 +127,16 @@ def document_starts(tokens: Tokens, held: int) -> tuple[Int[Tensor, "B E"] | Non
     return start, torch.where(count > 0, start.gather(1, held + last)[:, 0], 0), count
 
 
-def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
+def _run_step(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
     """Return the head's output for one token. Tensors of pairs that no kernel needs, such as a key before its convolution, are
     written into the state separately."""
-    window, state, read = bound["window"], bound["state"], bound["read"]
+    window, state, read = parts["window"], parts["state"], parts["read"]
     memory = _window(window)
     pairs: Pairs = inputs["window"]["pairs"].to_storage(memory.rotation)
     constants = {"size": memory.size, "is_sliding": memory.is_sliding, "rotation": memory.rotation}
     place = place_of(window.call.tokens, memory.held)
     evicted = window.compute(lambda _: find_evicted_pairs(window.call, pairs, place, **constants))
-    arguments = evicted, bound["keys"], inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
+    arguments = evicted, parts["keys"], inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     query_features, arriving, decay, weight, summed = state.compute(_step_features, state, window, *arguments)
     held, call = to_write_over(window.call), window.call
     query, ring = call.rotate(inputs["window"]["query"], memory.rotation), tuple(held[name] for name in RING)
@@ -157,10 +157,10 @@ def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]
 
 def _step_features(
     parameters: Any,
-    state: Bound,
-    window: Bound,
+    state: RunningPart,
+    window: RunningPart,
     evicted: Pairs | None,
-    mapping: Bound,
+    mapping: RunningPart,
     query: Float[Tensor, "B T H F"],
     decay: Tensor | None,
     logits: Mapping[str, Tensor],
@@ -188,7 +188,7 @@ def _step_features(
 
 
 def weight_over(
-    exact: Bound, state: Bound, logits: Mapping[str, Tensor], log_scale: Tensor | None, query: Float[Tensor, "B T H F"]
+    exact: RunningPart, state: RunningPart, logits: Mapping[str, Tensor], log_scale: Tensor | None, query: Float[Tensor, "B T H F"]
 ) -> Float[Tensor, "B T H"] | None:
     """Return the logarithm of the ratio of two factors: that of an exact memory's mass and that of the state's mass. None: both are
     1.
@@ -197,10 +197,10 @@ def weight_over(
     which each mass is multiplied by the sigmoid.
     """
     weight = None if log_scale is None else -log_scale
-    for bound, sign in ((exact, 1), (state, -1)):
-        assert isinstance(bound.part, Memory)
-        if bound.part.called in logits:
-            log_weight = sign * torch.nn.functional.logsigmoid(logits[bound.part.called])
+    for running, sign in ((exact, 1), (state, -1)):
+        assert isinstance(running.part, Memory)
+        if running.part.called in logits:
+            log_weight = sign * torch.nn.functional.logsigmoid(logits[running.part.called])
             weight = log_weight if weight is None else weight + log_weight
     return None if weight is None else weight.expand(query.shape[:3])
 
@@ -210,14 +210,14 @@ def to_write_over(call: Call) -> State:
     return {name: entries.contiguous() if call.in_place else entries.clone() for name, entries in call.state.items()}
 
 
-def _window(bound: Bound) -> Window:
-    assert isinstance(bound.part, Window)
-    return bound.part
+def _window(running: RunningPart) -> Window:
+    assert isinstance(running.part, Window)
+    return running.part
 
 
-def _shared_arguments(bound: Bound) -> Shared:
-    assert isinstance(bound.part, Shared)
-    return bound.part
+def _shared_arguments(running: RunningPart) -> Shared:
+    assert isinstance(running.part, Shared)
+    return running.part
 
 
 def _obstacle(setting: Setting) -> str | None:

@@ -8,7 +8,7 @@ from blocks.legend import Float, Int, Tensor, torch
 def cut_documents(segment: Int[Tensor, "B T"], span: int) -> list[Tensor]:
     """Return the documents of each ``span`` tokens, numbered anew: 0 continues the last document of the tokens before."""
     before = (0, *segment[:, span - 1 : -1 : span, None].unbind(1))
-    return [piece - last for piece, last in zip(segment.split(span, dim=1), before, strict=True)]
+    return [document - last for document, last in zip(segment.split(span, dim=1), before, strict=True)]
 
 
 def into_chunks(
@@ -18,7 +18,7 @@ def into_chunks(
     missing = count * chunk - states.shape[1]
     if missing:
         states = torch.cat((states, states.new_zeros(states.shape[0], missing, *states.shape[2:])), dim=1)
-    # Made contiguous once: a product would copy a strided factor in pieces, and a transposed one number by number.
+    # Made contiguous once: a product would copy a strided factor in parts, and a transposed one number by number.
     return states.unflatten(2, groups).unflatten(1, (count, chunk)).permute(order).contiguous()
 
 

@@ -46,7 +46,7 @@ class Function:
         arguments = self.tree.args
         return [*arguments.args, *([arguments.vararg] if arguments.vararg else []), *arguments.kwonlyargs]
 
-    def bound(self, call: ast.Call, facts: Facts, *, more: bool = False) -> dict[str, ArgumentFact | None] | None:
+    def facts_of_call(self, call: ast.Call, facts: Facts, *, more: bool = False) -> dict[str, ArgumentFact | None] | None:
         """Return the fact about each parameter in a call; None if it passes starred arguments. facts: of the caller's own.
         more: further arguments follow (of a ``partial``)."""
         if any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords):
@@ -95,9 +95,9 @@ class Functions:
 
     def _collect(self) -> dict[str, dict[str, ArgumentFact]]:
         """Fold all functions with what is known so far, and gather anew what their calls have in common."""
-        bounds_of: dict[str, list[Mapping[str, ArgumentFact | None] | None]] = {}
+        facts_of_calls: dict[str, list[Mapping[str, ArgumentFact | None] | None]] = {}
         for key, facts in self._calls:
-            bounds_of.setdefault(key, []).append(facts)
+            facts_of_calls.setdefault(key, []).append(facts)
         self.trees: dict[str, ast.FunctionDef] = {}
         self.classes: dict[str, type] = {}
         self.numbers: dict[str, tuple[Any, str]] = {}
@@ -110,10 +110,10 @@ class Functions:
             function, facts = self.function(key), self.facts.get(key, {})
             tree, known = _fold_once(function, facts, self.unread)
             self.trees[key] = tree
-            for called, bound in self._used_functions(function, tree, known):
+            for called, facts_of_one in self._used_functions(function, tree, known):
                 waiting.append(called)
-                bounds_of.setdefault(called, []).append(bound)
-        return {key: self._common(key, bounds) for key, bounds in bounds_of.items()}
+                facts_of_calls.setdefault(called, []).append(facts_of_one)
+        return {key: self._common(key, calls) for key, calls in facts_of_calls.items()}
 
     def _unread(self) -> frozenset[str]:
         nodes = [node for tree in self.trees.values() for node in ast.walk(tree)]
@@ -126,13 +126,13 @@ class Functions:
             if field.default is None and field.name not in read
         )
 
-    def _common(self, key: str, bounds: list[Mapping[str, ArgumentFact | None] | None]) -> dict[str, ArgumentFact]:
-        if any(bound is None for bound in bounds):
+    def _common(self, key: str, calls: list[Mapping[str, ArgumentFact | None] | None]) -> dict[str, ArgumentFact]:
+        if any(facts_of_one is None for facts_of_one in calls):
             return {}
         # A parameter that the function assigns anew is not what its calls have in common.
         assigned = {item.id for item in ast.walk(self.trees[key]) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)}
         names = [item.arg for item in self.function(key).parameters if item.arg not in assigned]
-        facts = {name: join_facts(bound.get(name) for bound in bounds if bound is not None) for name in names}
+        facts = {name: join_facts(facts_of_one.get(name) for facts_of_one in calls if facts_of_one is not None) for name in names}
         return {name: fact for name, fact in facts.items() if fact is not None}
 
     def _used_functions(
@@ -152,7 +152,7 @@ class Functions:
             name = node.args[0] if more and node.args else node.func
             call = ast.Call(name, node.args[1:], node.keywords) if more else node
             if isinstance(name, ast.Name) and isinstance(other := meant_by(function.module, name.id), FunctionType):
-                called[id(name)] = self.function(key_of(other)).bound(call, facts, more=more)
+                called[id(name)] = self.function(key_of(other)).facts_of_call(call, facts, more=more)
         defaults = [*tree.args.defaults, *(item for item in tree.args.kw_defaults if item is not None)]
         for node in (*inside, *(item for default in defaults for item in ast.walk(default))):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and (node.id not in names_here or id(node) in called):

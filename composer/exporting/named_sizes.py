@@ -60,7 +60,7 @@ for _name, _symbol in (("add", "+"), ("sub", "-"), ("mul", "*"), ("floordiv", "/
 
 def sizes_of(head: HeadSpec, shape: Shape) -> dict[str, int]:
     """Return the sizes of memories of pairs, of convolutions and of learned feature maps, by their names in the file."""
-    sizes = {f"{memory.called}_size": memory.room for memory in head.memory if _has_size(memory)}
+    sizes = {f"{memory.called}_size": memory.declared_size for memory in head.memory if _has_size(memory)}
     sizes |= {} if head.conv is None else {"conv_size": head.conv.kernel}
     columns = _columns(head, shape)
     return sizes if columns is None else sizes | {MAP_SIZE: columns}
@@ -69,7 +69,9 @@ def sizes_of(head: HeadSpec, shape: Shape) -> dict[str, int]:
 def with_named_sizes(head: HeadSpec, shape: Shape) -> HeadSpec:
     """Return the head with the sizes of ``sizes_of`` as ``NamedSize``."""
     memories = tuple(
-        memory.model_copy(update={"size": NamedSize(memory.room, f"self.{memory.called}_size")}) if _has_size(memory) else memory
+        memory.model_copy(update={"size": NamedSize(memory.declared_size, f"self.{memory.called}_size")})
+        if _has_size(memory)
+        else memory
         for memory in head.memory
     )
     named: dict[str, Any] = {"memory": memories}
@@ -87,4 +89,4 @@ def _columns(head: HeadSpec, shape: Shape) -> int | None:
 
 
 def _has_size(memory: Memory) -> bool:
-    return memory.bounded and memory.room > 0
+    return memory.bounded and memory.declared_size > 0

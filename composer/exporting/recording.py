@@ -144,7 +144,7 @@ class ProgramRecording(TorchFunctionMode):
 
     def add_input(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Add an input of the program, by its name in the file."""
-        self._bind(tensor, self._call("input", name, (), {}))
+        self._store(tensor, self._call("input", name, (), {}))
         return tensor
 
     def call_of(self, value: Any) -> Recorded | None:
@@ -174,7 +174,7 @@ class ProgramRecording(TorchFunctionMode):
         call = self._call(kind, name, args, options)
         with torch._C.DisableTorchFunction():
             result = tuple(torch.empty_like(item) for item in likes) if isinstance(likes, tuple) else torch.empty_like(likes)
-        self._bind(result, call)
+        self._store(result, call)
         return result
 
     def name(self, label: str, value: Any, *, is_of_step: bool = False) -> None:
@@ -199,13 +199,13 @@ class ProgramRecording(TorchFunctionMode):
             return result
         self._look(sys._getframe(1))
         if (same := self._same_as(name, args, result)) is not None:
-            self._bind(result[0] if isinstance(result, tuple) else result, same)
+            self._store(result[0] if isinstance(result, tuple) else result, same)
             return result
         if isinstance(result, int) and not isinstance(result, bool):
             return (
                 result if self.is_fixed and args[1:] and args[1] else SizeNumber(result, self._call("method", name, args, options))
             )
-        self._bind(result, self._call(*kind_of(func, name, args, options), args, options, writes=writes_into(name)))
+        self._store(result, self._call(*kind_of(func, name, args, options), args, options, writes=writes_into(name)))
         return result
 
     @property
@@ -254,17 +254,20 @@ class ProgramRecording(TorchFunctionMode):
                 for axis, size in enumerate(result)
             )
         if isinstance(result, torch.Tensor):
-            self._bind(result, self._call("attribute", name, (tensor,), {}))
+            self._store(result, self._call("attribute", name, (tensor,), {}))
         return result
 
     def _call(self, kind: str, name: str, args: tuple[Any, ...], options: Mapping[str, Any], *, writes: bool = False) -> Recorded:
         # The calls of the arguments now: a later call may write into the same tensor.
-        arguments, named = tuple(self._bound(item) for item in args), {name: self._bound(item) for name, item in options.items()}
+        arguments, named = (
+            tuple(self._calls_in(item) for item in args),
+            {name: self._calls_in(item) for name, item in options.items()},
+        )
         call = Recorded(kind, name, arguments, named, self.step, len(self.calls), writes, branch=self.branch)
         self.calls.append(call)
         return call
 
-    def _bound(self, value: Any) -> Any:
+    def _calls_in(self, value: Any) -> Any:
         """Return the value with calls in the place of their results."""
         call = value if isinstance(value, Recorded) else self.call_of(value)
         if call is not None:
@@ -272,12 +275,12 @@ class ProgramRecording(TorchFunctionMode):
         if isinstance(value, torch.Tensor):
             raise ExportError(f"a computation uses a tensor that does not come from an input {self._where()}")
         if isinstance(value, tuple | list):
-            each = [self._bound(item) for item in value]
+            each = [self._calls_in(item) for item in value]
             return each if isinstance(value, list) else tuple(each)
         if isinstance(value, dict):
-            return {name: self._bound(item) for name, item in value.items()}
+            return {name: self._calls_in(item) for name, item in value.items()}
         if isinstance(value, slice):
-            return slice(*(self._bound(item) for item in (value.start, value.stop, value.step)))
+            return slice(*(self._calls_in(item) for item in (value.start, value.stop, value.step)))
         return value
 
     def _record_detach(self, value: Any, call: Recorded) -> Recorded:
@@ -288,7 +291,7 @@ class ProgramRecording(TorchFunctionMode):
         self._of[id(value)] = value, self._call("method", "detach", (call,), {})
         return self._of[id(value)][1]
 
-    def _bind(self, result: Any, call: Recorded) -> None:
+    def _store(self, result: Any, call: Recorded) -> None:
         """Store the result of a call. The answer is kept alive, so that no other gets its id."""
         if isinstance(result, torch.Tensor):
             self._of[id(result)] = result, call
@@ -297,12 +300,12 @@ class ProgramRecording(TorchFunctionMode):
                 call.detached = result.is_floating_point() and not torch.is_grad_enabled()
         elif isinstance(result, tuple | list):
             for index, item in enumerate(result):
-                self._bind(item, self._call("field", str(index), (call,), {}))
+                self._store(item, self._call("field", str(index), (call,), {}))
         elif dataclasses.is_dataclass(result):
             for item in dataclasses.fields(result):
                 value = getattr(result, item.name)
                 if value is not None:
-                    self._bind(value, self._call("field", f".{item.name}", (call,), {}))
+                    self._store(value, self._call("field", f".{item.name}", (call,), {}))
         elif result is not None:
             raise ExportError(f"{call.name} gives a {type(result).__name__} {self._where()}")
 
@@ -324,7 +327,7 @@ class ProgramRecording(TorchFunctionMode):
             (_, function_name, arguments, versions), self._inside = self._inside, None
             writes = _versions_of(arguments) != versions
             if writes or (_holds_tensor(result) and not any(result is item for item in arguments.values())):
-                self._bind(result, self._call("own", function_name, (), arguments, writes=writes))
+                self._store(result, self._call("own", function_name, (), arguments, writes=writes))
 
     def _look(self, frame: FrameType | None) -> None:
         """Note the names of variables and parameters that hold tensors, in all running functions of parts."""

@@ -80,7 +80,7 @@ def no_room(model: Any, tokens: int) -> ComposerError:
         return ComposerError(f"out of memory at {tokens:,} tokens: use a shorter prompt, or generate fewer tokens")
     spec, kind = model.config.read_spec(), dtype_name(model.dtype)
     cost = explain_resolved(spec, sequence=tokens, dtype=kind)
-    sizes = {(memory.name or memory.kind, memory.room) for head in spec.heads.values() for memory in head.memory}
+    sizes = {(memory.name or memory.kind, memory.declared_size) for head in spec.heads.values() for memory in head.memory}
     name, largest = max(sizes, key=lambda item: item[1])
     remedies = [f"build it with a smaller `size` of `{name}`, which is {largest:,}"] if largest else []
     if any(group.state_grows for group in cost.groups) or not remedies:

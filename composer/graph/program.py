@@ -156,7 +156,7 @@ that the following steps read."""
 
 
 def _keep_value(value: Tensor, covered: CoveredOperation, call: Call, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the outputs, with the given values in place of computed ones. A ``Watch`` once ``value`` is bound."""
+    """Return the outputs, with the given values in place of computed ones. A ``Watch`` once ``value`` is set."""
     ports = covered.node.operation.gives
     return tuple(
         repeat_heads(value, output.shape[2]) if port.kind is Kind.VALUE else output

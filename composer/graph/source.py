@@ -28,7 +28,7 @@ from blocks.kernels import Refused
 from blocks.memories.base import Memory
 from blocks.operation import EVERY, Call, Form, Kind
 from blocks.part import Part
-from blocks.pattern import Bound
+from blocks.pattern import RunningPart
 from composer.graph.graph import INPUTS, OUTPUT, SINKS
 from composer.system.notices import warn_fallback
 
@@ -48,13 +48,13 @@ WIDTH = 132
 INDENT = "    "
 
 
-def bind(operation: CoveredOperation, call: Call, module: Callable[..., Any]) -> Bound:
+def running_part(operation: CoveredOperation, call: Call, module: Callable[..., Any]) -> RunningPart:
     """Return an operation of the head that a form calls itself. module: with the part's parameters."""
     assert operation.node.part is not None, "the head's own inputs and output have no form"
-    return Bound(operation.node.part, call.of(operation), module, operation.runs)
+    return RunningPart(operation.node.part, call.of(operation), module, operation.runs)
 
 
-PROVIDED = {"__package__": __package__, "bind": bind, "Refused": Refused, "warn_fallback": warn_fallback}
+PROVIDED = {"__package__": __package__, "running_part": running_part, "Refused": Refused, "warn_fallback": warn_fallback}
 """What a source uses beside its forms and operations, and its package. Without ``__name__``, torch.compile reads names from the
 namespace, and not from a module of that name."""
 RESERVED = frozenset({"parts", "call", "watch", "refusal", "dict", "str", *PROVIDED})
@@ -213,12 +213,12 @@ class _Writer:
             (covered,) = step.covers
             arguments = [run, f"call.of({self._operation(covered)})", *self._arguments(covered), *constants]
             return _call(f'{targets[0]} = parts["{covered.node.module}"](', arguments, ")")
-        bound, inputs = [], []
+        running_parts, inputs = [], []
         for name, covered in zip(step.names, step.covers, strict=True):
-            bound.append(f'"{name}": {self._bound(covered)},')
+            running_parts.append(f'"{name}": {self._running_part(covered)},')
             inputs += _call(f'"{name}": dict(', self._arguments(covered), "),")
         left = _call("(", [f"({target})" for target in targets], f") = {run}(")
-        lists = [line for entries in (bound, inputs) for line in ("{", *_indent(entries), "},")]
+        lists = [line for entries in (running_parts, inputs) for line in ("{", *_indent(entries), "},")]
         return [*left, *_indent([*lists, *(f"{constant}," for constant in constants)]), ")"]
 
     def _arguments(self, covered: CoveredOperation) -> list[str]:
@@ -229,13 +229,13 @@ class _Writer:
         for port, sources in covered.many.items():
             entries = (f'"{label}": {self.names[value]}' for label, value in sources.items())
             many.append(f"{port}={{{', '.join(entries)}}}")
-        entries = (f'"{name}": {self._bound(called)}' for name, called in covered.maps.items())
+        entries = (f'"{name}": {self._running_part(called)}' for name, called in covered.maps.items())
         maps = [f"maps={{{', '.join(entries)}}}"] if covered.maps else []
         return [*options, *single, *many, *maps]
 
-    def _bound(self, covered: CoveredOperation) -> str:
+    def _running_part(self, covered: CoveredOperation) -> str:
         """Return an operation that a form calls itself."""
-        return f'bind({self._operation(covered)}, call, parts["{covered.node.module}"])'
+        return f'running_part({self._operation(covered)}, call, parts["{covered.node.module}"])'
 
     def _constants(self, constants: Mapping[str, Any]) -> list[str]:
         """Return constants as arguments, by name. Objects are named by their functions or kinds."""

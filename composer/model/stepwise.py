@@ -20,7 +20,7 @@ from composer.graph.program import CoveredOperation, HeadFunctions, HeadInputs, 
 from composer.model.head import Head, anatomy, without_autocast
 from converters.trunk import dtype_name
 
-ROOM = 2**25
+MOST_NUMBERS = 2**25
 """Numbers that one piece of a text may compute for all heads of a group and all pairs before it: 128 MiB in float32."""
 LONGEST = 1024
 """Tokens of a piece at most."""
@@ -149,7 +149,7 @@ def _columns(head: Head, inputs: HeadInputs, bounds: tuple[int, ...]) -> Iterato
         yield slice(0, length)
         return
     batch, heads = inputs.query.shape[0], inputs.query.shape[2]
-    most = max(16, min(LONGEST, ROOM // max(1, batch * heads * length)))
+    most = max(16, min(LONGEST, MOST_NUMBERS // max(1, batch * heads * length)))
     edges = {0, length, *(bound for bound in bounds if 0 < bound < length)}
     start = 0
     for end in sorted(edges - {0}):

@@ -201,7 +201,7 @@ class Application:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        job = Job(request, prompts, self.served.room(request, prompts, most), ends, continues, deliver)
+        job = Job(request, prompts, self.served.token_limit(request, prompts, most), ends, continues, deliver)
         self.engine.submit(job)
         leaving = asyncio.create_task(exchange.wait_until_left())
         leaving.add_done_callback(lambda _: pieces.put_nowait(ClientLeftError()))

@@ -57,7 +57,7 @@ class PromptReader:
             for prompt in request.prompt
         ]
 
-    def room(self, request: TextRequest, prompts: Sequence[Sequence[int]], default: int) -> int:
+    def token_limit(self, request: TextRequest, prompts: Sequence[Sequence[int]], default: int) -> int:
         """Return the largest number of new tokens of each text. default: where the request sets none. Raises RequestError."""
         if len(prompts) * request.n > MOST_ROWS:
             raise RequestError(

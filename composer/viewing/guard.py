@@ -47,7 +47,7 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", []), *own]}
             await send(message)
 
-        return await self.app(scope, _bound(receive), with_cookie)
+        return await self.app(scope, _limit_request(receive), with_cookie)
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
         """Return the status and the reason of a refusal; None for a request that may pass."""
@@ -72,7 +72,7 @@ class Guard:
         return any(secrets.compare_digest(token.encode(), self.token.encode()) for token in known)
 
 
-def _bound(receive: Receive) -> Receive:
+def _limit_request(receive: Receive) -> Receive:
     """Receive a request that ends in time, and within its bound; any other counts as disconnected."""
     size, is_whole = 0, False
 

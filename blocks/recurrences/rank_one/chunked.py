@@ -143,9 +143,9 @@ def _scan(
     """Return the corrected values of the tokens, given the state before the chunk; the outputs of that state for the chunk's
     queries; and the state after the last chunk. kept: the contribution of the chunk's own pairs at its end."""
     entered, earlier = [], []
-    pieces = (states.unbind(2) for states in (query, offered, erased, to_end, whole))
+    chunks = (states.unbind(2) for states in (query, offered, erased, to_end, whole))
     more = repeat(None) if kept is None else kept.unbind(2)
-    for queries, values, rows, ends, left, added in zip(*pieces, more, strict=False):
+    for queries, values, rows, ends, left, added in zip(*chunks, more, strict=False):
         earlier.append(queries @ state)
         entered.append(values - rows @ state)
         state = torch.addcmul(ends.mT @ entered[-1], state, left)

@@ -35,7 +35,7 @@ class Strided(Holding):
     """Positions from one pair that it holds to the next."""
 
     @property
-    def room(self) -> int:
+    def declared_size(self) -> int:
         return self.size
 
     def state(self, shape: Shape) -> dict[str, Slot]:

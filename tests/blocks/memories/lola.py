@@ -20,7 +20,7 @@ from blocks.memories.state import StateMemory
 from blocks.memories.state_below import StateBelow
 from blocks.memories.window import Window
 from blocks.operation import REFERENCE, Setting
-from blocks.pattern import Bound
+from blocks.pattern import RunningPart
 from blocks.positions import NoPosition, Rope
 from blocks.reads import Shared
 from blocks.scores.random import Random
@@ -221,7 +221,7 @@ class Cascade:
         """Return the window's partial and its evicted pairs, with the sums that the cache needs."""
         part, shape = self.parts()["window"]
         mapped = {number.name: features(query) for number in shape.numbers}
-        maps = dict.fromkeys(mapped, Bound(part, operation.Call(tokens, {}, shape), run_map, (map_keys,)))
+        maps = dict.fromkeys(mapped, RunningPart(part, operation.Call(tokens, {}, shape), run_map, (map_keys,)))
         setting = Setting(gradients=any(of.requires_grad for of in (query, pairs.key, pairs.value)))
         inputs = {"query": query, "pairs": pairs, "features": mapped, "maps": maps}
         return computed(part, self.form, shape, {}, tokens, state, setting=setting, **inputs)

@@ -14,7 +14,7 @@ from blocks.kernels import Refused
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
 from blocks.operation import Form, Kind, Setting, State, no_obstacle
-from blocks.pattern import Bound, Pattern
+from blocks.pattern import Pattern, RunningPart
 from blocks.reads import Read
 from composer.errors import BuildError
 from composer.graph import matching
@@ -33,17 +33,17 @@ SHAPE = SMALL.shape(4)
 SAYS = "both in one pass"
 
 
-def in_turn(bound: Mapping[str, Bound], passed: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
+def in_turn(parts: Mapping[str, RunningPart], passed: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
     """Run the window by its own form, then the part that it feeds, with its map of keys."""
 
     def compute(name: str, **more: Any) -> tuple[Any, State]:
-        operation = bound[name]
+        operation = parts[name]
         form = form_of(operation.part.operation(operation.call.shape).forms, "torch")
         return operation.compute(form.run, operation.call, **passed[name], **more)
 
     near = compute("near")
     pairs = near[0][1]
-    keys = None if pairs is None else bound["keys"].map(pairs)
+    keys = None if pairs is None else parts["keys"].map(pairs)
     return [near, ((keys,), {}), compute("far", pairs=pairs, keys=keys)]
 
 
