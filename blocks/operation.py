@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
-from blocks.flow import Rotation, Tokens
-from blocks.legend import Float, Shape, Tensor
+from blocks.flow import Tokens
+from blocks.legend import Shape, Tensor
 
 EVERY = "every"
 """The backend of an operation's only form, which computes it on all backends."""
@@ -215,8 +215,6 @@ class Call:
     - place: the layer, and the first of the operation's heads in it.
     - in_place: the state may be overwritten.
     - needs_mass: a read needs this memory's lse.
-    - rotated: a cache of the head's rotated queries, as several operations need the same: by the rotation's id, the rotation, the
-      queries and the result. An id belongs to the rotation as long as the cache holds it.
     """
 
     tokens: Tokens
@@ -225,19 +223,10 @@ class Call:
     place: tuple[int, int] = (0, 0)
     in_place: bool = False
     needs_mass: bool = True
-    rotated: dict[int, tuple[Rotation, Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, operation: Any) -> Call:
         """Return the call of an operation in the head whose call this is, with the operation's state and shape. operation: a
         ``CoveredOperation`` of ``composer.graph.program``."""
         slots = operation.slots
         state = dict(zip(slots, map(self.state.__getitem__, slots.values()), strict=True)) if slots else {}
-        return Call(self.tokens, state, operation.shape, self.place, self.in_place, operation.needs_mass, self.rotated)
-
-    def rotate(self, query: Float[Tensor, "B T H D"], by: Rotation) -> Float[Tensor, "B T H D"]:
-        """Return the queries, rotated by ``by`` at the positions of the tokens. The result is cached, as several operations need
-        the same."""
-        last = self.rotated.get(id(by))
-        if last is None or last[1] is not query:
-            last = self.rotated[id(by)] = by, query, by.rotate_tokens(query, self.tokens)
-        return last[2]
+        return Call(self.tokens, state, operation.shape, self.place, self.in_place, operation.needs_mass)

@@ -107,11 +107,10 @@ class FeatureMap(Part):
         return (Form(EVERY, "as defined", run),)
 
     def _map_query(
-        self, parameters: Parameters, call: Call, *, query: Tensor, position: Position, scale: Scale, plain: Plain | None = None
+        self, parameters: Parameters, call: Call, *, query: Tensor, scale: Scale, plain: Plain | None = None
     ) -> tuple[tuple[Tensor], State]:
-        """position: how queries and keys are rotated before they are mapped. scale: the form of features that the memory
-        expects."""
-        return (self.map_side(parameters, "query_", call.rotate(query, position), scale, plain),), {}
+        """query: rotated. scale: the form of features that the memory expects."""
+        return (self.map_side(parameters, "query_", query, scale, plain),), {}
 
     def _map_keys(
         self,

@@ -100,7 +100,8 @@ def _obstacle(setting: Setting, conv: Convolution, features: Hedgehog) -> str | 
 
 def _does_not_rotate(options: Mapping[str, Mapping[str, Any]]) -> bool:
     """Return True if nothing rotates queries and keys between the convolution and the map, which is one for both."""
-    return options["features"]["position"].base == () and options["features"] == options["keys"]
+    keys = options["keys"]
+    return keys["position"].base == () and options["features"]["scale"] == keys["scale"]
 
 
 CONVOLVED_MAP = Pattern(

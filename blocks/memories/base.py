@@ -67,6 +67,8 @@ class Memory(Part):
     """Whether its output depends on the pairs that it receives. Otherwise it evicts all of them (``meta``)."""
     sifts: ClassVar[bool] = False
     """Whether it keeps some pairs permanently, so that their tokens pass no pair to the memories below (``first``)."""
+    receives_rotated: ClassVar[bool] = True
+    """Whether its queries arrive rotated. Otherwise it rotates them itself (``compressed``)."""
     per_query_head: ClassVar[bool] = False
     """Whether each query head holds its own pairs (``sparse``)."""
     by_coordinate: ClassVar[bool] = False

@@ -70,5 +70,5 @@ class BlockMeans(Blocks):
         # One block that no query sees, as there may be none.
         key, value = (torch.nn.functional.pad(means[name], (0, 0, 0, 0, 0, 1)) for name in ("key", "value"))
         visible = torch.nn.functional.pad(visible, (0, 1))
-        result = dense(call.rotate(query, self.rotation), key, value, visible, call.shape.softcap)
+        result = dense(query, key, value, visible, call.shape.softcap)
         return (Partial(result.output, result.lse),), state

@@ -46,6 +46,7 @@ class Compressed(Memory):
         "(TransMLA), arXiv:2603.17946 (CARE); keys rotated after they are restored: arXiv:2407.21118 (Palu)"
     )
     grows: ClassVar[bool] = True
+    receives_rotated: ClassVar[bool] = False
     by_coordinate: ClassVar[bool] = True
     joins_values: ClassVar[bool] = True
     kind: Literal["compressed"] = "compressed"
@@ -190,7 +191,7 @@ class Compressed(Memory):
         value, key = (
             part.unflatten(-1, (shape.key_heads, -1)) for part in restored.tensor_split([shape.key_heads * shape.value_dim], -1)
         )
-        rotated = call.rotate(query, self.rotation)
+        rotated = self.rotation.rotate_tokens(query, call.tokens)
         if self.rotate == "all":
             query, key = rotated, self.rotation.rotate(key, held["position"])
         if self.rope:
@@ -214,7 +215,7 @@ class Compressed(Memory):
         projected = torch.einsum("bthd,hdr->bthr", without_coordinates(query, by_query).to(dtype), of_keys)
         key = code
         if self.rope:
-            kept_query = call.rotate(query, self.rotation).gather(-1, by_query.expand(*query.shape[:2], -1, -1))
+            kept_query = self.rotation.rotate_tokens(query, call.tokens).gather(-1, by_query.expand(*query.shape[:2], -1, -1))
             projected, key = (
                 torch.cat((first.to(dtype), coded), -1) for first, coded in ((kept_query, projected), (held["key"], code))
             )

@@ -81,7 +81,7 @@ class First(Holding):
             held = present & (segment == tokens.last_segment())
             order = _first(held, entry, size)
             kept = _pick(held, order)
-        partial = dense(call.rotate(query, self.rotation), seen.key, seen.value, visible, call.shape.softcap)
+        partial = dense(query, seen.key, seen.value, visible, call.shape.softcap)
         carried = seen if segment is None else entries.each(lambda tensor: _pick(tensor, order))
         carried = keep_present(carried.each(lambda tensor: tensor * kept.view(*kept.shape, *[1] * (tensor.dim() - 2))), kept)
         # The evicted pairs are the call's own; kept pairs are marked as absent for the memories below.

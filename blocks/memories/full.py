@@ -204,7 +204,6 @@ class Full(Memory):
 
     def _rotate_and_scale(self, query: Float[Tensor, "B T H D"], call: Call) -> Float[Tensor, "B T H D"]:
         """Return the queries, rotated and, with ``length_scale``, multiplied by the factor of their position."""
-        query = call.rotate(query, self.rotation)
         if self.length_scale is None:
             return query
         dtype = accumulating(query.dtype)
@@ -280,7 +279,7 @@ class Full(Memory):
         visible = pairs.present[:, None].expand(-1, query.shape[1], -1)
         if tokens.segment is not None:
             visible = visible & (tokens.segment[:, :, None] == tokens.segment[:, None])
-        result = dense(call.rotate(query, rotation), pairs.rotate(rotation), pairs.value, visible, call.shape.softcap)
+        result = dense(query, pairs.rotate(rotation), pairs.value, visible, call.shape.softcap)
         return (result,), {}
 
 

@@ -47,7 +47,7 @@ def _run(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any
     assert isinstance(shared, Shared)
     tokens, size, keep = window.call.tokens, terraced.size, cache.keep
     extended: Pairs = window.compute(lambda _: entries(window.call, inputs["window"]["pairs"], terraced.rotation))
-    query = window.call.rotate(inputs["window"]["query"], terraced.rotation)
+    query = inputs["window"]["query"]
     mapped, keys = inputs["state"]["features"], parts["keys"]
     # Features of all entries are needed only for scores that depend on the window.
     most = extended.position.shape[1] if keep.reads == "window" else tokens.position.shape[1] + size - 1

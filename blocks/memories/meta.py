@@ -62,8 +62,7 @@ class Meta(Holding):
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
     ) -> tuple[tuple[Partial, Pairs], State]:
         """Compute the outputs, and evict every pair."""
-        asking = call.rotate(query, self.rotation)
         batch, length = query.shape[:2]
         key, value = (parameters[name].to(query.dtype).expand(batch, -1, -1, -1) for name in ("key", "value"))
         visible = torch.ones(batch, length, self.size, dtype=torch.bool, device=query.device)
-        return (dense(asking, key, value, visible, call.shape.softcap), pairs), {}
+        return (dense(query, key, value, visible, call.shape.softcap), pairs), {}

@@ -85,7 +85,7 @@ class SelectedBlocks(Blocks):
     ) -> tuple[tuple[Partial], State]:
         """Compute the partial attention. attend: the form."""
         state, shape = call.state, call.shape
-        query, new = call.rotate(query, self.rotation), pairs.rotate(self.rotation)
+        new = pairs.rotate(self.rotation)
         key, value = append(state["key"], new), append(state["value"], pairs.value)
         position, segment, last, new_position = self.enter(call, pairs)
         ends, block, start, first, place = locate_blocks(position, segment, self.size)

@@ -180,7 +180,7 @@ class Sparse(Holding):
         blocks = {name: entries.to(held[name].dtype).split(size, dim=1) for name, entries in arriving.items()}
         partials: list[Partial] = []
         for index, (asking, at, evictions) in enumerate(
-            zip(*(tensor.split(size, dim=1) for tensor in (call.rotate(query, self.rotation), column, arrival)), strict=True)
+            zip(*(tensor.split(size, dim=1) for tensor in (query, column, arrival)), strict=True)
         ):
             eligible = {name: concatenate_by_heads(entries, blocks[name][index]) for name, entries in held.items()}
             members, left = self._pass(eligible, evictions, max_per_token, call, below)
@@ -250,9 +250,7 @@ class Sparse(Holding):
         if self.size == 0:
             result = _nothing(query)
         else:
-            result = attention(
-                call.rotate(query, self.rotation), state["key"], state["value"], state["position"], None, call.shape.softcap
-            )
+            result = attention(query, state["key"], state["value"], state["position"], None, call.shape.softcap)
         return result, evicted, mapped, state
 
     def _held(self, pairs: Pairs, call: Call) -> Held:

@@ -183,7 +183,7 @@ def compute_output(
     tokens, held = call.tokens, size if is_sliding else 2 * size
     extended = entries(call, pairs, rotation)
     segment = tokens.extend_segment(held)
-    key, query = extended.key, call.rotate(query, rotation)
+    key = extended.key
     reach = None if is_sliding else tokens.position % size + size
     visible = Visible(extended.position, segment, held, reach)
     result = attention(query, key, extended, visible, call.shape.softcap)
@@ -228,7 +228,7 @@ def compute_step(
     place = place_of(tokens, held)
     evicted = None if drops else find_evicted_pairs(call, pairs, place, size=size, is_sliding=is_sliding, rotation=rotation)
     carried = write_at(state, place, state_of(pairs.to_storage(rotation), state), in_place=call.in_place)
-    query, bias = call.rotate(query, rotation), None
+    bias = None
     if not is_sliding:
         bias = tokens.once(("two chunks", size, query.dtype), lambda: _two_chunks_bias(tokens, size, query.dtype))
     if maps:
@@ -298,7 +298,7 @@ def compute_both_ways(
 ) -> tuple[tuple[Partial, None], State]:
     """Softmax over the pairs nearer than ``size``, before and after each token (Latte, section 4.4). Nothing is evicted."""
     tokens = call.tokens
-    query, key = call.rotate(query, rotation), pairs.rotate(rotation)
+    key = pairs.rotate(rotation)
     if not blocks:
         entry = torch.arange(query.shape[1], device=query.device)
         visible = pairs.present[:, None] & ((entry[:, None] - entry).abs() < size)

@@ -36,7 +36,7 @@ def _run(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any
     window, state, read = parts["window"], parts["state"], parts["read"]
     rotation, held = _window(window).rotation, _window(window).held
     extended: Pairs = window.compute(lambda _: entries(window.call, inputs["window"]["pairs"], rotation))
-    query = window.call.rotate(inputs["window"]["query"], rotation)
+    query = inputs["window"]["query"]
     arguments = extended, parts["keys"], inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     state_features, state_arguments = state.compute(_features, state, window, *arguments)
     output, summed = read.compute(
@@ -139,7 +139,7 @@ def _run_step(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str
     arguments = evicted, parts["keys"], inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     query_features, arriving, decay, weight, summed = state.compute(_step_features, state, window, *arguments)
     held, call = to_write_over(window.call), window.call
-    query, ring = call.rotate(inputs["window"]["query"], memory.rotation), tuple(held[name] for name in RING)
+    query, ring = inputs["window"]["query"], tuple(held[name] for name in RING)
     further = {"size": 0 if memory.is_sliding else memory.size, "row_max": _shared_arguments(read).asks_maximum}
 
     def run(_: Any) -> Tensor:

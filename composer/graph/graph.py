@@ -17,6 +17,7 @@ from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.operation import Kind, Operation, Port, Slot
 from blocks.part import FieldPath, Part
+from blocks.positions import Position
 from blocks.reads import Read, TakesPartials
 from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
@@ -45,6 +46,7 @@ class Node:
     - main: whether it is the part's main operation.
     - options: further arguments of its forms, which follow from its place in the head.
     - maps: by name, the operations of feature maps that its forms call themselves, on pairs of their own.
+    - rotation: how the queries that enter it are rotated; None: they are not.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Node:
     main: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
     maps: Mapping[str, str] = field(default_factory=dict)
+    rotation: Position | None = None
 
     @property
     def kind(self) -> str:
@@ -205,11 +208,12 @@ class Draft:
         operation: Operation | None = None,
         options: Mapping[str, Any] | None = None,
         maps: Mapping[str, str] | None = None,
+        rotation: Position | None = None,
     ) -> None:
         """A part's operation, or another one of its operations. Raises GraphError if another node has its name."""
         chosen, is_main = operation or part.operation(shape), operation is None
         further, called = (MappingProxyType(dict(mapping or {})) for mapping in (options, maps))
-        self._put(Node(name, chosen, shape, part, module or name, path, is_main, further, called))
+        self._put(Node(name, chosen, shape, part, module or name, path, is_main, further, called, rotation))
 
     def source(self, name: str, port: Port, shape: Shape, *, reads: tuple[Port, ...] = ()) -> None:
         """An input of the head."""

@@ -45,7 +45,7 @@ def run_in_pieces(functions: HeadFunctions, length: int, modules: Modules, input
     for start in range(0, inputs.length, length):
         columns = slice(start, start + length)
         piece_tokens = tokens.once(("cut", start, length), lambda columns=columns: tokens.cut(columns))
-        piece_call = replace(call, tokens=piece_tokens, state=state, rotated={})
+        piece_call = replace(call, tokens=piece_tokens, state=state)
         output, carried = functions.run(modules, inputs.columns(columns, piece_tokens), piece_call)
         state = {**state, **carried}
         outputs.append(output)

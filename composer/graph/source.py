@@ -171,15 +171,24 @@ class _Writer:
         self._states = {item.node.name: self._free(f"new_{_identifier(item.node.name)}") for item in covered if item.slots}
         self._operations: dict[str, str] = {}
         self._objects: dict[Any, str] = {}
+        self._rotated: dict[tuple[Value, Part], str] = {}
+        self._new_rotations: list[str] = []
+        """The lines that rotate queries of the present step."""
 
     def statements(self, step: Step) -> list[str]:
+        """Return the lines of one step, after those that rotate its queries."""
+        statement = self._statement(step)
+        rotations, self._new_rotations = self._new_rotations, []
+        return [*rotations, *statement]
+
+    def _statement(self, step: Step) -> list[str]:
         """Return the lines of one step, with the steps that follow if its form refuses its inputs."""
         statement = [*_comment(step), *self._assignment(step)]
         if not step.instead:
             return statement
         following = ", ".join(f"{other.form.description} ({other.form.backend})" for other in step.instead)
         remedy = [json.dumps(line, ensure_ascii=False) for line in _wrap(f"In its place: {following}", drop_whitespace=False)]
-        others = [line for other in step.instead for line in self.statements(other)]
+        others = [line for other in step.instead for line in self._statement(other)]
         return [
             "try:",
             *_indent(statement),
@@ -224,7 +233,7 @@ class _Writer:
     def _arguments(self, covered: CoveredOperation) -> list[str]:
         """Return the arguments of the operation's form, by name. A port for several edges gets ``{}`` if it has none."""
         options = self._constants(covered.node.options)
-        single = [f"{port}={self.names[value]}" for port, value in covered.single.items()]
+        single = [f"{port}={self._input(covered, port, value)}" for port, value in covered.single.items()]
         many = []
         for port, sources in covered.many.items():
             entries = (f'"{label}": {self.names[value]}' for label, value in sources.items())
@@ -232,6 +241,17 @@ class _Writer:
         entries = (f'"{name}": {self._running_part(called)}' for name, called in covered.maps.items())
         maps = [f"maps={{{', '.join(entries)}}}"] if covered.maps else []
         return [*options, *single, *many, *maps]
+
+    def _input(self, covered: CoveredOperation, port: str, value: Value) -> str:
+        """Return the name of an input: for queries that enter rotated, that of the rotated ones, which all parts share."""
+        rotation, kinds = covered.node.rotation, {port.name: port.kind for port in covered.node.operation.reads}
+        if rotation is None or rotation.idle or kinds[port] is not Kind.QUERY:
+            return self.names[value]
+        if (value, rotation) not in self._rotated:
+            rotated = self._rotated[value, rotation] = self._free(f"rotated_{self.names[value]}")
+            name = self._constant("rotation", rotation)
+            self._new_rotations.append(f"{rotated} = {name}.rotate_tokens({self.names[value]}, call.tokens)")
+        return self._rotated[value, rotation]
 
     def _running_part(self, covered: CoveredOperation) -> str:
         """Return an operation that a form calls itself."""

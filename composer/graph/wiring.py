@@ -127,7 +127,8 @@ class _Wiring:
             if compared:
                 memory_shape = replace(memory_shape, exponential=self._state_shape(next(iter(compared.values()))).exponential)
             maps = {number: keys_of(state) for number, state in compared.items()}
-            self.draft.add(name, memory, memory_shape, self._path(name), maps=maps)
+            rotation = memory.rotation if memory.receives_rotated else None
+            self.draft.add(name, memory, memory_shape, self._path(name), maps=maps, rotation=rotation)
             self._connect(self.exact, name, "query")
             self._feed(name)
             self._gate(name, replace(shape, state_heads=shape.heads))
@@ -141,10 +142,19 @@ class _Wiring:
         mapping, shape = self.head.feature_map, self._state_shape(name)
         if mapping:
             scale: Scale = "logarithm" if mapping.exponential else "plain"
-            options = {"position": memory.rotation, "scale": memory.features_as or scale}
-            self.draft.add(features_of(name), mapping, shape, ("feature_map",), module="feature_map", options=options)
+            options = {"scale": memory.features_as or scale}
+            self.draft.add(
+                features_of(name),
+                mapping,
+                shape,
+                ("feature_map",),
+                module="feature_map",
+                options=options,
+                rotation=memory.rotation,
+            )
             self._connect(self.query, features_of(name), "query")
             keys = mapping.operation_of_keys(shape, self._incoming(name))
+            options = {"position": memory.rotation, **options}
             self.draft.add(keys_of(name), mapping, shape, None, module="feature_map", operation=keys, options=options)
             self._feed(name, keys_of(name), "entering")
         # Values that a state makes itself, beside those of tokens, have keys that it maps itself.

@@ -43,7 +43,8 @@ class Store:
         """Add the pairs of a piece, with the features that the memory reads, when they enter it."""
         pairs: Pairs = piece.values[ALL, ALL]
         assert isinstance(self._map.part, FeatureMap)
-        keys = self._module(self._map.part.map_key, pairs.mappable(self._map.options["position"]), scale=self._map.options["scale"])
+        assert self._map.rotation is not None
+        keys = self._module(self._map.part.map_key, pairs.mappable(self._map.rotation), scale=self._map.options["scale"])
         self._queries.append(piece.values[self._features.start, self._features.output][0].cpu())
         self._keys.append(repeat_heads(keys, self._heads)[0].cpu())
         self._values.append(repeat_heads(pairs.value, self._heads)[0].cpu())

@@ -265,7 +265,8 @@ class _Calibration:
 
     def _map_inputs(self, features: Node, memory: Node) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the queries and keys that enter a feature map, and the mean decay per token of its memory."""
-        graph, position = self._of.graph, features.options["position"]
+        graph, position = self._of.graph, features.rotation
+        assert position is not None, "the map serves this memory"
         (edge,) = graph.into(features.name, "query")
         queries, keys, decays = [], [], []
         for piece in pieces(self._head, self._inputs, self._backend):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from blocks.flow import Features, Partial, Tokens
 from blocks.legend import Shape
+from blocks.memories.base import Memory
 from blocks.memories.recurrent import Recurrent
 from blocks.mixers.base import Mixer
 from blocks.operation import EVERY, Call, Form, Setting
@@ -87,6 +88,8 @@ def computed(
     operation = part.operation(shape)
     empty_handed: dict[str, Any] = {port.name: {} for port in operation.reads if port.many}
     call = Call(tokens, dict(state), shape, place)
+    if isinstance(part, Memory) and part.receives_rotated and "query" in inputs:
+        inputs["query"] = part.rotation.rotate_tokens(inputs["query"], tokens)
     return form_of(operation.forms, backend, setting).run(parameters, call, **empty_handed | inputs)
 
 

@@ -12,9 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from blocks.flow import Tokens
-from blocks.legend import Shape
-from blocks.operation import Call
 from blocks.positions import Llama3Scaling, NoPosition, Rope
 from tests.blocks.support import close, random
 
@@ -113,20 +110,3 @@ def test_rope_needs_a_positive_theta() -> None:
     for wrong in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValidationError):
             Rope(theta=wrong)
-
-
-class Multiplied(NoPosition):
-    """A rotation in name, which multiplies by a number."""
-
-    factor: int
-
-    def rotate_tokens(self, states: Tensor, tokens: Tokens) -> Tensor:
-        return states * self.factor
-
-
-def test_queries_of_one_call_are_rotated_by_each_rotation() -> None:
-    """A rotation may exist for a moment, and its id belongs to the next one afterwards."""
-    query = random(1, 3, 2, 4)
-    call = Call(Tokens(torch.arange(3)[None]), {}, Shape(hidden_size=8, heads=2, key_heads=2, head_dim=4, value_dim=4))
-    for factor in range(1, 20):
-        close(call.rotate(query, Multiplied(factor=factor)), query * factor)

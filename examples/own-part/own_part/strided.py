@@ -76,9 +76,7 @@ class Strided(Holding):
         if segment is not None:
             seen = seen & (take(segment, entry) == segment[:, size:].repeat_interleave(size, dim=1))
         shape = (*last.shape, size)
-        result = attend(
-            call.rotate(query, self.rotation), entries.key, entries.value, entry.view(shape), seen.view(shape), call.shape.softcap
-        )
+        result = attend(query, entries.key, entries.value, entry.view(shape), seen.view(shape), call.shape.softcap)
 
         oldest, column = torch.searchsorted(count, last - size), torch.arange(size, count.shape[1], device=count.device)
         evicted_entry = torch.where(kept, oldest, column)

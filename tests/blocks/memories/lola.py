@@ -233,7 +233,8 @@ class Cascade:
         call = operation.Call(tokens, states["sparse"], self.parts()["sparse"][1], PLACE)
         gradients = any(of.requires_grad for of in (query, evicted.key, evicted.value))
         attention = dense if gradients or self.form == REFERENCE else native
-        kept, sparse = self.sparse.attend({}, query, evicted, call, below=beneath, attention=attention)
+        rotated = self.sparse.rotation.rotate_tokens(query, tokens)
+        kept, sparse = self.sparse.attend({}, rotated, evicted, call, below=beneath, attention=attention)
         weighed = [replace(partial, logit=self.factor) for partial in (near, kept)]
         output = Shared().combine({}, [*weighed, beneath.answer()])
         return output, {"window": window, "sparse": sparse, "state": beneath.held}, kept

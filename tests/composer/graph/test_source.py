@@ -151,10 +151,11 @@ def test_the_function_of_lolcats_has_a_commented_call_for_each_part() -> None:
     assert statements == (
         "def lolcats(parts, call, hidden, query, key, value):\n"
         '    (pairs,), _ = parts["pairs"](run_pairs, call.of(PAIRS), key=key, value=value, numbers={})\n'
+        "    rotated_query = ROPE.rotate_tokens(query, call.tokens)\n"
         '    (window, window_evicted), new_window = parts["window"](\n'
         "        run_window,\n"
         "        call.of(WINDOW),\n"
-        "        query=query,\n"
+        "        query=rotated_query,\n"
         "        pairs=pairs,\n"
         "        features={},\n"
         "        size=64,\n"
@@ -166,9 +167,8 @@ def test_the_function_of_lolcats_has_a_commented_call_for_each_part() -> None:
         '    (state_features,), _ = parts["feature_map"](\n'
         "        run_state_features,\n"
         "        call.of(STATE_FEATURES),\n"
-        "        position=ROPE,\n"
         '        scale="plain",\n'
-        "        query=query,\n"
+        "        query=rotated_query,\n"
         "    )\n"
         '    (state_keys,), _ = parts["feature_map"](\n'
         "        run_state_keys,\n"
