@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from blocks.flow import Pairs
+from blocks.flow import Pairs, Tokens
 from blocks.legend import Float, Shape, Tensor
-from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
-from blocks.part import Parameters, Unnamed
+from blocks.operation import EVERY, Form, Kind, Operation, Port
+from blocks.part import Unnamed
 
 
 class Entry(Unnamed):
@@ -27,20 +27,17 @@ class Entry(Unnamed):
                 Port("numbers", Kind.NUMBERS, many=True, needed=False),
             ),
             gives=(Port("pairs", Kind.PAIRS, shape.key_heads, shape.head_dim),),
-            forms=(Form(EVERY, "key and value of each token", self.join),),
+            forms=(Form(EVERY, "key and value of each token", join_pairs),),
         )
 
-    def join(
-        self,
-        parameters: Parameters,
-        call: Call,
-        *,
-        key: Float[Tensor, "B T K D"],
-        value: Float[Tensor, "B T K V"],
-        numbers: Mapping[str, Tensor],
-        convolved: Float[Tensor, "B T N D"] | None = None,
-    ) -> tuple[tuple[Pairs], State]:
-        """numbers: further tensors of the pairs, by name."""
-        tokens = call.tokens
-        position = tokens.position if tokens.valid is None else tokens.position.masked_fill(~tokens.valid, -1)
-        return (Pairs(key, convolved, value, position, numbers=numbers, tokens=tokens),), {}
+
+def join_pairs(
+    tokens: Tokens,
+    key: Float[Tensor, "B T K D"],
+    value: Float[Tensor, "B T K V"],
+    numbers: Mapping[str, Float[Tensor, "B T n"]],
+    convolved: Float[Tensor, "B T N D"] | None = None,
+) -> Pairs:
+    """Return the pairs of the tokens. numbers: further tensors of the pairs, by name."""
+    position = tokens.position if tokens.valid is None else tokens.position.masked_fill(~tokens.valid, -1)
+    return Pairs(key, convolved, value, position, numbers=numbers, tokens=tokens)

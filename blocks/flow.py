@@ -159,6 +159,8 @@ class Pairs:
         """Return the keys, rotated by ``by``."""
         if self.by is by or (by.idle if self.by is None else self.by.base == by.base):
             return self.key
+        if self.by is None and self.tokens is not None:
+            return by.rotate_tokens(self.key, self.tokens)
         return self._at(by, self.key if self.by is None else self.by.rotate_back(self.key, self.position))
 
     def mappable(self, by: Rotation) -> Float[Tensor, "B E N D"]:

@@ -141,8 +141,10 @@ class Form:
     """One way to compute an operation.
 
     - description: its description, for users.
-    - run: called with the part's parameters, the ``Call`` and the inputs by name; returns the operation's outputs, in the order of
-      its ports, and the new state.
+    - run: a function that is called with what its parameters name: inputs by their ports, ``tokens``, ``state`` (the operation's
+      own tensors), ``in_place`` (these may be overwritten), and ``parameters``, first, of the part. It returns the operation's
+      outputs in the order of its ports, and then the new state if it has one. With a parameter ``call``, it is called with the
+      part's parameters, a ``Call`` and all inputs, and returns a tuple of outputs and the new state.
     - obstacle: a function that returns the reason why the form cannot run in a setting, or None.
     - decode: True if it is only for calls of one token.
     - missing: a message on the packages that it needs and that are not installed, or None.

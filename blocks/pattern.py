@@ -36,10 +36,10 @@ class RunningPart:
         *others, last = self.runs
         for run in others:
             try:
-                return self.compute(run, self.call, entering=pairs)[0][0]
+                return self.compute(run, entering=pairs)
             except Refused as refusal:
                 warnings.warn(f"{refusal}. In its place: as defined", RuntimeWarning, stacklevel=2)
-        return self.compute(last, self.call, entering=pairs)[0][0]
+        return self.compute(last, entering=pairs)
 
 
 NO_MAPS: Mapping[str, RunningPart] = MappingProxyType({})

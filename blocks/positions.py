@@ -182,7 +182,7 @@ class Rope(Position):
 
     def rotate_tokens(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
         """Rotate to the positions of the tokens of a call. The tables are computed once per call, for all layers."""
-        key = (*self.base, states.shape[-1], states.dtype)
+        key = ("rope", self.theta, self.scaling, states.shape[-1], states.dtype)
         if key not in tokens.tables:
             tokens.tables[key] = self._table(tokens.position, states)
         return _rotate(states, *tokens.tables[key])

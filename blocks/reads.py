@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from blocks.flow import Partial
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
-from blocks.part import Parameters, Part, Problem, Unnamed
+from blocks.operation import EVERY, Form, Kind, Operation, Port
+from blocks.part import Part, Problem, Unnamed
 from blocks.registry import Role
 from blocks.tensors import accumulating
 
@@ -43,19 +43,13 @@ class Read(TakesPartials):
         return Operation(
             reads=(Port("partial", Kind.PARTIAL, heads, size, many=True), weight),
             gives=(Port("output", Kind.OUTPUT, heads, size),),
-            forms=(Form(EVERY, "as defined", self._run),),
+            forms=(Form(EVERY, "as defined", self.combine),),
         )
 
-    def _run(
-        self, parameters: Parameters, call: Call, *, partial: Mapping[str, Partial], weight: Mapping[str, Tensor]
-    ) -> tuple[tuple[Tensor], State]:
-        """Both by the memories' names."""
-        weighed = [
-            Partial(item.output, item.lse, weight[name], item.maximum) if name in weight else item for name, item in partial.items()
-        ]
-        return (self.combine(parameters, weighed),), {}
-
-    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H V"]:
+    @property
+    def combine(self) -> Callable[..., Float[Tensor, "B T H V"]]:
+        """The function that combines partials. Its arguments are ``partial`` and, if it weighs memories, ``weight``: the partials
+        and the logits of weights, by the names of memories. A memory without a weight may have a logit in its partial."""
         raise NotImplementedError
 
     def problem_over(self, exact: Sequence[bool]) -> Problem | None:
@@ -74,9 +68,9 @@ class Alone(Unnamed, Read):
     source: ClassVar[str] = "the head has one memory"
     leaves_masses_out: ClassVar[bool] = True
 
-    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H V"]:
-        (only,) = partials
-        return only.output
+    @property
+    def combine(self) -> Callable[..., Tensor]:
+        return pass_output
 
 
 class Shared(Read):
@@ -93,14 +87,9 @@ class Shared(Read):
     scale: Literal["exact", "row_max"] = "exact"
     """exact: the textbook's masses; row_max: the logits of exact memories minus their row maximum, the linear term as it is."""
 
-    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H V"]:
-        masses = [_mass(partial) for partial in (partials if self.scale == "exact" else self._scale(partials))]
-        # Where no memory has a mass, all outputs are 0, and any weights do.
-        least = torch.finfo(masses[0].dtype).min / 4
-        if len(masses) == 2:
-            first, second = masses
-            return _between(partials, first - second.clamp(min=least))
-        return _sum_weighted(partials, torch.stack(masses, dim=-1).clamp(min=least).softmax(-1))
+    @property
+    def combine(self) -> Callable[..., Tensor]:
+        return shared if self.scale == "exact" else shared_by_row_maximum
 
     @property
     def asks_maximum(self) -> bool:
@@ -110,17 +99,6 @@ class Shared(Read):
         if self.scale == "exact" or len(set(exact)) > 1:
             return None
         return "`scale: row_max` rescales exact memories against others; this head has not both: remove it", ("scale",)
-
-    def _scale(self, partials: Sequence[Partial]) -> Sequence[Partial]:
-        maxima = [partial.maximum for partial in partials if partial.maximum is not None]
-        if not maxima:
-            return partials
-        largest = torch.stack(maxima).amax(0)
-        largest = largest.masked_fill(largest.isneginf(), 0.0)
-        return [
-            partial if partial.maximum is None or partial.lse is None else replace(partial, lse=partial.lse - largest)
-            for partial in partials
-        ]
 
 
 class Mixture(Read):
@@ -134,18 +112,9 @@ class Mixture(Read):
     leaves_masses_out: ClassVar[bool] = True
     kind: Literal["mixture"] = "mixture"
 
-    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H V"]:
-        output = partials[0].output
-        none = output.new_zeros(output.shape[2], dtype=accumulating(output.dtype))
-        logits = [none if partial.logit is None else partial.logit for partial in partials]
-        if len(logits) == 2:
-            return _between(partials, logits[0] - logits[1])
-        weights = torch.stack(torch.broadcast_tensors(*logits), dim=-1).softmax(-1)
-        return _sum_weighted(partials, weights)
-
-
-_SHARED = Shared()
-"""Made once: a compiler does not look into how a schema is made."""
+    @property
+    def combine(self) -> Callable[..., Tensor]:
+        return mixture
 
 
 class Sum(Read):
@@ -159,12 +128,9 @@ class Sum(Read):
     def over(self, masses: Sequence[bool]) -> Read:
         return Shared() if all(masses) else self
 
-    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H V"]:
-        with_mass = [partial for partial in partials if partial.lse is not None]
-        outputs = [_scale(partial) for partial in partials if partial.lse is None]
-        if with_mass:
-            outputs.append(_SHARED.combine(parameters, with_mass))
-        return torch.stack(outputs).sum(0)
+    @property
+    def combine(self) -> Callable[..., Tensor]:
+        return merged
 
 
 class Gated(Read):
@@ -176,43 +142,104 @@ class Gated(Read):
     is_mean: ClassVar[bool] = False
     kind: Literal["gated"] = "gated"
 
-    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H V"]:
-        output = partials[0].output
-        fully = output.new_full(output.shape[2:3], math.inf, dtype=accumulating(output.dtype))
-        logits = [fully if partial.logit is None else partial.logit for partial in partials]
-        return _sum_weighted(partials, torch.stack(torch.broadcast_tensors(*logits), dim=-1).sigmoid())
+    @property
+    def combine(self) -> Callable[..., Tensor]:
+        return gated
 
 
-def _mass(partial: Partial) -> Float[Tensor, "B T H"]:
-    assert partial.lse is not None, "the graph lets no raw numerator into a shared denominator"
-    if partial.logit is None:
-        return partial.lse
-    return partial.lse + torch.nn.functional.logsigmoid(partial.logit)
+Partials = Mapping[str, Partial]
+Logits = Mapping[str, Tensor]
 
 
-def _scale(partial: Partial) -> Tensor:
-    if partial.logit is None:
-        return partial.output
-    return partial.output * partial.logit.sigmoid().to(partial.output.dtype)[..., None]
+def pass_output(partial: Partials) -> Float[Tensor, "B T H V"]:
+    """Return the output of the only memory."""
+    (only,) = partial.values()
+    return only.output
 
 
-def _between(partials: Sequence[Partial], logit: Tensor) -> Tensor:
+def shared(partial: Partials, weight: Logits) -> Float[Tensor, "B T H V"]:
+    """Return the mean of the outputs by masses, each times the sigmoid of its logit."""
+    masses: list[Tensor] = []
+    for name, memory in partial.items():
+        assert memory.lse is not None, "the graph lets no raw numerator into a shared denominator"
+        logit = weight.get(name, memory.logit)
+        masses.append(memory.lse if logit is None else memory.lse + torch.nn.functional.logsigmoid(logit))
+    # Where no memory has a mass, all outputs are 0, and any weights do.
+    least = torch.finfo(masses[0].dtype).min / 4
+    if len(masses) == 2:
+        first, second = masses
+        return _between(partial, first - second.clamp(min=least))
+    return _sum_weighted(partial, torch.stack(masses, dim=-1).clamp(min=least).softmax(-1))
+
+
+def shared_by_row_maximum(partial: Partials, weight: Logits) -> Float[Tensor, "B T H V"]:
+    """Compute ``shared`` with the masses of exact memories divided by their largest weight at the token, over all of them."""
+    exact = {name: memory for name, memory in partial.items() if memory.maximum is not None and memory.lse is not None}
+    if exact:
+        largest = torch.stack([memory.maximum for memory in exact.values() if memory.maximum is not None]).amax(0)
+        largest = largest.masked_fill(largest.isneginf(), 0.0)
+        partial = {
+            name: replace(memory, lse=memory.lse - largest) if name in exact and memory.lse is not None else memory
+            for name, memory in partial.items()
+        }
+    return shared(partial, weight)
+
+
+def mixture(partial: Partials, weight: Logits) -> Float[Tensor, "B T H V"]:
+    """Return the mean of the outputs by the softmax of their logits. The logit of a memory without one is 0."""
+    output = next(iter(partial.values())).output
+    none = output.new_zeros(output.shape[2], dtype=accumulating(output.dtype))
+    logits = _logits(partial, weight, none)
+    if len(logits) == 2:
+        return _between(partial, logits[0] - logits[1])
+    return _sum_weighted(partial, torch.stack(torch.broadcast_tensors(*logits), dim=-1).softmax(-1))
+
+
+def merged(partial: Partials, weight: Logits) -> Float[Tensor, "B T H V"]:
+    """Return the sum of raw numerators, each times the sigmoid of its logit, and of ``shared`` of the other outputs."""
+    with_mass = {name: memory for name, memory in partial.items() if memory.lse is not None}
+    outputs: list[Tensor] = []
+    for name, memory in partial.items():
+        if memory.lse is None:
+            logit = weight.get(name, memory.logit)
+            outputs.append(memory.output if logit is None else memory.output * logit.sigmoid().to(memory.output.dtype)[..., None])
+    if with_mass:
+        outputs.append(shared(with_mass, weight))
+    return torch.stack(outputs).sum(0)
+
+
+def gated(partial: Partials, weight: Logits) -> Float[Tensor, "B T H V"]:
+    """Return the sum of the outputs, each times the sigmoid of its logit, if it has one."""
+    output = next(iter(partial.values())).output
+    fully = output.new_full(output.shape[2:3], math.inf, dtype=accumulating(output.dtype))
+    logits = torch.broadcast_tensors(*_logits(partial, weight, fully))
+    return _sum_weighted(partial, torch.stack(logits, dim=-1).sigmoid())
+
+
+def _logits(partial: Partials, weight: Logits, default: Tensor) -> list[Tensor]:
+    """Return the logit of each memory: that of its weight, or else its own."""
+    own = {name: default if memory.logit is None else memory.logit for name, memory in partial.items()}
+    return [weight.get(name, logit) for name, logit in own.items()]
+
+
+def _between(partials: Partials, logit: Tensor) -> Tensor:
     """Return the mean of two outputs with the weights σ(logit) and 1 - σ(logit)."""
-    first, second, dtype = partials[0].output, partials[1].output, logit.dtype
+    (above, below), dtype = partials.values(), logit.dtype
+    first, second = above.output, below.output
     if first.dtype == second.dtype == dtype:
         return torch.lerp(second, first, logit.sigmoid()[..., None])
     mixed = torch.lerp(second.to(dtype), first.to(dtype), logit.sigmoid()[..., None])
     return mixed if first.dtype == dtype else mixed.to(torch.promote_types(first.dtype, second.dtype))
 
 
-def _sum_weighted(partials: Sequence[Partial], weights: Tensor) -> Tensor:
+def _sum_weighted(partials: Partials, weights: Tensor) -> Tensor:
     """Return the sum, in the widest dtype of the outputs: a raw numerator may be too large for the model's own."""
-    dtype = weights.dtype
+    outputs, dtype = [memory.output for memory in partials.values()], weights.dtype
     shares = weights[..., None].unbind(-2)
-    total = shares[0] * partials[0].output.to(dtype)
-    for share, partial in zip(shares[1:], partials[1:], strict=True):
-        total = torch.addcmul(total, share, partial.output.to(dtype))
-    return total.to(functools.reduce(torch.promote_types, {partial.output.dtype for partial in partials}))
+    total = shares[0] * outputs[0].to(dtype)
+    for share, output in zip(shares[1:], outputs[1:], strict=True):
+        total = torch.addcmul(total, share, output.to(dtype))
+    return total.to(functools.reduce(torch.promote_types, {output.dtype for output in outputs}))
 
 
 READS = Role("read", Read, Shared, Mixture, Sum, Gated)

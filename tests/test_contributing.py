@@ -88,5 +88,5 @@ def test_the_new_part_passes_the_laws(outcome: dict[str, str]) -> None:
 
 
 def test_the_head_is_explained_and_listed(outcome: dict[str, str]) -> None:
-    assert 'partial={"window": window, "sparse": sparse, "state": state}' in outcome["code"]
+    assert '{"window": window, "sparse": sparse, "state": state}' in outcome["code"]
     assert int(outcome["bytes"]) > 0

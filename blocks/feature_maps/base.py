@@ -13,10 +13,10 @@ from blocks import initialise
 from blocks.calibration import Attended, divergence, fit
 from blocks.flow import Pairs
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
+from blocks.operation import EVERY, Form, Kind, Operation, Port
 from blocks.part import FieldError, Fresh, Parameters, Part, Per, Problem
 from blocks.positions import Position
-from blocks.tensors import accumulating, derives_by_hand, repeat_heads
+from blocks.tensors import derives_by_hand, repeat_heads
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class FeatureMap(Part):
         return Operation(
             reads=(Port("query", Kind.QUERY, shape.heads, shape.head_dim),),
             gives=(Port("features", Kind.FEATURES, shape.heads, shape.features),),
-            forms=self.forms(self._map_query),
+            forms=self.forms(self.map_queries),
         )
 
     def operation_of_keys(self, shape: Shape, incoming: int) -> Operation:
@@ -98,7 +98,7 @@ class FeatureMap(Part):
         return Operation(
             reads=(Port("entering", Kind.PAIRS, dim=shape.head_dim, needed=False),),
             gives=(Port("keys", Kind.KEYS, self.key_heads(shape, incoming), shape.features),),
-            forms=self.forms(self._map_keys),
+            forms=self.forms(self.map_keys),
         )
 
     def forms(self, run: Callable[..., Any]) -> tuple[Form, ...]:
@@ -106,24 +106,17 @@ class FeatureMap(Part):
         definition of the features."""
         return (Form(EVERY, "as defined", run),)
 
-    def _map_query(
-        self, parameters: Parameters, call: Call, *, query: Tensor, scale: Scale, plain: Plain | None = None
-    ) -> tuple[tuple[Tensor], State]:
-        """query: rotated. scale: the form of features that the memory expects."""
-        return (self.map_side(parameters, "query_", query, scale, plain),), {}
+    def map_queries(
+        self, parameters: Parameters, query: Float[Tensor, "B T H D"], *, scale: Scale, plain: Plain | None = None
+    ) -> Float[Tensor, "B T H F"]:
+        """Return the features of rotated queries. scale: the form of features that the memory expects."""
+        return self.map_side(parameters, "query_", query, scale, plain)
 
-    def _map_keys(
-        self,
-        parameters: Parameters,
-        call: Call,
-        *,
-        entering: Pairs | None,
-        position: Position,
-        scale: Scale,
-        plain: Plain | None = None,
-    ) -> tuple[tuple[Tensor | None], State]:
-        keys = None if entering is None else self.map_side(parameters, "key_", entering.mappable(position), scale, plain)
-        return (keys,), {}
+    def map_keys(
+        self, parameters: Parameters, entering: Pairs | None, *, position: Position, scale: Scale, plain: Plain | None = None
+    ) -> Float[Tensor, "B E N F"] | None:
+        """Return the features of the keys of pairs; None if no pair enters. position: how keys are rotated."""
+        return None if entering is None else self.map_side(parameters, "key_", entering.mappable(position), scale, plain)
 
     def activate(self, inputs: Tensor) -> Tensor:
         """Apply f, elementwise or over the last dimension. This is the definition."""
@@ -227,9 +220,8 @@ class FeatureMap(Part):
         if plain is not None:
             features = plain(inputs, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
         else:
-            dtype = accumulating(inputs.dtype)
-            if inputs.dtype != dtype:
-                inputs = inputs.to(dtype)
+            if inputs.dtype.itemsize < 4:
+                inputs = inputs.float()
             mapped = inputs
             if self.linear:
                 mapped = self._matrix(inputs, parameters[f"{side}weight"], parameters.get(f"{side}bias"))

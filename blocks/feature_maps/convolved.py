@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from blocks.convolution import Convolution
-from blocks.entry import Entry
+from blocks.entry import Entry, join_pairs
 from blocks.feature_maps.hedgehog import WIDEST, Hedgehog
 from blocks.flow import Tokens
 from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
@@ -23,10 +23,9 @@ CONVOLVED_SHARES = Kernel("blocks.fused.convolved_hedgehog", "convolved_shares",
 
 def _run(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
     conv, entry, features = parts["conv"], parts["pairs"], parts["features"]
-    assert isinstance(entry.part, Entry)
     convolved, mapped, carried = conv.compute(lambda filters: features.compute(_compute_both, features, filters, conv, inputs))
-    pairs = entry.compute(entry.part.join, entry.call, **inputs["pairs"], convolved=convolved["key"])
-    return [((convolved["query"], convolved["key"]), carried), pairs, ((mapped["query"],), {}), ((mapped["key"],), {})]
+    pairs = join_pairs(entry.call.tokens, **inputs["pairs"], convolved=convolved["key"])
+    return [((convolved["query"], convolved["key"]), carried), ((pairs,), {}), ((mapped["query"],), {}), ((mapped["key"],), {})]
 
 
 def _compute_both(

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from blocks.feature_maps.base import FeatureMap
 from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
-from blocks.legend import Shape, Tensor
+from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import TRITON, Form, Setting
 from blocks.part import Problem
 from blocks.tensors import derives_by_hand
@@ -40,12 +40,8 @@ class Hedgehog(FeatureMap):
 
     def forms(self, run: Callable[..., Any]) -> tuple[Form, ...]:
         description = "a product and its softmaxes, in one pass"
-
-        def at_once(*inputs: Any, **options: Any) -> Any:
-            plain = partial(SHARES, skip=self.skip, sides=2 if self.two_sided else 1, floor=self.floor)
-            return run(*inputs, plain=plain, **options)
-
-        fused = Form(TRITON, description, at_once, self._obstacle, missing=SHARES.missing, refuses=True)
+        plain = partial(fused_shares, skip=self.skip, sides=2 if self.two_sided else 1, floor=self.floor)
+        fused = Form(TRITON, description, partial(run, plain=plain), self._obstacle, missing=SHARES.missing, refuses=True)
         return (fused, *super().forms(run))
 
     def _obstacle(self, setting: Setting) -> str | None:
@@ -57,7 +53,7 @@ class Hedgehog(FeatureMap):
     def sides(self, inputs: Tensor) -> Tensor:
         """Return softmax(u) ‖ softmax(-u). If gradients are needed on a CPU, the form with a written-out gradient is used."""
         if not (inputs.requires_grad and derives_by_hand(inputs)):
-            return super().sides(inputs)
+            return self.activate(torch.stack((inputs, -inputs), dim=-2)).flatten(-2)
         from blocks.feature_maps.gradients import shares
 
         return shares(inputs, self.floor)
@@ -66,3 +62,10 @@ class Hedgehog(FeatureMap):
         shares = inputs.softmax(dim=-1)
         # The gradient of a softmax needs its output, so the clamp must not be in place.
         return shares.clamp(min=self.floor) if shares.requires_grad else shares.clamp_(min=self.floor)
+
+
+def fused_shares(
+    inputs: Float[Tensor, "B T N D"], weight: Float[Tensor, "n D F"], bias: Tensor | None, *, skip: bool, sides: int, floor: float
+) -> Float[Tensor, "B T M G"]:
+    """Return the product and its softmaxes, by the kernel."""
+    return SHARES(inputs, weight, bias, skip=skip, sides=sides, floor=floor)

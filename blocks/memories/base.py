@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints
@@ -12,7 +13,7 @@ from blocks import initialise
 from blocks.calibration import WIDEST, Attended, States
 from blocks.gates import gates_of
 from blocks.legend import Float, Number, Shape, Tensor, torch
-from blocks.operation import EVERY, EVICTED, Call, Form, Kind, Operation, Port, Slot, State
+from blocks.operation import EVERY, EVICTED, Form, Kind, Operation, Port, Slot, State
 from blocks.part import FieldPath, Fresh, Parameters, Part, Problem
 from blocks.positions import NoPosition, Position, PositionConfig
 from blocks.tensors import accumulating, as_dtype
@@ -288,23 +289,29 @@ class Memory(Part):
             return None
         hidden = Port("hidden", Kind.HIDDEN, dim=shape.hidden_size)
         weight = Port("weight", Kind.WEIGHT, shape.heads, 1, per_token=self.weight == "token")
-        return Operation(reads=(hidden,), gives=(weight,), forms=(Form(EVERY, "as defined", self._weigh),))
-
-    def _weigh(self, parameters: Parameters, call: Call, *, hidden: Tensor) -> tuple[tuple[Tensor], State]:
-        return (self.logit(parameters, hidden, call.shape.heads),), {}
+        if isinstance(self.weight, float):
+            constant = math.log(self.weight) - math.log1p(-self.weight)
+            run: Callable[..., Tensor] = partial(fixed_logit, heads=shape.heads, logit=constant)
+        else:
+            run = token_logit if self.weight == "token" else learned_logit
+        return Operation(reads=(hidden,), gives=(weight,), forms=(Form(EVERY, "as defined", run),))
 
     def flops_of_weight(self, shape: Shape) -> int:
-        """Return the floating-point operations of ``logit`` per token."""
+        """Return the floating-point operations of its weight per token."""
         return 2 * shape.hidden_size * shape.heads if self.weight == "token" else 0
 
-    def logit(self, parameters: Parameters, inputs: Float[Tensor, "B T C"], heads: int) -> Tensor:
-        """Return the weight before its sigmoid, in the accumulating dtype: one number per head (H), or one per token and head
-        (B T H)."""
-        dtype = accumulating(inputs.dtype)
-        if self.weight == "token":
-            weight = parameters["weight"]
-            return as_dtype(torch.nn.functional.linear(as_dtype(inputs, weight.dtype), weight), dtype)
-        if self.weight == "learned":
-            return as_dtype(parameters["weight"], dtype)
-        assert isinstance(self.weight, float), "only a memory with a weight has logits"
-        return inputs.new_full((heads,), math.log(self.weight) - math.log1p(-self.weight), dtype=dtype)
+
+def token_logit(parameters: Parameters, hidden: Float[Tensor, "B T C"]) -> Float[Tensor, "B T H"]:
+    """Return a weight of each token before its sigmoid, in the accumulating dtype."""
+    weight = parameters["weight"]
+    return as_dtype(torch.nn.functional.linear(as_dtype(hidden, weight.dtype), weight), accumulating(hidden.dtype))
+
+
+def learned_logit(parameters: Parameters, hidden: Float[Tensor, "B T C"]) -> Float[Tensor, " H"]:
+    """Return a learned weight before its sigmoid, in the accumulating dtype of the hidden states."""
+    return as_dtype(parameters["weight"], accumulating(hidden.dtype))
+
+
+def fixed_logit(hidden: Float[Tensor, "B T C"], *, heads: int, logit: float) -> Float[Tensor, " H"]:
+    """Return a fixed weight before its sigmoid, in the accumulating dtype of the hidden states."""
+    return hidden.new_full((heads,), logit, dtype=accumulating(hidden.dtype))

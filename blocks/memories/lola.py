@@ -46,7 +46,7 @@ def _run(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any
     assert isinstance(cache, Sparse)
     assert isinstance(shared, Shared)
     tokens, size, keep = window.call.tokens, terraced.size, cache.keep
-    extended: Pairs = window.compute(lambda _: entries(window.call, inputs["window"]["pairs"], terraced.rotation))
+    extended: Pairs = window.compute(lambda _: entries(window.call.state, inputs["window"]["pairs"], tokens, terraced.rotation))
     query = inputs["window"]["query"]
     mapped, keys = inputs["state"]["features"], parts["keys"]
     # Features of all entries are needed only for scores that depend on the window.
@@ -78,7 +78,7 @@ def _run(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any
         assert worth is not None
         extended = replace(extended, numbers={**extended.numbers, numbers: worth[:, :, cache.size :].transpose(1, 2)})
     kept = sparse.compute(lambda _: _keep(members.long().transpose(1, 2), sparse.call.state, extended, ends))
-    carried = window.compute(lambda _: keep_last(window.call, extended, terraced.held))
+    carried = window.compute(lambda _: keep_last(window.call.state, extended, tokens, terraced.held))
     return [((None, None), carried), ((None, None), kept), ((None,), {}), ((None,), summed), ((output,), {})]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
@@ -14,10 +15,9 @@ from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.ring import RingSlot, by_age, by_place, entry_at, place_of, write_at
 from blocks.memories.stored_pairs import Holding, keep_present, move_pairs, pairs_of, state_of
-from blocks.memories.weight_errors import error_sums
-from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, row_obstacle
-from blocks.part import Parameters
-from blocks.pattern import NO_MAPS, RunningPart
+from blocks.memories.weight_errors import Error, error_sums
+from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Form, Kind, Port, Slot, State, row_obstacle
+from blocks.pattern import RunningPart
 from blocks.positions import Position
 from blocks.softmax import dense, fla_forms, native_obstacle, native_step, native_step_obstacle, single, triton_forms, windowed
 from blocks.softmax.dense import mask_bias
@@ -46,6 +46,8 @@ class Visible:
 
 
 Seen = Callable[[slice, slice], Tensor]
+WindowAttention = Callable[[Tensor, Tensor, Pairs, Visible, float | None], Partial]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Window(Holding):
@@ -117,8 +119,10 @@ class Window(Holding):
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         step, blocks = "one query against the ring of pairs", "blocks of queries against their own and the previous window"
         native, natively = ", by PyTorch's kernel", partial(_blocks, by_kernel=True)
-        constants = {"size": self.size, "is_sliding": self.is_sliding, "rotation": self.rotation}
-        output, one_token = partial(compute_output, **constants), partial(compute_step, **constants, drops=self.drops)
+        constants = self._constants(shape) | {"is_sliding": self.is_sliding}
+        errors = {number.name: number.error for number in shape.numbers if number.error is not None}
+        constants |= {"errors": errors, "logarithm": shape.exponential} if errors else {}
+        output, one_token = partial(compute_window, **constants), partial(step_window, **constants, drops=self.drops)
         kernel = Form(FLA, "parallel_attn", partial(output, attention=_by_kernel), fla_forms.obstacle,
                       missing=fla_forms.ATTENTION.missing, refuses=True)  # fmt: skip
         kernels = (kernel,) if self.is_sliding else ()
@@ -146,11 +150,15 @@ class Window(Holding):
         )
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
-        both_ways = partial(compute_both_ways, size=self.size, rotation=self.rotation)
+        output = partial(attend_around, **self._constants(shape))
         return (
-            Form(REFERENCE, "all pairs of a call, masked", both_ways),
-            Form(TORCH, "blocks of queries against their own window", partial(both_ways, blocks=True)),
+            Form(REFERENCE, "all pairs of a call, masked", output),
+            Form(TORCH, "blocks of queries against their own window", partial(output, blocks=True)),
         )
+
+    def _constants(self, shape: Shape) -> dict[str, Any]:
+        capped = {} if shape.softcap is None else {"softcap": shape.softcap}
+        return {"size": self.size, "rotation": self.rotation} | capped
 
     def flops(self, shape: Shape, tokens: int) -> int:
         seen = self.size if self.is_sliding else 3 * self.size // 2
@@ -161,109 +169,117 @@ class Window(Holding):
         return None if self.is_sliding else "a terraced window evicts by chunks, so it is causal"
 
 
-def compute_output(
-    parameters: Parameters,
-    call: Call,
-    *,
+def compute_window(
     query: Float[Tensor, "B T H D"],
     pairs: Pairs,
-    features: Mapping[str, Tensor],
-    maps: Mapping[str, RunningPart] = NO_MAPS,
-    attention: Callable[..., Partial],
+    tokens: Tokens,
+    state: State,
+    features: Mapping[str, Tensor] = NOTHING,
+    maps: Mapping[str, RunningPart] = NOTHING,
+    *,
+    attention: WindowAttention,
     size: int,
     is_sliding: bool,
     rotation: Position,
-) -> tuple[tuple[Partial, Pairs], State]:
-    """Compute the outputs, and return the evicted pairs with their arrival (position -1: none).
+    softcap: float | None = None,
+    errors: Mapping[str, Error] = NOTHING,
+    logarithm: bool = False,
+) -> tuple[Partial, Pairs, State]:
+    """Return the outputs, the evicted pairs with their arrival (position -1: none), and the new state.
 
-    pairs: one per token. features, maps: those of queries, and the maps of keys, if memories below score pairs by the
-    difference between products of features and exact weights while the window held the pair. Each sum is evicted with its
-    pair, under its name.
+    query: rotated. pairs: one per token. errors: by the names of numbers of pairs, the errors that memories below score pairs by,
+    summed while the window holds a pair. features, maps: by these names, features of queries, and the maps of keys, whose products
+    are compared with exact weights. logarithm: features are logarithms.
     """
-    tokens, held = call.tokens, size if is_sliding else 2 * size
-    extended = entries(call, pairs, rotation)
-    segment = tokens.extend_segment(held)
-    key = extended.key
-    reach = None if is_sliding else tokens.position % size + size
-    visible = Visible(extended.position, segment, held, reach)
-    result = attention(query, key, extended, visible, call.shape.softcap)
-    sums = _sum_errors(call, features, maps, query, extended, visible)
-    extended = replace(extended, numbers={**extended.numbers, **sums})
+    held = size if is_sliding else 2 * size
+    extended, segment = entries(state, pairs, tokens, rotation), tokens.extend_segment(held)
+    visible = Visible(extended.position, segment, held, None if is_sliding else tokens.position % size + size)
+    result = attention(query, extended.key, extended, visible, softcap)
+    if errors:
+        sums = sum_errors(errors, tokens, features, maps, query, extended, visible, logarithm)
+        extended = replace(extended, numbers={**extended.numbers, **sums})
     evict = _evict_one_per_token if is_sliding else _evict_chunks
-    return (result, evict(extended, segment, tokens, size)), keep_last(call, extended, held)
+    return result, evict(extended, segment, tokens, size), keep_last(state, extended, tokens, held)
 
 
-def entries(call: Call, pairs: Pairs, rotation: Position) -> Pairs:
+def entries(state: State, pairs: Pairs, tokens: Tokens, rotation: Position) -> Pairs:
     """Return the pairs of the state, the oldest first, followed by those of the call."""
-    before = pairs_of(call.state, rotation).each(lambda held: by_age(held, call.tokens))
+    before = pairs_of(state, rotation).each(lambda held: by_age(held, tokens))
     return before.append(pairs.to_storage(rotation))
 
 
-def keep_last(call: Call, extended: Pairs, held: int) -> State:
+def keep_last(state: State, extended: Pairs, tokens: Tokens, held: int) -> State:
     """Return the new state: the last ``held`` pairs."""
-    tokens = call.tokens
     held_on, current = extended.each(lambda entries: tokens.tail(entries, held)), tokens.tail_is_current(held)
     if current is not None:
         held_on = replace(held_on, position=held_on.position.masked_fill(~current, -1))
-    return state_of(held_on.each(lambda entries: by_place(entries, tokens)), call.state)
+    return state_of(held_on.each(lambda entries: by_place(entries, tokens)), state)
 
 
-def compute_step(
-    parameters: Parameters,
-    call: Call,
-    *,
+def step_window(
     query: Float[Tensor, "B 1 H D"],
     pairs: Pairs,
-    features: Mapping[str, Tensor],
-    maps: Mapping[str, RunningPart] = NO_MAPS,
+    tokens: Tokens,
+    state: State,
+    in_place: bool,
+    features: Mapping[str, Tensor] = NOTHING,
+    maps: Mapping[str, RunningPart] = NOTHING,
+    *,
     attention: Callable[..., Partial],
     size: int,
     is_sliding: bool,
     rotation: Position,
     drops: bool,
-) -> tuple[tuple[Partial, Pairs | None], State]:
-    """Compute the output of one token, whose pair overwrites the oldest. The evicted pairs are None if none can be evicted."""
-    tokens, state = call.tokens, call.state
+    softcap: float | None = None,
+    errors: Mapping[str, Error] = NOTHING,
+    logarithm: bool = False,
+) -> tuple[Partial, Pairs | None, State]:
+    """``compute_window`` for one token, whose pair overwrites the oldest. The evicted pairs are None if none can be evicted."""
     held = size if is_sliding else 2 * size
-    place = place_of(tokens, held)
-    evicted = None if drops else find_evicted_pairs(call, pairs, place, size=size, is_sliding=is_sliding, rotation=rotation)
-    carried = write_at(state, place, state_of(pairs.to_storage(rotation), state), in_place=call.in_place)
-    bias = None
+    place, evicted, bias = place_of(tokens, held), None, None
+    if not drops:
+        evicted = find_evicted_pairs(state, tokens, pairs, place, size=size, is_sliding=is_sliding, rotation=rotation)
+    carried = write_at(state, place, state_of(pairs.to_storage(rotation), state), in_place=in_place)
     if not is_sliding:
         bias = tokens.once(("two chunks", size, query.dtype), lambda: _two_chunks_bias(tokens, size, query.dtype))
-    if maps:
+    if errors:
         every = pairs_of(carried, rotation)
         seen = every.present if bias is None else every.present & ~bias[:, 0, 0].isneginf()
-        carried |= _sum_errors(call, features, maps, query, every, lambda *_: seen[:, None])
+        carried |= sum_errors(errors, tokens, features, maps, query, every, lambda *_: seen[:, None], logarithm)
     position = carried["position"]
     # If each token adds its pair, windows of one size hold the same positions in all layers.
     full = pairs.tokens is tokens and tokens.once(("full", held), lambda: all_present(position))
-    result = attention(query, carried["key"], carried["value"], None if full else position, bias, call.shape.softcap)
-    return (result, evicted), carried
+    result = attention(query, carried["key"], carried["value"], None if full else position, bias, softcap)
+    return result, evicted, carried
 
 
 def find_evicted_pairs(
-    call: Call, pairs: Pairs, place: RingSlot, *, size: int, is_sliding: bool, rotation: Position
+    state: State, tokens: Tokens, pairs: Pairs, place: RingSlot, *, size: int, is_sliding: bool, rotation: Position
 ) -> Pairs | None:
     """Return the pairs that are evicted at the only token of a call, if any can be. place: of this token."""
     if not is_sliding:
-        return _find_evicted_chunk(call.state, call.tokens, size, rotation)
-    evicted = {name: entry_at(held, place) for name, held in call.state.items()}
+        return _find_evicted_chunk(state, tokens, size, rotation)
+    evicted = {name: entry_at(held, place) for name, held in state.items()}
     known = pairs.tokens is not None and pairs.tokens.once(("evicted present", size), lambda: all_present(evicted["position"]))
     return pairs_of(evicted, rotation, known_present=known)
 
 
-def _sum_errors(
-    call: Call, features: Mapping[str, Tensor], maps: Mapping[str, RunningPart], query: Tensor, every: Pairs, visible: Seen
+def sum_errors(
+    errors: Mapping[str, Error],
+    tokens: Tokens,
+    features: Mapping[str, Tensor],
+    maps: Mapping[str, RunningPart],
+    query: Tensor,
+    every: Pairs,
+    visible: Seen,
+    logarithm: bool,
 ) -> dict[str, Tensor]:
     """Return the sums of errors, with those of the call's tokens."""
     sums = {}
-    for number in call.shape.numbers:
-        if number.error is not None:
-            both = features[number.name], maps[number.name].map(every)
-            logarithm = call.shape.exponential
-            new = error_sums(number.error, both, query, every.key, call.tokens, visible, logarithm=logarithm)
-            sums[number.name] = every.numbers[number.name] + new
+    for name, error in errors.items():
+        both = features[name], maps[name].map(every)
+        new = error_sums(error, both, query, every.key, tokens, visible, logarithm=logarithm)
+        sums[name] = every.numbers[name] + new
     return sums
 
 
@@ -285,26 +301,24 @@ def _two_chunks_bias(tokens: Tokens, size: int, dtype: torch.dtype) -> Float[Ten
     return mask_bias(back <= tokens.position % size + size, accumulating(dtype))[:, None, None]
 
 
-def compute_both_ways(
-    parameters: Parameters,
-    call: Call,
-    *,
+def attend_around(
     query: Float[Tensor, "B T H D"],
     pairs: Pairs,
-    features: Mapping[str, Tensor],
+    tokens: Tokens,
+    *,
     size: int,
     rotation: Position,
+    softcap: float | None = None,
     blocks: bool = False,
-) -> tuple[tuple[Partial, None], State]:
+) -> tuple[Partial, None]:
     """Softmax over the pairs nearer than ``size``, before and after each token (Latte, section 4.4). Nothing is evicted."""
-    tokens = call.tokens
     key = pairs.rotate(rotation)
     if not blocks:
         entry = torch.arange(query.shape[1], device=query.device)
         visible = pairs.present[:, None] & ((entry[:, None] - entry).abs() < size)
         if tokens.segment is not None:
             visible = visible & (tokens.segment[:, :, None] == tokens.segment[:, None])
-        return (dense(query, key, pairs.value, visible, call.shape.softcap), None), {}
+        return dense(query, key, pairs.value, visible, softcap), None
 
     # A window of 2·size - 1 entries that ends size - 1 entries ahead of its query.
     def around(entries: Tensor) -> Tensor:
@@ -313,7 +327,7 @@ def compute_both_ways(
 
     segment = None if tokens.segment is None else around(tokens.segment)
     arguments = around(key), around(pairs.value), around(pairs.present), segment, 2 * size - 1
-    return (windowed(query, *arguments, query_segment=tokens.segment, softcap=call.shape.softcap), None), {}
+    return windowed(query, *arguments, query_segment=tokens.segment, softcap=softcap), None
 
 
 def _evict_one_per_token(extended: Pairs, segment: Tensor | None, tokens: Tokens, size: int) -> Pairs:

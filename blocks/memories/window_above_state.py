@@ -35,14 +35,15 @@ GPU."""
 def _run(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
     window, state, read = parts["window"], parts["state"], parts["read"]
     rotation, held = _window(window).rotation, _window(window).held
-    extended: Pairs = window.compute(lambda _: entries(window.call, inputs["window"]["pairs"], rotation))
+    tokens, before = window.call.tokens, window.call.state
+    extended: Pairs = window.compute(lambda _: entries(before, inputs["window"]["pairs"], tokens, rotation))
     query = inputs["window"]["query"]
     arguments = extended, parts["keys"], inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     state_features, state_arguments = state.compute(_features, state, window, *arguments)
     output, summed = read.compute(
         _attend_jointly, query, extended, state_features, state_arguments, _shared_arguments(read).asks_maximum
     )
-    carried = window.compute(lambda _: keep_last(window.call, extended, held))
+    carried = window.compute(lambda _: keep_last(before, extended, tokens, held))
     return [((None, None), carried), ((None,), {}), ((None,), {"state": summed}), ((output,), {})]
 
 
@@ -131,14 +132,14 @@ def _run_step(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str
     """Return the head's output for one token. Tensors of pairs that no kernel needs, such as a key before its convolution, are
     written into the state separately."""
     window, state, read = parts["window"], parts["state"], parts["read"]
-    memory = _window(window)
+    memory, call = _window(window), window.call
     pairs: Pairs = inputs["window"]["pairs"].to_storage(memory.rotation)
+    place = place_of(call.tokens, memory.held)
     constants = {"size": memory.size, "is_sliding": memory.is_sliding, "rotation": memory.rotation}
-    place = place_of(window.call.tokens, memory.held)
-    evicted = window.compute(lambda _: find_evicted_pairs(window.call, pairs, place, **constants))
+    evicted = window.compute(lambda _: find_evicted_pairs(call.state, call.tokens, pairs, place, **constants))
     arguments = evicted, parts["keys"], inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     query_features, arriving, decay, weight, summed = state.compute(_step_features, state, window, *arguments)
-    held, call = to_write_over(window.call), window.call
+    held = to_write_over(call)
     query, ring = inputs["window"]["query"], tuple(held[name] for name in RING)
     further = {"size": 0 if memory.is_sliding else memory.size, "row_max": _shared_arguments(read).asks_maximum}
 

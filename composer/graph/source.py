@@ -3,12 +3,18 @@ debugger steps through.
 
 One statement computes one step::
 
-    (window, window_evicted), new_window = parts["window"](run_window, call.of(WINDOW), query=query, pairs=pairs, size=64)
+    window, window_evicted, new_window = compute_window(rotated_query, pairs, call.tokens, {"key": …}, size=64)
 
-Values have the names of the operations that compute them, ``run_…`` is the form's function, and the constant in capitals is the
-operation: its part, its shape, and the names of its tensors in the head's state. A form's constants, such as ``size=64``, follow
-its inputs. ``parts`` are the modules with the parts' parameters. A module is called with a form, so that hooks, adapters and
-sharded parameters are part of the call.
+Values have the names of the operations that compute them. A form is called with what the parameters of its function name: inputs,
+the tensors of its state, tokens, and its constants, such as ``size=64``. One with ``parameters`` is called through the module that
+has them, ``parts["feature_map"](map_queries, rotated_query)``, so that hooks, adapters and sharded parameters are part of the call.
+
+A form with a parameter ``call`` receives a ``Call`` in place of state and tokens, and all inputs by name::
+
+    (state,), new_state = parts["state"](run_state, call.of(STATE), features=state_features, keys=state_keys, recurrence=STEP)
+
+``run_…`` is its function, and the constant in capitals is the operation: its part, its shape, and the names of its tensors in the
+head's state.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ import linecache
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from inspect import unwrap
+from inspect import signature, unwrap
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -217,30 +223,53 @@ class _Writer:
 
     def _assignment(self, step: Step) -> list[str]:
         targets = [f"({self._outputs(covered)}), {self._states.get(covered.node.name, '_')}" for covered in step.covers]
+        parameters = signature(step.form.run).parameters
+        if len(step.covers) == 1 and "call" not in parameters:
+            return self._plain_assignment(step.covers[0], step.form.run)
         run, constants = self._form(step)
         if len(step.covers) == 1:
             (covered,) = step.covers
-            arguments = [run, f"call.of({self._operation(covered)})", *self._arguments(covered), *constants]
+            arguments = [run, f"call.of({self._operation(covered)})", *self._arguments(covered).values(), *constants]
             return _call(f'{targets[0]} = parts["{covered.node.module}"](', arguments, ")")
         running_parts, inputs = [], []
         for name, covered in zip(step.names, step.covers, strict=True):
             running_parts.append(f'"{name}": {self._running_part(covered)},')
-            inputs += _call(f'"{name}": dict(', self._arguments(covered), "),")
+            inputs += _call(f'"{name}": dict(', list(self._arguments(covered).values()), "),")
         left = _call("(", [f"({target})" for target in targets], f") = {run}(")
         lists = [line for entries in (running_parts, inputs) for line in ("{", *_indent(entries), "},")]
         return [*left, *_indent([*lists, *(f"{constant}," for constant in constants)]), ")"]
 
-    def _arguments(self, covered: CoveredOperation) -> list[str]:
+    def _plain_assignment(self, covered: CoveredOperation, run: Callable[..., Any]) -> list[str]:
+        """Return the call of a function that receives what its parameters name, in place of a ``Call``. It returns its outputs, and
+        the new state if it has one. Only a function with ``parameters`` is called through their module."""
+        function, constants = (run.func, run.keywords) if isinstance(run, partial) else (run, {})
+        state = [f'"{name}": call.state["{full}"]' for name, full in covered.slots.items()]
+        known = {"tokens": "tokens=call.tokens", "in_place": "in_place=call.in_place"}
+        known["state"] = "\n".join(_call("state={", state, "}"))
+        known |= self._arguments(covered) | dict(zip(constants, self._constants(constants), strict=True))
+        name, parameters = self._function(function), dict(signature(function).parameters)
+        start, arguments = (f'parts["{covered.node.module}"](', [name]) if parameters.pop("parameters", None) else (f"{name}(", [])
+        is_positional = True
+        for parameter in parameters.values():
+            argument = known.get(parameter.name)
+            if argument is None or (argument.endswith("={}") and parameter.default is not parameter.empty):
+                is_positional = False
+            else:
+                is_positional = is_positional and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+                arguments.append(argument.partition("=")[2] if is_positional else argument)
+        targets = [self.names[value] for value in covered.gives]
+        targets += [self._states[covered.node.name]] if covered.slots else []
+        return _call(f"{', '.join(targets)} = {start}", arguments, ")")
+
+    def _arguments(self, covered: CoveredOperation) -> dict[str, str]:
         """Return the arguments of the operation's form, by name. A port for several edges gets ``{}`` if it has none."""
-        options = self._constants(covered.node.options)
-        single = [f"{port}={self._input(covered, port, value)}" for port, value in covered.single.items()]
-        many = []
+        arguments = dict(zip(covered.node.options, self._constants(covered.node.options), strict=True))
+        arguments |= {port: f"{port}={self._input(covered, port, value)}" for port, value in covered.single.items()}
         for port, sources in covered.many.items():
             entries = (f'"{label}": {self.names[value]}' for label, value in sources.items())
-            many.append(f"{port}={{{', '.join(entries)}}}")
+            arguments[port] = f"{port}={{{', '.join(entries)}}}"
         entries = (f'"{name}": {self._running_part(called)}' for name, called in covered.maps.items())
-        maps = [f"maps={{{', '.join(entries)}}}"] if covered.maps else []
-        return [*options, *single, *many, *maps]
+        return arguments | ({"maps": f"maps={{{', '.join(entries)}}}"} if covered.maps else {})
 
     def _input(self, covered: CoveredOperation, port: str, value: Value) -> str:
         """Return the name of an input: for queries that enter rotated, that of the rotated ones, which all parts share."""
@@ -270,6 +299,12 @@ class _Writer:
             label = _identifier(getattr(function, "__name__", getattr(value, "kind", name))).strip("_")
             self._objects[key] = self._add(label if callable(value) else label.upper(), value)
         return self._objects[key]
+
+    def _function(self, function: Callable[..., Any]) -> str:
+        """Return the name of a function of tensors: its own."""
+        if function not in self._objects:
+            self._objects[function] = self._add(_identifier(function.__name__).strip("_"), function)
+        return self._objects[function]
 
     def _outputs(self, covered: CoveredOperation) -> str:
         """Return the names of an operation's outputs, as a tuple without its parentheses."""
@@ -352,9 +387,9 @@ def _size(covered: CoveredOperation) -> str:
 def _call(start: str, arguments: list[str], end: str) -> list[str]:
     """Return a call on one line, or on several if it is longer than a line."""
     line = f"{start}{', '.join(arguments)}{end}"
-    if len(line) <= WIDTH - 4 * len(INDENT):
+    if len(line) <= WIDTH - 4 * len(INDENT) and "\n" not in line:
         return [line]
-    return [start, *_indent([f"{argument}," for argument in arguments]), end]
+    return [start, *_indent(line for argument in arguments for line in f"{argument},".splitlines()), end]
 
 
 def _indent(lines: Iterable[str]) -> list[str]:

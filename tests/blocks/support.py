@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -14,13 +15,16 @@ from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.memories.recurrent import Recurrent
 from blocks.mixers.base import Mixer
-from blocks.operation import EVERY, Call, Form, Setting
+from blocks.operation import EVERY, Call, Form, Operation, Setting
 from blocks.part import Part
+from blocks.reads import Read
 
 GROUPED = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4)
 ALIKE = Shape(hidden_size=6, heads=2, key_heads=2, head_dim=4)
 ONE_KEY = Shape(hidden_size=6, heads=3, key_heads=1, head_dim=4)
 SHAPES = [GROUPED, ALIKE, ONE_KEY]
+OF_CALL = frozenset({"tokens", "state", "in_place"})
+"""What a function receives of a ``Call`` by name."""
 SHAPE_NAMES = ["grouped", "alike", "one key head"]
 
 
@@ -70,6 +74,16 @@ def _run(forms: list[Form], first: Tensor, *rest: Any, **options: Any) -> Any:
     return fitting.run(first, *rest, **options)
 
 
+def call_by_name(function: Callable[..., Any], **arguments: Any) -> Any:
+    """Call a function with those of the arguments that it has parameters for."""
+    return function(**{name: value for name, value in arguments.items() if name in signature(function).parameters})
+
+
+def combined(read: Read, partials: Sequence[Partial]) -> Tensor:
+    """Return the output of a read over partials with their own logits."""
+    return call_by_name(read.combine, partial={str(index): partial for index, partial in enumerate(partials)}, weight={})
+
+
 def computed(
     part: Part,
     backend: str,
@@ -87,10 +101,24 @@ def computed(
     """
     operation = part.operation(shape)
     empty_handed: dict[str, Any] = {port.name: {} for port in operation.reads if port.many}
-    call = Call(tokens, dict(state), shape, place)
+    call, form = Call(tokens, dict(state), shape, place), form_of(operation.forms, backend, setting)
     if isinstance(part, Memory) and part.receives_rotated and "query" in inputs:
         inputs["query"] = part.rotation.rotate_tokens(inputs["query"], tokens)
-    return form_of(operation.forms, backend, setting).run(parameters, call, **empty_handed | inputs)
+    known = {"tokens": tokens, "state": dict(state), "in_place": False}
+    return run_form(form, operation, parameters, call, known | empty_handed | inputs)
+
+
+def run_form(
+    form: Form, operation: Operation, parameters: Mapping[str, Tensor], call: Call, inputs: Mapping[str, Any]
+) -> tuple[Any, dict[str, Tensor]]:
+    """Run a form as a head does. Returns its outputs by port, and its new state."""
+    if "call" in signature(form.run).parameters:
+        return form.run(parameters, call, **{name: value for name, value in inputs.items() if name not in OF_CALL})
+    results = call_by_name(form.run, **{"parameters": parameters, **inputs})
+    if not operation.slots:
+        return (results if len(operation.gives) > 1 else (results,)), {}
+    *outputs, carried = results
+    return tuple(outputs), carried
 
 
 def recalled(

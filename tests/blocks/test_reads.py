@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blocks.flow import Partial
 from blocks.reads import Gated, Mixture, Read, Shared, Sum
-from tests.blocks.support import assert_derivatives, close, random
+from tests.blocks.support import assert_derivatives, close, combined, random
 
 EMPTY = -math.inf
 
@@ -41,7 +41,7 @@ def shared_by_hand(partials: Sequence[Partial]) -> Tensor:
 def test_shared_read_has_one_denominator(some_empty: bool) -> None:
     for logits in ((None, None), (random(4), None), (random(4), random(4)), (None, random(4), random(4))):
         partials = [partial(masses(some_empty=some_empty), logit) for logit in logits]
-        close(Shared().combine({}, partials), shared_by_hand(partials))
+        close(combined(Shared(), partials), shared_by_hand(partials))
 
 
 @pytest.mark.parametrize("read", [Mixture(), Sum(), Gated()], ids=["mixture", "sum", "gated"])
@@ -50,7 +50,7 @@ def test_raw_numerators_keep_their_range_beside_half_precision(read: Read) -> No
     near = Partial(torch.ones(1, 2, 4, 5, dtype=torch.float16), torch.zeros(1, 2, 4))
     raw = Partial(torch.full((1, 2, 4, 5), 1e6), None)
     for partials in ((near, raw), (raw, near)):
-        answer = read.combine({}, partials)
+        answer = combined(read, partials)
         assert answer.dtype == torch.float32
         assert torch.equal(answer, torch.full_like(answer, (1e6 + 1) / 2 if isinstance(read, Mixture) else 1e6 + 1))
 
@@ -61,14 +61,14 @@ def test_shared_read_is_finite_for_extreme_masses() -> None:
         lse = masses(), masses()
         outputs = [partial(value) for value in lse]
         moved = [Partial(output.output, output.lse + offset) for output in outputs]
-        close(Shared().combine({}, moved), Shared().combine({}, outputs), 1e-9)
+        close(combined(Shared(), moved), combined(Shared(), outputs), 1e-9)
 
 
 @pytest.mark.parametrize("read", [Shared(), Sum()], ids=["shared", "sum"])
 def test_empty_memories_give_0_and_finite_gradients(read: Read) -> None:
     output, logit = torch.zeros(1, 2, 4, 5, requires_grad=True), torch.zeros(4, requires_grad=True)
     lse = torch.full((1, 2, 4), EMPTY, requires_grad=True)
-    answer = read.combine({}, [Partial(output, lse, logit), Partial(output, lse)])
+    answer = combined(read, [Partial(output, lse, logit), Partial(output, lse)])
     assert torch.equal(answer, torch.zeros(1, 2, 4, 5))
     for gradient in torch.autograd.grad(answer.sum(), (output, lse, logit)):
         assert gradient.isfinite().all()
@@ -77,8 +77,8 @@ def test_empty_memories_give_0_and_finite_gradients(read: Read) -> None:
 def test_empty_memories_do_not_change_the_read() -> None:
     full = partial(masses(), random(4))
     nothing = partial(torch.full((2, 3, 4), EMPTY), random(4))
-    close(Shared().combine({}, [full, nothing]), full.output)
-    close(Sum().combine({}, [nothing, full]), full.output)
+    close(combined(Shared(), [full, nothing]), full.output)
+    close(combined(Sum(), [nothing, full]), full.output)
 
 
 def test_mixture_of_two_weights_by_sigma_and_1_minus_sigma() -> None:
@@ -87,8 +87,8 @@ def test_mixture_of_two_weights_by_sigma_and_1_minus_sigma() -> None:
     for lse in (masses(), None):
         window, state = partial(lse, factor), partial(masses(some_empty=True))
         sigma = (1 / (1 + (-factor).exp()))[:, None]
-        close(Mixture().combine({}, [window, state]), sigma * window.output + (1 - sigma) * state.output)
-        close(Mixture().combine({}, [state, window]), sigma * window.output + (1 - sigma) * state.output)
+        close(combined(Mixture(), [window, state]), sigma * window.output + (1 - sigma) * state.output)
+        close(combined(Mixture(), [state, window]), sigma * window.output + (1 - sigma) * state.output)
 
 
 def test_mixture_of_three_is_a_softmax_of_logits() -> None:
@@ -97,19 +97,19 @@ def test_mixture_of_three_is_a_softmax_of_logits() -> None:
     weights = torch.stack((first.exp(), second.exp(), torch.ones(4)))
     weights = (weights / weights.sum(0))[:, :, None]
     close(
-        Mixture().combine({}, partials),
+        combined(Mixture(), partials),
         sum(weight * partial_output.output for weight, partial_output in zip(weights, partials, strict=True)),
     )
     even = [partial(), partial()]
-    close(Mixture().combine({}, even), (even[0].output + even[1].output) / 2)
+    close(combined(Mixture(), even), (even[0].output + even[1].output) / 2)
 
 
 def test_sum_read_adds_raw_numerators_to_the_shared_read() -> None:
     raw, weighted = partial(), partial(logit=random(4))
     sigma = (1 / (1 + (-weighted.logit).exp()))[:, None]
     window, state = partial(masses(), random(4)), partial(masses(some_empty=True))
-    close(Sum().combine({}, [window, raw, state]), shared_by_hand([window, state]) + raw.output)
-    close(Sum().combine({}, [raw, weighted]), raw.output + sigma * weighted.output)
+    close(combined(Sum(), [window, raw, state]), shared_by_hand([window, state]) + raw.output)
+    close(combined(Sum(), [raw, weighted]), raw.output + sigma * weighted.output)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_gradients_match_numerical_gradients(read: Read, with_mass: list[int]) -
     tensors = [random(1, 2, 3, 2), random(1, 2, 3, 2), random(1, 2, 3), random(1, 2, 3), random(3), random(3)]
 
     def run(first: Tensor, second: Tensor, lse: Tensor, other: Tensor, logit: Tensor, more: Tensor) -> Tensor:
-        return read.combine({}, [Partial(first, lse, logit), Partial(second, other if with_mass[1] else None, more)])
+        return combined(read, [Partial(first, lse, logit), Partial(second, other if with_mass[1] else None, more)])
 
     assert_derivatives(run, tensors)
 
@@ -133,10 +133,10 @@ def test_half_precision_outputs_keep_their_dtype_and_are_weighted_in_float32(rea
     half = [
         Partial(value.output.bfloat16(), value.lse.float(), None if value.logit is None else value.logit.float()) for value in exact
     ]
-    answer = read.combine({}, half)
+    answer = combined(read, half)
     assert answer.dtype == torch.bfloat16
     # One rounding at the end: half a unit in the last of 8 bits.
-    wanted = read.combine({}, exact)
+    wanted = combined(read, exact)
     assert ((answer.double() - wanted).abs() <= 2**-8 * wanted.abs() + 1e-6).all()
 
 
@@ -146,7 +146,7 @@ def test_gated_read_adds_outputs_times_their_own_weights() -> None:
     window, state, whole = partial(masses(), by_token), partial(masses(some_empty=True), by_head), partial()
     sigma = [1 / (1 + (-logit).exp()) for logit in (by_token, by_head)]
     wanted = sigma[0][..., None] * window.output + sigma[1][:, None] * state.output + whole.output
-    close(Gated().combine({}, [window, state, whole]), wanted)
+    close(combined(Gated(), [window, state, whole]), wanted)
 
 
 def test_mixture_equals_the_read_of_infini_attention() -> None:
@@ -154,6 +154,6 @@ def test_mixture_equals_the_read_of_infini_attention() -> None:
     gate = random(4)
     memory, near = partial(masses(), gate), partial(masses())
     share = (1 / (1 + (-gate).exp()))[:, None]
-    close(Mixture().combine({}, [memory, near]), share * memory.output + (1 - share) * near.output)
+    close(combined(Mixture(), [memory, near]), share * memory.output + (1 - share) * near.output)
     assert "2404.07143" in Mixture.source
     assert "2404.07143" not in Sum.source

@@ -27,7 +27,7 @@ from blocks.scores.random import Random
 from blocks.softmax import dense, native
 from blocks.tensors import accumulating
 from tests.blocks.memories.by_hand import Call, Row, Stream
-from tests.blocks.support import computed, empty, owner, recalled
+from tests.blocks.support import combined, computed, empty, owner, recalled
 from tests.composer.graph.memories_by_hand import ROUNDING, best_of, uniform
 
 ROPE = Rope(theta=20.0)
@@ -50,9 +50,9 @@ def features(states: Tensor) -> Tensor:
     return torch.where(states > 0, states + 1, states.clamp(max=0).exp())
 
 
-def map_keys(call: operation.Call, *, entering: Pairs) -> tuple[tuple[Tensor], dict[str, Tensor]]:
-    """Return the operation of a map of keys without parameters."""
-    return (features(entering.mappable(NoPosition())),), {}
+def map_keys(*, entering: Pairs) -> Tensor:
+    """Return the features of a map of keys without parameters."""
+    return features(entering.mappable(NoPosition()))
 
 
 def run_map(function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
@@ -236,7 +236,7 @@ class Cascade:
         rotated = self.sparse.rotation.rotate_tokens(query, tokens)
         kept, sparse = self.sparse.attend({}, rotated, evicted, call, below=beneath, attention=attention)
         weighed = [replace(partial, logit=self.factor) for partial in (near, kept)]
-        output = Shared().combine({}, [*weighed, beneath.answer()])
+        output = combined(Shared(), [*weighed, beneath.answer()])
         return output, {"window": window, "sparse": sparse, "state": beneath.held}, kept
 
 

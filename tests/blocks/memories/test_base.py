@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import pytest
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from blocks.memories import MEMORIES
 from blocks.memories.base import Memory
 from blocks.memories.window import Window
-from tests.blocks.support import GROUPED, close, drawn, random, started
+from tests.blocks.support import GROUPED, call_by_name, close, drawn, random, started
 
 INPUTS = torch.zeros(1, 1, 6, dtype=torch.float64)
+
+
+def weigh(memory: Window, parameters: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
+    weighing = memory.weighing(GROUPED)
+    assert weighing is not None
+    return call_by_name(weighing.forms[0].run, parameters=parameters, hidden=hidden)
 
 
 def test_a_learned_weight_starts_at_a_tenth() -> None:
     parameters = started(Window(weight="learned"), GROUPED)
     assert parameters["weight"].shape == (4,)
-    logit = Window(weight="learned").logit(parameters, INPUTS, 4)
+    logit = weigh(Window(weight="learned"), parameters, INPUTS)
     assert logit.sigmoid().tolist() == pytest.approx([0.1] * 4, rel=1e-12)
     assert logit[0].item() == pytest.approx(-2.1972, abs=1e-4)  # as LoLCATs' code writes it
 
 
 @pytest.mark.parametrize("share", [1e-6, 0.3, 0.5, 0.999])
 def test_a_fixed_weight_is_the_sigmoid_of_its_logit(share: float) -> None:
-    logit = Window(weight=share).logit({}, INPUTS, 4)
+    logit = weigh(Window(weight=share), {}, INPUTS)
     assert logit.sigmoid().tolist() == pytest.approx([share] * 4, rel=1e-12)
     assert Window(weight=share).parameters(GROUPED) == {}
 
@@ -39,14 +47,14 @@ def test_memories_without_weight_have_no_logit() -> None:
 def test_weights_are_computed_in_float32() -> None:
     for memory in (Window(weight="learned"), Window(weight="token"), Window(weight=0.3)):
         half = {name: tensor.bfloat16() for name, tensor in started(memory, GROUPED).items()}
-        logit = memory.logit(half, INPUTS.bfloat16(), 4)
+        logit = weigh(memory, half, INPUTS.bfloat16())
         assert logit.dtype == torch.float32
 
 
 def test_a_weight_of_the_token_is_linear_in_its_hidden_state() -> None:
     parameters, hidden = drawn(Window(weight="token"), GROUPED), random(2, 3, 6)
     assert parameters["weight"].shape == (4, 6)
-    logit = Window(weight="token").logit(parameters, hidden, 4)
+    logit = weigh(Window(weight="token"), parameters, hidden)
     for batch, token, head in torch.ones(2, 3, 4).nonzero().tolist():
         close(logit[batch, token, head], (parameters["weight"][head] * hidden[batch, token]).sum())
 

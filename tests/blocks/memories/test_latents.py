@@ -27,6 +27,7 @@ from tests.blocks.support import (
     SHAPE_NAMES,
     SHAPES,
     close,
+    combined,
     computed,
     counted,
     documents,
@@ -221,7 +222,7 @@ def test_mixture_with_a_window_matches_definition_3(form: str) -> None:
     parameters, inputs, value = inputs_of(GROUPED, 8)
     latents, _ = recalled(parameters, GROUPED, inputs, value, counted(2, 8), form)
     window, share = Partial(random(2, 8, 4, 4), random(2, 8, 4), random(2, 8, 4)), torch.empty(2, 8, 4, 4, dtype=torch.float64)
-    got = Mixture().combine({}, [window, latents])
+    got = combined(Mixture(), [window, latents])
     for head in range(4):
         query = inputs @ parameters["query"][3 * head : 3 * head + 3].T
         assert window.logit is not None

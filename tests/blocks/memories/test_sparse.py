@@ -38,7 +38,7 @@ from tests.blocks.memories.lola import (
     streamed,
     window,
 )
-from tests.blocks.support import GROUPED, ONE_KEY, assert_derivatives, close, computed, counted, empty, random, recalled
+from tests.blocks.support import GROUPED, ONE_KEY, assert_derivatives, close, combined, computed, counted, empty, random, recalled
 
 WINDOWS = ["sliding", "terraced"]
 KEEPS = list(SCORES)
@@ -145,7 +145,7 @@ def test_size_0_equals_lolcats_with_the_same_window(shape: str, keep: str) -> No
     evictions = Features(features(evicted.mappable(NoPosition())), evicted.value, evicted.present, evicted.arrival)
     below = empty(StateMemory(), replace(CONVOLVED, features=4, state_heads=4), 3)
     far, state = recalled(StateMemory(), "torch", features(query), evictions, None, tokens, below)
-    close(output[tokens.valid], Shared().combine({}, [replace(near, logit=of.factor), far])[tokens.valid])
+    close(output[tokens.valid], combined(Shared(), [replace(near, logit=of.factor), far])[tokens.valid])
     close(after["state"]["state"], state["state"])
     assert not kept.output.any()
     assert kept.lse is not None

@@ -22,7 +22,7 @@ from composer.graph.lowering import check_backend, list_forms, lower
 from composer.graph.program import Program
 from composer.graph.source import write_source
 from composer.system.notices import FallsBack
-from tests.blocks.support import form_of
+from tests.blocks.support import form_of, run_form
 from tests.composer.graph.backends import forget
 from tests.composer.graph.heads import graph_of
 from tests.laws.cases import SMALL, build_head, complete, inputs, pieces, run
@@ -37,9 +37,11 @@ def in_turn(parts: Mapping[str, RunningPart], passed: Mapping[str, Mapping[str, 
     """Run the window by its own form, then the part that it feeds, with its map of keys."""
 
     def compute(name: str, **more: Any) -> tuple[Any, State]:
-        operation = parts[name]
-        form = form_of(operation.part.operation(operation.call.shape).forms, "torch")
-        return operation.compute(form.run, operation.call, **passed[name], **more)
+        running = parts[name]
+        operation = running.part.operation(running.call.shape)
+        form, call = form_of(operation.forms, "torch"), running.call
+        own = {"tokens": call.tokens, "state": call.state, "in_place": call.in_place}
+        return running.compute(lambda parameters: run_form(form, operation, parameters, call, {**own, **passed[name], **more}))
 
     near = compute("near")
     pairs = near[0][1]

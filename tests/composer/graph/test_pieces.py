@@ -43,7 +43,7 @@ def test_pieces_are_bounded_by_memory_and_at_least_a_window() -> None:
 def test_the_reference_does_not_run_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     head, seen = build_head(complete({"memory": ["state"], "feature_map": "elu"}), SHAPE), []
     monkeypatch.setattr("composer.graph.pieces.NUMBERS", 0)
-    next(iter(head.children())).register_forward_hook(lambda *_: seen.append(1))
+    head.get_submodule("state").register_forward_hook(lambda *_: seen.append(1))
     with torch.no_grad():
         run(head, inputs(SHAPE, 1, SHORTEST + 1), backend="reference")
     assert len(seen) == 1
@@ -53,7 +53,7 @@ def test_heads_run_in_pieces_only_without_gradients(monkeypatch: pytest.MonkeyPa
     head, length = build_head(complete({"memory": ["state"], "feature_map": "elu"}), SHAPE), 2 * SHORTEST + 3
     data, seen = inputs(SHAPE, 1, length), []
     monkeypatch.setattr("composer.graph.pieces.NUMBERS", 0)
-    next(iter(head.children())).register_forward_hook(lambda *_: seen.append(1))
+    head.get_submodule("state").register_forward_hook(lambda *_: seen.append(1))
     with torch.no_grad():
         in_pieces, state = run(head, data)
     assert len(seen) == 3

@@ -57,7 +57,8 @@ def assert_reads_well(graph: HeadGraph, backend: str = "auto", setting: Setting 
         assert_defined_in_order(function.body, arguments | source.namespace.keys() | vars(builtins).keys())
         assert isinstance(function.body[-1], ast.Return)
         assert all(len(line) <= 132 for line in source.text.splitlines())
-    covered = [item for source in sources for item in source.namespace.values() if isinstance(item, CoveredOperation)]
+    watched = [write_source(program, mixing=mixing, watched=True) for mixing in (False, True)]
+    covered = [item for source in watched for item in source.namespace.values() if isinstance(item, CoveredOperation)]
     assert sorted(item.node.name for item in covered) == sorted(node.name for node in graph.parts)
     comments = " ".join(" ".join(line.strip(" #") for line in source.text.splitlines()) for source in sources)
     assert all(lowered.form in comments for lowered in list_forms(graph, backend, setting or Setting()))
@@ -150,33 +151,25 @@ def test_the_function_of_lolcats_has_a_commented_call_for_each_part() -> None:
     statements = re.sub(r"\n    #[^\n]*", "", source.text)
     assert statements == (
         "def lolcats(parts, call, hidden, query, key, value):\n"
-        '    (pairs,), _ = parts["pairs"](run_pairs, call.of(PAIRS), key=key, value=value, numbers={})\n'
+        "    pairs = join_pairs(call.tokens, key, value, {})\n"
         "    rotated_query = ROPE.rotate_tokens(query, call.tokens)\n"
-        '    (window, window_evicted), new_window = parts["window"](\n'
-        "        run_window,\n"
-        "        call.of(WINDOW),\n"
-        "        query=rotated_query,\n"
-        "        pairs=pairs,\n"
-        "        features={},\n"
+        "    window, window_evicted, new_window = compute_window(\n"
+        "        rotated_query,\n"
+        "        pairs,\n"
+        "        call.tokens,\n"
+        "        {\n"
+        '            "key": call.state["window.key"],\n'
+        '            "value": call.state["window.value"],\n'
+        '            "position": call.state["window.position"],\n'
+        "        },\n"
+        "        attention=blocks,\n"
         "        size=64,\n"
         "        is_sliding=True,\n"
         "        rotation=ROPE,\n"
-        "        attention=blocks,\n"
         "    )\n"
-        '    (window_weight,), _ = parts["window"](run_window_weight, call.of(WINDOW_WEIGHT), hidden=hidden)\n'
-        '    (state_features,), _ = parts["feature_map"](\n'
-        "        run_state_features,\n"
-        "        call.of(STATE_FEATURES),\n"
-        '        scale="plain",\n'
-        "        query=rotated_query,\n"
-        "    )\n"
-        '    (state_keys,), _ = parts["feature_map"](\n'
-        "        run_state_keys,\n"
-        "        call.of(STATE_KEYS),\n"
-        "        position=ROPE,\n"
-        '        scale="plain",\n'
-        "        entering=window_evicted,\n"
-        "    )\n"
+        '    window_weight = parts["window"](learned_logit, hidden)\n'
+        '    state_features = parts["feature_map"](map_queries, rotated_query, scale="plain")\n'
+        '    state_keys = parts["feature_map"](map_keys, window_evicted, position=ROPE, scale="plain")\n'
         '    (state,), new_state = parts["state"](\n'
         "        run_state,\n"
         "        call.of(STATE),\n"
@@ -185,12 +178,7 @@ def test_the_function_of_lolcats_has_a_commented_call_for_each_part() -> None:
         "        pairs=window_evicted,\n"
         "        recurrence=CHUNKED,\n"
         "    )\n"
-        '    (output,), _ = parts["read"](\n'
-        "        run_read,\n"
-        "        call.of(READ),\n"
-        '        partial={"window": window, "state": state},\n'
-        '        weight={"window": window_weight},\n'
-        "    )\n"
+        '    output = shared({"window": window, "state": state}, {"window": window_weight})\n'
         "    return output, {\n"
         '        "window.key": new_window["key"],\n'
         '        "window.value": new_window["value"],\n'
@@ -278,7 +266,7 @@ def test_a_debugger_stops_at_a_line() -> None:
     head, data = build_head(shipped("lolcats", SMALL).heads["head"], SHAPE), inputs(SHAPE, 1, 6)
     function = head._compiled.functions_for("auto", Setting("cpu", "float64", gradients=True)).head
     file, text = function.__code__.co_filename, write_source(head._compiled.program("auto", Setting())).text
-    line = next(number for number, line in enumerate(text.splitlines(), 1) if line.startswith('    (output,), _ = parts["read"]('))
+    line = next(number for number, line in enumerate(text.splitlines(), 1) if line.startswith("    output = shared("))
     debugger = Stops()
     assert debugger.set_break(file, line) is None
     debugger.runcall(run, head, data)
