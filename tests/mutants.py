@@ -125,7 +125,7 @@ FAULTS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "composer/graph/lowering.py": (
         f"{GRAPH} laws/test_batch.py",
-        {"one_token, documents, padded, gradients\n        if key": "one_token, documents, gradients\n        if key"},
+        {"= lower(self.graph, backend, setting)": "= lower(self.graph, backend, setting._replace(documents=False))"},
     ),
     "composer/weights/plan.py": ("composer/weights/test_plan.py", {"elif own[name].shape != shape:": "elif False:"}),
     "composer/weights/save.py": (

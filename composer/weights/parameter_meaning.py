@@ -111,7 +111,7 @@ def _steps_before(graph: HeadGraph, node: Node) -> str:
         if other.name in before and other.path is not None and not isinstance(other.part, Memory)
     ]
     done = [_describe(part) for part in parts if part is not None]
-    position = node.options.get("position")
+    position = node.rotation if isinstance(node.part, FeatureMap) else None
     if position is not None and not position.idle:
         done.append(_describe(position))
     return " after ".join(["states", *(f"`{part}`" for part in reversed(done))]) if done else "states as they are"

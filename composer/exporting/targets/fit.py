@@ -149,7 +149,8 @@ def _remedy(head: str, path: str, expected: Any) -> str:
     """Return the sentence with which a head gets the expected value of a field. expected: the head with this value."""
     if head == "source":
         return "Give these layers a head of the spec in place of `source`."
-    return f"Set `{'head' if head == 'head' else f'heads.{head}'}.{path}` to {_in_words(_value_at(expected, path))}."
+    value, field = _value_at(expected, path), f"`{'head' if head == 'head' else f'heads.{head}'}.{path}`"
+    return f"Leave {field} out." if value is None else f"Set {field} to {_in_words(value)}."
 
 
 def _value_at(head: Any, path: str) -> Any:

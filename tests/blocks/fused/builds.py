@@ -21,7 +21,7 @@ TABLES = {
     "place_of_largest",
     "members",
     "evicted_places",
-    "pieces",
+    "chunk_starts",
 }
 POSITIONS = {"position", "held_position", "ring_position"}
 OF_THE_MODEL = {"query", "key", "value", "upstream", "output", "query_gradient", "key_gradient", "value_gradient", "laid"}

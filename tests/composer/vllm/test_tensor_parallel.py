@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 TEACHER = ROOT / "examples" / "teacher"
 TOGETHER = ("hypenet", "latte", "latte-conv", "latte-macchiato", "latte-rglru", "mamba2", "retention")
 """Specs with latents that all heads share, a norm over all heads, or decays that follow from the number of a head."""
-ONE_KEY_HEAD = ("mixed-heads",)
+ONE_KEY_HEAD = ("hydrahead", "mixed-heads")
 JOINED = "compressed"
 """A spec with a matrix that belongs to several heads at once."""
 DIVIDED = [name for name in CAUSAL if "/" not in name and name not in (*TOGETHER, *ONE_KEY_HEAD, JOINED)]

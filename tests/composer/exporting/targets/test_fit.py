@@ -21,7 +21,7 @@ TEACHER = Path(__file__).parents[4] / "examples" / "teacher"
 TRUNK = describe_model(TEACHER).trunk
 SMALL_WINDOW = "heads.a={memory: [{kind: window, size: 8, evict: drop}]}"
 AWAY = [
-    ("source", ["head.qk_norm=rms"], "Set `head.qk_norm` to not set."),
+    ("source", ["head.qk_norm=rms"], "Leave `head.qk_norm` out."),
     ("mistral", ["head.memory.0.position=none"], "Set `head.memory.0.position` to rope."),
     ("mistral", [SMALL_WINDOW, "layers=[{at: -1, use: a}]"], "Set `heads.a.memory.0.size` to 1024."),
     (
