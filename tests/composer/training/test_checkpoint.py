@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -58,6 +59,21 @@ def stopped(stopped_once: Path, tmp_path: Path) -> Path:
     shutil.copytree(stopped_once, tmp_path / "run")
     (step,) = (tmp_path / "run" / "transfer").iterdir()
     return step
+
+
+@pytest.mark.parametrize("has_earlier", [True, False])
+def test_a_full_disk_keeps_the_checkpoint_before(
+    stopped: Path, tmp_path: Path, has_earlier: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder = tmp_path / "run" if has_earlier else tmp_path / "new"
+    monkeypatch.setattr(checkpoint, "_complete", fail)
+    kept = "The previous checkpoint is kept" if has_earlier else "No earlier checkpoint exists"
+    with pytest.raises(TrainingError, match=f"No space left on device. {kept}"):
+        run(folder, STAGES["transfer"], checkpoint_seconds=0.0)
+    assert stopped.exists()
 
 
 def test_a_hostile_file_beside_a_checkpoint_is_not_opened(stopped: Path, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def full(*arguments: Any, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "message"),
     [
-        (checkpoint, "_complete", "No space left on device. The previous checkpoint is kept"),
+        (checkpoint, "_complete", "No space left on device. No earlier checkpoint exists"),
         (Board, "write", "The log in out.run could not be written: No space left on device. Free some space"),
         (Figure, "savefig", "The curve in out.run could not be written: No space left on device. Free some space"),
     ],
