@@ -37,7 +37,7 @@ ABLATION, EVALUATION, RUN, INSPECTION = "ablation", "evaluation", "student.run",
 def _without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip pictures, which take most of the time. ``test_curves_of_damaged_logs_are_drawn_or_refused`` draws one."""
     monkeypatch.setattr(ablation, "draw_all", lambda *_: None)
-    monkeypatch.setattr("composer.evaluation.rendering.draw", lambda *_: None)
+    monkeypatch.setattr("composer.evaluation.pictures.draw", lambda *_: None)
     monkeypatch.setattr("composer.training.run.draw", lambda *_: None)
 
 
