@@ -16,7 +16,7 @@ from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Form, Kind, Operation, Port
 from blocks.part import FieldError, Fresh, Parameters, Part, Per, Problem
 from blocks.positions import Position
-from blocks.tensors import derives_by_hand, repeat_heads
+from blocks.tensors import accumulating, derives_by_hand, repeat_heads
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,9 @@ class FeatureMap(Part):
         if plain is not None:
             features = plain(inputs, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
         else:
-            if inputs.dtype.itemsize < 4:
-                inputs = inputs.float()
+            dtype = accumulating(inputs.dtype)
+            if inputs.dtype != dtype:
+                inputs = inputs.to(dtype)
             mapped = inputs
             if self.linear:
                 mapped = self._matrix(inputs, parameters[f"{side}weight"], parameters.get(f"{side}bias"))

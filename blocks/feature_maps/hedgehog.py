@@ -10,7 +10,7 @@ from pydantic import Field
 
 from blocks.feature_maps.base import FeatureMap
 from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
-from blocks.legend import Float, Shape, Tensor, torch
+from blocks.legend import Float, Shape, Tensor
 from blocks.operation import TRITON, Form, Setting
 from blocks.part import Problem
 from blocks.tensors import derives_by_hand
@@ -53,7 +53,7 @@ class Hedgehog(FeatureMap):
     def sides(self, inputs: Tensor) -> Tensor:
         """Return softmax(u) ‖ softmax(-u). If gradients are needed on a CPU, the form with a written-out gradient is used."""
         if not (inputs.requires_grad and derives_by_hand(inputs)):
-            return self.activate(torch.stack((inputs, -inputs), dim=-2)).flatten(-2)
+            return super().sides(inputs)
         from blocks.feature_maps.gradients import shares
 
         return shares(inputs, self.floor)

@@ -42,7 +42,7 @@ class Chunks:
     one document."""
 
     size: int
-    starts: Int[Tensor, "B T"]
+    chunk_starts: Int[Tensor, "B T"]
     rows: Int[Tensor, "B 2"]
     start: Int[Tensor, "B E"] | None
 

@@ -159,7 +159,9 @@ def walk_pairs(
     strides = [number for weight in weights for number in ((0, 0, 0) if weight is None else weight.stride())]
     inputs = (tensor.contiguous() for tensor in (query, key, value, position, query_features, key_features))
     kept = (tensor.contiguous() for tensor in (cache.key, cache.value, cache.features, cache.position))
-    further = (None if tensor is None else tensor.contiguous() for tensor in (scores.length, decay, chunks.starts, chunks.start))
+    further = (
+        None if tensor is None else tensor.contiguous() for tensor in (scores.length, decay, chunks.chunk_starts, chunks.start)
+    )
     nothing = state.new_empty(1)
     written = state, nothing if maximum is None else maximum, nothing if scores.worth is None else scores.worth
     walk[batch * heads,](

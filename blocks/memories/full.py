@@ -169,7 +169,7 @@ class Full(Memory):
     ) -> tuple[tuple[Partial], State]:
         """Compute the partial attention."""
         rotation, tokens, state = self.rotation, call.tokens, call.state
-        query = self._rotate_and_scale(query, call)
+        query = self._scale_by_position(query, call)
         earlier = state["key"].shape[1]
         key, value = append(state["key"], pairs.rotate(rotation)), append(state["value"], pairs.value)
         position = torch.cat((state["position"], pairs.position), dim=1)
@@ -199,11 +199,11 @@ class Full(Memory):
         faded = self._compute_fading(call, decay)
         # For a single token, the sums of log decays are those of the new state.
         bias = None if faded is None else faded.left().transpose(1, 2).unflatten(1, (key.shape[2], -1))
-        result = attention(self._rotate_and_scale(query, call), key, value, seen, bias, call.shape.softcap)
+        result = attention(self._scale_by_position(query, call), key, value, seen, bias, call.shape.softcap)
         return (result,), {"key": key, "value": value, "position": position} | _carry(faded)
 
-    def _rotate_and_scale(self, query: Float[Tensor, "B T H D"], call: Call) -> Float[Tensor, "B T H D"]:
-        """Return the queries, rotated and, with ``length_scale``, multiplied by the factor of their position."""
+    def _scale_by_position(self, query: Float[Tensor, "B T H D"], call: Call) -> Float[Tensor, "B T H D"]:
+        """Return the queries, with ``length_scale`` multiplied by the factor of their position."""
         if self.length_scale is None:
             return query
         dtype = accumulating(query.dtype)

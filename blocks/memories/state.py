@@ -14,7 +14,7 @@ from blocks import initialise
 from blocks.flow import Features, Pairs, Partial
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.recurrent import Recurrent
+from blocks.memories.recurrent import Recurrent, run
 from blocks.memories.repeated_reads import RepeatedReads
 from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Slot, State
 from blocks.part import FieldError, Fresh, Parameters, Problem
@@ -183,8 +183,7 @@ class StateMemory(Recurrent):
             carried["maximum"] = stable.maximum
         elif self.normalise and not shape.even:
             query, log_scale = scale_to_one(query)
-        own = {"in_place": call.in_place} if recurrence.decode else {}
-        output, carried["state"] = recurrence.run(query, key, value, log_decay, segment, matrix, **own)
+        output, carried["state"] = run(recurrence, call, query, key, value, log_decay, segment, matrix)
         return self._normalise(output, log_scale, dtype, query.shape[-1], mass=call.needs_mass), carried
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H V"]:

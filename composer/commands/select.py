@@ -57,7 +57,7 @@ from composer.weights.sources import describe_model, open_model
 
 if TYPE_CHECKING:
     from composer.selection.head_report import HeadSelection
-    from composer.selection.report import LayerBy, Selection
+    from composer.selection.report import LayerBy
     from composer.training.options import TrainingOptions
 
 ROWS = 16

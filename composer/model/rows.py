@@ -59,8 +59,7 @@ class Rows:
             self._check_agreement(starts, valid, started=seen is not None)
             segment = _segments(next(iter(starts.values())), valid, started=seen is not None)
         self.tokens = Tokens(position, segment, valid, None if position is index else index, columns=self._order)
-        real = valid.sum(1) if valid is not None else torch.full((batch,), length, device=device)
-        self.seen = real if seen is None else seen + real
+        self.seen = self.tokens.count() if seen is None else seen + self.tokens.count()
         """``B``, real tokens in the state after this call."""
 
     def _check_agreement(self, starts: Mapping[str, Tensor], valid: Tensor | None, *, started: bool) -> None:

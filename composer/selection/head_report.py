@@ -1,4 +1,4 @@
-"""The report of a selection of key heads: a gate for each, the key heads to keep, and the spec that keeps them."""
+"""The report of a selection of key heads: a score for each, the key heads to keep, and the spec that keeps them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from blocks.part import Closed
 from composer.reporting.plotting import add_title, panels, plotting, save
 from composer.reporting.tables import Readable, Table, View
 from composer.reporting.words import ranges, size
-from composer.selection.report import By, TokensScored, format_found
+from composer.selection.report import MOST, By, TokensScored, format_found
 from composer.spec.inherit import short_path
 
 OUTLINE = "#D55E00"
-MOST = 32
-"""The most layers that an axis names; of more, it names every second, third and so on."""
 
 
 class HeadScore(Closed):

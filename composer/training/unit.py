@@ -185,7 +185,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def warn_if_risen(units: Iterable[Unit], before: Mapping[str, float]) -> Iterable[str]:
-    """Warn if the first steps have raised a loss. before: the held-out losses before the first step, by unit."""
+    """Yield a warning for each unit whose loss the first steps have raised. before: the held-out losses before them, by unit."""
     for unit in units:
         losses = unit.progress.began
         first, mean = max(losses[0], before.get(unit.name, 0.0)), sum(losses[RECENT // 2 :]) / (RECENT - RECENT // 2)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from blocks.part import Closed
 from composer.errors import ComposerError
@@ -18,18 +18,13 @@ from composer.system.files import sha256
 from composer.system.json_files import FileName
 from composer.system.trust import refuse_code, translate_transformers_errors
 from composer.tasks.catalogue import TASKS
+from composer.weights.load import auto_class, check_heads, load_model
 from composer.weights.record import read_record
 from composer.weights.sources import open_model
 from composer.weights.stream import check_loaded
 from converters.composed import ADAPTER_KEY
 from converters.source import Source
 from converters.trunk import Dtype
-
-if TYPE_CHECKING:
-    pass
-
-
-from composer.weights.load import auto_class, check_heads, load_model
 
 
 class OpenedFacts(Closed):
