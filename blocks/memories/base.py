@@ -41,8 +41,8 @@ is meant."""
 class Memory(Part):
     """A memory stores past pairs in some form, and computes a partial attention for each query.
 
-    All forms of all memories have one signature. They take the parameters, the ``Call`` with the tokens and the memory's state,
-    and the inputs by name. They return the partial, with the evicted pairs if the memory is bounded, and the new state.
+    Its forms return the partial, with the evicted pairs if the memory is bounded, and the new state. ``Form`` describes what they
+    receive.
     """
 
     role: ClassVar[str] = "memory"
@@ -170,6 +170,11 @@ class Memory(Part):
     def declared_size(self) -> int:
         """Its ``size`` in a spec, to which its state is proportional; 0 if it has none."""
         return 0
+
+    @property
+    def held(self) -> int:
+        """The entries that it holds before it evicts any, if it is bounded."""
+        return self.declared_size
 
     @property
     def rotation(self) -> Position:

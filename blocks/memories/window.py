@@ -78,7 +78,7 @@ class Window(Holding):
 
     @property
     def held(self) -> int:
-        """Pairs that the state has room for."""
+        """The size, or two chunks."""
         return self.size if self.is_sliding else 2 * self.size
 
     def state(self, shape: Shape) -> dict[str, Slot]:

@@ -54,7 +54,8 @@ def lines(head: HeadSpec) -> Iterator[Problem]:
     names, fed = memory_names(head), dict[str, str]()
     for number, (start, end) in enumerate(edges(head)):
         where, order = ("graph", number), [name for name in names if name in (start, end)]
-        for name in {start, end} - {ALL, *names}:
+        unknown = [name for name in dict.fromkeys((start, end)) if name not in (ALL, *names)]
+        for name in unknown:
             yield f'there is no "{name}" in this head; choose one of {", ".join(names)}, or `{ALL}` for all pairs', where
         if end == ALL:
             yield "`pairs` cannot be the end of an edge: the projections compute them", where

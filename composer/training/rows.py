@@ -164,7 +164,7 @@ def _pairs_above(head: HeadSpec, source: str) -> float:
     counts, sources = [], sources_of_pairs(head)
     for memory in head.memory:
         if sources.get(memory.called) == source:
-            counts.append(memory.declared_size + _pairs_above(head, memory.called) if memory.exact and memory.bounded else 0)
+            counts.append(memory.held + _pairs_above(head, memory.called) if memory.exact and memory.bounded else 0)
     return min(counts, default=inf)
 
 

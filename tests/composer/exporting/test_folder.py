@@ -19,6 +19,7 @@ import composer
 from composer.errors import ComposerError, ExportError
 from composer.exporting.folder import text_of
 from composer.exporting.modeling import Exported
+from composer.exporting.plain import sample_of
 from composer.weights.verify import Check
 from tests.composer.exporting.models import LENGTH, generated, padded, randomised, texts
 
@@ -115,6 +116,12 @@ def test_exports_that_differ_from_their_model_are_not_written(
 
 
 @pytest.mark.usefixtures("without_comparison")
+@pytest.mark.parametrize(("spec", "tokens"), [("lolcats", 96), ("lolcats-terraced", 160), ("lola", 224)])
+def test_the_compared_text_reaches_the_last_memory(spec: str, tokens: int, model: Path) -> None:
+    """32 tokens more than the windows and caches hold: a terraced window holds two chunks of 64, LoLA's cache 64 pairs more."""
+    assert sample_of(composer.build(spec, composer.load(model))).tokens.shape[1] == tokens
+
+
 def test_named_chat_templates_are_exported(model: Path, tmp_path: Path) -> None:
     templates = "additional_chat_templates/tool_use.jinja", "chat_template.jinja"
     shutil.copytree(model, tmp_path / "model")

@@ -118,6 +118,7 @@ def test_the_warning_names_too_few_tokens_if_nothing_is_learned() -> None:
 WINDOW, STATE, FULL = {"kind": "window", "size": 12}, "state", "full"
 LINEAR = {"feature_map": "hedgehog", "memory": [WINDOW, STATE]}
 LOLA = LINEAR | {"memory": [WINDOW, {"kind": "sparse", "size": 3}, STATE]}
+TERRACED = LINEAR | {"memory": [{"kind": "window", "size": 6, "shape": "terraced"}, STATE]}
 
 
 def resolved_head(**head: Any) -> Resolved:
@@ -134,6 +135,7 @@ def resolved_head(**head: Any) -> Resolved:
         (LINEAR, (13,), None, []),
         (LOLA, (13,), (15,), ["training text in a row has 13", "held-out text in a row has 15"]),
         (LOLA, (16,), (16,), []),
+        (TERRACED, (13,), (12,), ["held-out text in a row has 12"]),
         (LINEAR | {"memory": [STATE]}, (5,), (5,), []),
         ({"memory": [WINDOW | {"evict": "drop"}]}, (5,), (5,), []),
         ({"memory": [FULL]}, (5,), (5,), []),
