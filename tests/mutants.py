@@ -98,7 +98,7 @@ FAULTS: dict[str, tuple[str, dict[str, str]]] = {
         f"composer/model/test_rows.py composer/model/test_documents.py {MODEL}",
         {
             "(position[:, 1:] <= position[:, :-1])": "(position[:, 1:] < position[:, :-1])",
-            "self.seen = real if seen is None else seen + real": "self.seen = real",
+            "else seen + self.tokens.count()": "else self.tokens.count()",
             "starts = starts & valid": "starts = starts.clone()",
         },
     ),
