@@ -55,7 +55,7 @@ class Tokens:
         """Return the tokens of the first columns of the call."""
         tokens = self.cut(slice(0, count))
         if tokens.valid is not None and self.columns is not None:
-            tokens.valid = tokens.valid & (self.columns[:, :count] < count)
+            return replace(tokens, valid=tokens.valid & (self.columns[:, :count] < count))
         return tokens
 
     def count(self) -> Int[Tensor, " B"]:

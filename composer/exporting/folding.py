@@ -33,7 +33,7 @@ ALWAYS = {"torch.is_grad_enabled()": True}
 NOTHING = "repeat(None)"
 """What a loop runs over beside others, for a variable that is always None."""
 REWRITTEN = {
-    "accumulating": "torch.float32",
+    "accumulating": "torch.promote_types({0}, torch.float32)",
     "as_dtype": "({0}).to({1})",
     "least_mass": "1e8 * torch.finfo({0}).tiny",
 }

@@ -15,7 +15,7 @@ from typing import Any
 
 from composer.errors import ExportError
 from composer.exporting.folding import NO_NUMBERS, REWRITTEN, ArgumentFact, NotNone, fact_of, fold, is_written_out, join_facts
-from composer.exporting.source import definition
+from composer.exporting.tensor_functions import definition
 
 Facts = Mapping[str, ArgumentFact]
 WRITTEN_OTHERWISE = frozenset({*NO_NUMBERS, *REWRITTEN})
@@ -65,7 +65,7 @@ class Function:
 class Functions:
     """The functions that calls need, those that they call, and the classes and numbers of both.
 
-    calls: the name of each called function, and what is known of its arguments. taken: names of the file itself. fields: of
+    calls: the name of each called function, and what is known of its arguments. reserved: names of the file itself. fields: of
     results, that the heads read.
     """
 

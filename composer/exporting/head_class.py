@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -23,7 +24,10 @@ from composer.graph.composition import HeadSpec
 from composer.graph.lowering import compile_head
 from composer.graph.source import rotations
 
-INPUTS = ("hidden", "query", "key", "value", "sinks", "position", "valid", "state", "rotation", "cosine", "sine", "dtype", "device")
+INPUTS = (
+    *("hidden", "query", "key", "value", "sinks", "position", "valid"),
+    *("state", "rotation", "cosine", "sine", "dtype", "device", "precise"),
+)
 SHAPES = {
     "hidden": "B T C",
     "query": "B T H D",
@@ -37,7 +41,8 @@ OWN_NAMES = frozenset({"heads", "key_heads", "rotary", "step", "piece", "mix", "
 """Names that a head of a file has itself."""
 LONGEST_PIECE = 150
 """The most lines of a method for a fixed number of tokens, in which loops are written out."""
-EMPTY_DTYPES = {"pairs": "dtype", "state": "torch.float32", "int64": "torch.int64"}
+PRECISE = "torch.promote_types({}, torch.float32)"
+"""The dtype of sums."""
 
 
 class HeadClass:
@@ -218,9 +223,10 @@ class HeadClass:
         if re.search(r"\b(cosine|sine)\b", whole) and not loops:
             yield "        cosine, sine = rotation"
         like = "hidden" if mixing else "query"
-        requested = [name for name in ("dtype", "device") if re.search(rf"(?<![\w.]){name}\b(?!=)", whole)]
+        sources = {"dtype": f"{like}.dtype", "device": f"{like}.device", "precise": PRECISE.format(f"{like}.dtype")}
+        requested = [name for name in sources if re.search(rf"(?<![\w.]){name}\b(?!=)", whole)]
         if requested:
-            yield f"        {', '.join(requested)} = {', '.join(f'{like}.{name}' for name in requested)}"
+            yield f"        {', '.join(requested)} = {', '.join(sources[name] for name in requested)}"
         yield from body
 
     def _body(self, functions: Functions, method: Method) -> list[str]:
@@ -238,12 +244,20 @@ class HeadClass:
         yield '        """The state before the first token."""'
         if self.recorded is self.head and sizes_of(self.head, self.shape):
             yield "        # Sizes of memories are in the methods, too. For others, export a model that was built with them."
-        yield "        return {"
+        rows = list(self._empty_tensors(PRECISE.format("dtype")))
+        if any(len(row) > WIDTH for row in rows):
+            yield f"        precise = {PRECISE.format('dtype')}"
+            rows = list(self._empty_tensors("precise"))
+        yield from ("        return {", *rows, "        }")
+
+    def _empty_tensors(self, precise: str) -> Iterator[str]:
+        """precise: the dtype of sums as text."""
         for name, slot in self.graph.slots.items():
-            empty = "-math.inf" if slot.empty == -float("inf") else repr(int(slot.empty) if slot.dtype == "int64" else slot.empty)
-            sizes = ", ".join(plain(str(size)) for size in slot.shape)
-            yield f'            "{name}": torch.full((batch, {sizes}), {empty}, dtype={EMPTY_DTYPES[slot.dtype]}, device=device),'
-        yield "        }"
+            sizes = ", ".join(["batch", *(plain(str(size)) for size in slot.shape)])
+            made = f"torch.full(({sizes}), {'-math.inf' if slot.empty == -math.inf else slot.empty}"
+            made = made if slot.empty else f"torch.zeros({sizes}"
+            dtype = {"pairs": "dtype", "state": precise, "int64": "torch.int64"}[slot.dtype]
+            yield f'            "{name}": {made}, dtype={dtype}, device=device),'
 
 
 def _plain_call(name: str, supplied: Mapping[str, Any], text: Callable[[Any], str]) -> str:

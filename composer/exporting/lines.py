@@ -19,7 +19,7 @@ import torch
 
 from composer.errors import ExportError
 from composer.exporting.heads import Method
-from composer.exporting.recording import NARROW, Recorded
+from composer.exporting.recording import NARROW, WIDE, Recorded
 
 FOREVER = 1 << 60
 INLINE = frozenset({"index", "attribute", "sign"})
@@ -31,7 +31,7 @@ OwnCall = Callable[[str, Mapping[str, Any], Callable[[Any], str]], str]
 
 
 def lines_of(method: Method, own_call: OwnCall, reserved: frozenset[str]) -> list[tuple[int, str]]:
-    """Return the lines of a method, each with the number of its step. taken: names that no variable may have."""
+    """Return the lines of a method, each with the number of its step. reserved: names that no variable may have."""
     return _Lines(method, own_call, reserved).all()
 
 
@@ -237,6 +237,8 @@ class _Lines:
         """Return an argument as it is written."""
         if isinstance(value, Recorded):
             return self.written.get(value.number) or self._text(value)
+        if isinstance(value, tuple) and (whole := _shape_of(value)) is not None:
+            return f"{self._value(whole)}.shape"
         if isinstance(value, tuple):
             return f"({', '.join(self._value(item) for item in value)}{',' if len(value) == 1 else ''})"
         if isinstance(value, list):
@@ -281,6 +283,19 @@ class _Lines:
         )
 
 
+def _shape_of(sizes: tuple[Any, ...]) -> Recorded | None:
+    """Return the tensor whose sizes these are, all and in order, or None."""
+    first = sizes[0] if sizes else None
+    if not (isinstance(first, Recorded) and first.kind == "size" and first.args[0].rank == len(sizes)):
+        return None
+    whole = first.args[0]
+    are_its = (
+        isinstance(size, Recorded) and size.kind == "size" and size.args[0] is whole and size.name == str(number)
+        for number, size in enumerate(sizes)
+    )
+    return whole if all(are_its) else None
+
+
 def _last_part(call: Recorded) -> str:
     """Return the name of a function, without its module."""
     return call.name.rpartition(":")[2]
@@ -308,7 +323,7 @@ def _changed_options(call: Recorded) -> dict[str, Any]:
 def constant(value: Any) -> str:
     """Return a constant as text. Raises ExportError if it has none."""
     if isinstance(value, torch.dtype):
-        return "dtype" if value == NARROW else str(value)
+        return {NARROW: "dtype", WIDE: "precise"}.get(value, str(value))
     if isinstance(value, torch.device):
         return "device"
     if value is Ellipsis:

@@ -114,71 +114,63 @@ class _Host:
     """The class of its rotation, where all layers rotate alike."""
 
 
+@dataclass(frozen=True)
+class _Heads:
+    """The heads of a model. classes: of all heads; by_layer: for each layer, the names of its heads' classes; key_heads: for each
+    layer, the numbers of each head's key heads, or nothing if the heads of every layer follow each other."""
+
+    classes: Sequence[HeadClass]
+    by_layer: tuple[Mapping[str, str], ...]
+    key_heads: tuple[Mapping[str, Sequence[int]], ...]
+
+    @property
+    def several(self) -> bool:
+        """Whether a layer has several."""
+        return any(len(names) > 1 for names in self.by_layer)
+
+    @property
+    def kernels(self) -> list[str]:
+        """The operations of fla that they call, as ``module:name``."""
+        return sorted({kernel for head in self.classes for kernel in head.kernels()})
+
+    @property
+    def one_class(self) -> HeadClass | None:
+        """The class of all heads, or None if there are several."""
+        return self.classes[0] if len(self.classes) == 1 and not self.several else None
+
+    def collect_functions(self) -> Functions:
+        """Return the functions that their methods call."""
+        kernels = {kernel.rpartition(":")[2] for kernel in self.kernels}
+        reserved = {*INPUTS, *kernels, "rotated", "attend", "owned", "check_cache", "reordered", "runs_fla"}
+        fields_read = {field for head in self.classes for field in head.fields()}
+        return Functions((call for head in self.classes for call in head.calls()), reserved, fields_read)
+
+
 def write_file(model: Any) -> Exported:
     """Return the file for a composed model. Raises ExportError if a part of the model cannot be written."""
-    resolved, host = model.config.read_spec(), _host_of(model)
+    resolved, host, heads = model.config.read_spec(), _host_of(model), _heads_of(model)
     title = resolved.name or "composed"
     name = _camel(title) + ("Composed" if f"{_camel(title)}Config" == host.config.__name__ else "")
-    model_type = f"{re.sub(r'[^A-Za-z0-9_-]', '-', title)}_{host.type}"
-    classes, by_layer = _head_classes(model)
-    mixes, has_parameters = any(item.mixes for item in classes), any(item.parameters for item in classes)
-    if mixes and any(len(names) > 1 for names in by_layer):
-        raise ExportError("a layer has heads of several compositions, and some mix what queries and keys are projected from")
-    kernels = sorted({kernel for head in classes for kernel in head.kernels()})
-    of_kernels = {kernel.rpartition(":")[2] for kernel in kernels}
-    reserved = {*INPUTS, *of_kernels, "rotated", "attend", "owned", "check_cache", "reordered", "runs_fla"}
-    fields_read = {field for head in classes for field in head.fields()}
-    functions = Functions((call for head in classes for call in head.calls()), reserved, fields_read)
-    several, key_heads = any(len(names) > 1 for names in by_layer), _numbered_heads(model)
-    heads = [head.text(functions, f"{name}Config", host.rotary, is_one_of_several=several and not key_heads) for head in classes]
+    functions, one_of_several = heads.collect_functions(), heads.several and not heads.key_heads
+    head_texts = [head.text(functions, f"{name}Config", host.rotary, is_one_of_several=one_of_several) for head in heads.classes]
     fields = {
         "title": _one_line(f"{title} heads in a {host.type} model. {resolved.paper or ''}"),
         "Name": name,
-        "model_type": model_type,
-        "host_type": host.type,
-        "host_config": host.config.__name__,
-        "host_model": host.model.__name__,
-        "host_causal": host.causal.__name__,
-        "host_attention": host.attention.__name__,
-        "precise": repr(sorted({name for item in classes for name in item.precise})),
-        "layers": host.layers,
-        "attention": host.attention_name,
+        "model_type": f"{re.sub(r'[^A-Za-z0-9_-]', '-', title)}_{host.type}",
         "base": model.base_model_prefix,
-        "key_heads": KEY_HEADS if key_heads else "",
-        "mixing_hooks": MIXING_HOOKS if mixes else "",
-        "mixing": MIXING if mixes else "",
-        "mixed": MIXED if mixes else "",
         "scaled": SCALED if _scales(model) else "",
-        "parameters": PARAMETERS if has_parameters else "",
-        "initialisation": INITIALISATION if has_parameters else "",
+        **_host_fields(host),
+        **_part_fields(heads),
+        **_table_fields(heads),
+        **_attend_fields(heads),
     }
-    has_sinks = any(head.shape.sinks for head in classes)
-    if several or len(classes) > 1:
-        fields["configured"] = ", and for each layer the classes of its heads by their names"
-        fields["heads_field"] = "    heads: list[dict[str, str]] | None = None\n"
-        fields["heads_field"] += "    key_heads: list[dict[str, list[int]]] | None = None\n" if key_heads else ""
-        fields["table"] = TABLE.substitute(head_classes=", ".join(f'"{head.name}": {head.name}' for head in classes))
-        fields["heads"] = "{name: HEADS[head](config) for name, head in config.heads[layer_idx].items()}"
-    else:
-        names = sorted({name for names in by_layer for name in names})
-        fields["table"] = fields["configured"] = fields["heads_field"] = ""
-        by_layer = []
-        fields["heads"] = ", ".join(f'{{"{name}": {classes[0].name}(config)}}' for name in names)
-    fields["sinks_argument"] = "    s_aux: Tensor | None = None,  # H\n" if has_sinks else ""
-    fields |= {"what": "composed heads", "pronoun": "them"} if several else {"what": "a composed head", "pronoun": "it"}
-    body = HEADS_BY_NUMBER if key_heads else SEVERAL_HEADS if several else ONE_HEAD
-    sinks = ", s_aux[queries]" if several else ", s_aux"
-    run = indent(RUN, "    ") if several else RUN
-    fields["attend"] = body.replace("$run", run).replace("$sinks", sinks if has_sinks else "")
-    converted = any(get_checkpoint_conversion_mapping(item) for item in (host.type, host.model.__name__, host.causal.__name__))
     fields["forward"] = (LLAMA_FORWARD if model.config.model_type == OWN else FORWARD).substitute(fields)
-    fields["conversion"] = CONVERSION.substitute(fields) if converted else ""
-    fields["fla"] = _fla(kernels)
+    fields["conversion"] = CONVERSION.substitute(fields) if _converts_checkpoints(host) else ""
     numbers = "".join(f"{number} = {value!r}\n" for number, (value, _) in functions.numbers.items())
     parts = [
-        *(f"\n\n{text}\n" for text in heads),
+        *(f"\n\n{text}\n" for text in head_texts),
         MODEL.substitute(fields),
-        _rotation_lines(host.attention) if any(item.rotates for item in classes) else "",
+        _rotation_lines(host.attention) if any(item.rotates for item in heads.classes) else "",
         f"\n\n# The functions that heads call.\n\n{numbers}" if functions.trees else "",
         *(f"\n\n{text}\n" for text in (*class_texts(functions), *function_texts(functions))),
     ]
@@ -186,8 +178,73 @@ def write_file(model: Any) -> Exported:
     text = re.sub(r"\n{4,}", "\n\n\n", HEADER.substitute(fields, imports=_imports(body, host)) + body)
     file = f"modeling_{re.sub(r'[^A-Za-z0-9]', '_', title)}"
     compile(text, f"{file}.py", "exec")
-    slow = next((item.one_by_one for item in classes if item.one_by_one is not None), None)
-    return Exported(text, file, name, tuple(by_layer), key_heads, model_type, host.type, slow)
+    slow = next((item.one_by_one for item in heads.classes if item.one_by_one is not None), None)
+    by_layer = () if heads.one_class else heads.by_layer
+    return Exported(text, file, name, by_layer, heads.key_heads, fields["model_type"], host.type, slow)
+
+
+def _host_fields(host: _Host) -> dict[str, str]:
+    return {
+        "host_type": host.type,
+        "host_config": host.config.__name__,
+        "host_model": host.model.__name__,
+        "host_causal": host.causal.__name__,
+        "host_attention": host.attention.__name__,
+        "layers": host.layers,
+        "attention": host.attention_name,
+    }
+
+
+def _part_fields(heads: _Heads) -> dict[str, str]:
+    """Return what a file has only if its heads need it: parameters, projections from mixed states, kernels."""
+    mixes, has_parameters = any(item.mixes for item in heads.classes), any(item.parameters for item in heads.classes)
+    if mixes and heads.several:
+        raise ExportError("a layer has heads of several compositions, and some mix what queries and keys are projected from")
+    return {
+        "precise": repr(sorted({name for item in heads.classes for name in item.precise})),
+        "mixing_hooks": MIXING_HOOKS if mixes else "",
+        "mixing": MIXING if mixes else "",
+        "mixed": MIXED if mixes else "",
+        "parameters": PARAMETERS if has_parameters else "",
+        "initialisation": INITIALISATION if has_parameters else "",
+        "fla": _fla(heads.kernels),
+    }
+
+
+def _table_fields(heads: _Heads) -> dict[str, str]:
+    """Return how a file states the class of each head: in its configuration, or in the text if all heads have one."""
+    if heads.one_class is not None:
+        names = sorted({name for names in heads.by_layer for name in names})
+        made = ", ".join(f'{{"{name}": {heads.one_class.name}(config)}}' for name in names)
+        return {"table": "", "configured": "", "heads_field": "", "heads": made}
+    key_heads = "    key_heads: list[dict[str, list[int]]] | None = None\n" if heads.key_heads else ""
+    return {
+        "table": TABLE.substitute(head_classes=", ".join(f'"{head.name}": {head.name}' for head in heads.classes)),
+        "configured": ", and for each layer the classes of its heads by their names",
+        "heads_field": f"    heads: list[dict[str, str]] | None = None\n{key_heads}",
+        "heads": "{name: HEADS[head](config) for name, head in config.heads[layer_idx].items()}",
+    }
+
+
+def _attend_fields(heads: _Heads) -> dict[str, str]:
+    """Return the function that calls a layer's heads."""
+    body = HEADS_BY_NUMBER if heads.key_heads else SEVERAL_HEADS if heads.several else ONE_HEAD
+    has_sinks = any(head.shape.sinks for head in heads.classes)
+    sinks = "" if not has_sinks else ", s_aux[queries]" if heads.several else ", s_aux"
+    run = indent(RUN, "    ") if heads.several else RUN
+    return {
+        "key_heads": KEY_HEADS if heads.key_heads else "",
+        "sinks_argument": "    s_aux: Tensor | None = None,  # H\n" if has_sinks else "",
+        "attend": body.replace("$run", run).replace("$sinks", sinks),
+        "what": "composed heads" if heads.several else "a composed head",
+        "pronoun": "them" if heads.several else "it",
+    }
+
+
+def _converts_checkpoints(host: _Host) -> bool:
+    """True if transformers renames the weights of the host's published files."""
+    names = host.type, host.model.__name__, host.causal.__name__
+    return any(get_checkpoint_conversion_mapping(name) for name in names)
 
 
 def _scales(model: Any) -> bool:
@@ -224,8 +281,7 @@ def _check_trunk(config: Any) -> None:
             )
 
 
-def _head_classes(model: Any) -> tuple[list[HeadClass], list[dict[str, str]]]:
-    """Return the classes of all heads, and for each layer the names of its heads' classes."""
+def _heads_of(model: Any) -> _Heads:
     rope = model_rotation(model.config.read_spec().dimensions)
     classes: list[HeadClass] = []
     by_layer = []
@@ -248,7 +304,7 @@ def _head_classes(model: Any) -> tuple[list[HeadClass], list[dict[str, str]]]:
                 classes.append(result)
             names[group.head] = result.name
         by_layer.append(names)
-    return classes, by_layer
+    return _Heads(classes, tuple(by_layer), _numbered_heads(model))
 
 
 def _numbered_heads(model: Any) -> tuple[dict[str, list[int]], ...]:

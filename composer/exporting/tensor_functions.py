@@ -1,18 +1,18 @@
-"""The functions of ``blocks`` that take tensors and plain values alone, which a file has as they are."""
+"""The functions of ``blocks`` as syntax trees, and those that take tensors and plain values alone, which a file has as they are."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import linecache
 import pkgutil
 import re
 import sys
 from functools import cache
 from importlib import import_module
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 
 import blocks
-from composer.exporting.source import definition
 
 TYPES = frozenset({
     "Tensor", "None", "int", "float", "bool", "str", "torch", "dtype", "device", "slice", "tuple", "list", "Sequence", "Callable",
@@ -21,6 +21,20 @@ TYPES = frozenset({
 """Words in the annotations of a function of tensors and plain values."""
 ENTERED = frozenset({"as_dtype"})
 """Small functions that are not kept as calls."""
+
+
+@cache
+def syntax(path: str) -> tuple[str, ast.Module]:
+    text = "".join(linecache.getlines(path))
+    return text, ast.parse(text)
+
+
+def definition(module: ModuleType, name: str) -> ast.stmt:
+    """Return the statement that defines a function or a class of a module."""
+    assert module.__file__ is not None
+    return next(
+        item for item in syntax(module.__file__)[1].body if isinstance(item, ast.FunctionDef | ast.ClassDef) and item.name == name
+    )
 
 
 def takes_tensors_alone(function: FunctionType) -> bool:

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from blocks.legend import Shape
 from blocks.memories.base import Memory
@@ -125,6 +125,15 @@ def compile_head(head: HeadSpec, shape: Shape) -> Compiled:
     return Compiled(head, shape)
 
 
+class Joined(NamedTuple):
+    """A step of several operations. names: in its pattern; choices: the forms that fit; instead: the plan of the steps in its place
+    if all forms refuse, or None if the last cannot."""
+
+    names: tuple[str, ...]
+    choices: list[Choice]
+    instead: StepPlan | None
+
+
 @dataclass(eq=False)
 class StepPlan:
     """The steps of some operations of a head: of all of them, or of those of a step whose forms may all refuse.
@@ -132,7 +141,7 @@ class StepPlan:
     - names: of the operations.
     - without: patterns that are not used.
     - units: for each operation of the head, those that are computed in its step.
-    - joined: for each step of several operations, the names in its pattern, the forms that fit, and the plan in their place.
+    - joined: the steps of several operations.
     - skipped: why no form of several operations computes an operation.
     - steps: in order; set when all patterns have been tried.
     """
@@ -140,7 +149,7 @@ class StepPlan:
     names: frozenset[str]
     without: tuple[Pattern, ...]
     units: dict[str, tuple[str, ...]]
-    joined: dict[tuple[str, ...], tuple[tuple[str, ...], list[Choice], StepPlan | None]] = field(default_factory=dict)
+    joined: dict[tuple[str, ...], Joined] = field(default_factory=dict)
     skipped: dict[str, tuple[str, ...]] = field(default_factory=dict)
     steps: dict[tuple[str, ...], Step] = field(default_factory=dict)
 
@@ -166,7 +175,7 @@ def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None,
             plan.skipped |= {name: tuple(dict.fromkeys((*plan.skipped.get(name, ()), *reasons))) for name in names}
             continue
         instead = StepPlan(frozenset(names), (*plan.without, pattern), singles) if choices[-1].form.refuses else None
-        plan.units, plan.joined[names] = units, (tuple(match), choices, instead)
+        plan.units, plan.joined[names] = units, Joined(tuple(match), choices, instead)
         plans += [instead] if instead else []
     for plan in reversed(plans):
         order = _order(graph, plan.units)

@@ -229,47 +229,46 @@ class _Writer:
         run, constants = self._form(step)
         if len(step.covers) == 1:
             (covered,) = step.covers
-            arguments = [run, f"call.of({self._operation(covered)})", *self._arguments(covered).values(), *constants]
+            arguments = [run, f"call.of({self._operation(covered)})", *_keywords(self._arguments(covered) | constants)]
             return _call(f'{targets[0]} = parts["{covered.node.module}"](', arguments, ")")
         running_parts, inputs = [], []
         for name, covered in zip(step.names, step.covers, strict=True):
             running_parts.append(f'"{name}": {self._running_part(covered)},')
-            inputs += _call(f'"{name}": dict(', list(self._arguments(covered).values()), "),")
+            inputs += _call(f'"{name}": dict(', _keywords(self._arguments(covered)), "),")
         left = _call("(", [f"({target})" for target in targets], f") = {run}(")
         lists = [line for entries in (running_parts, inputs) for line in ("{", *_indent(entries), "},")]
-        return [*left, *_indent([*lists, *(f"{constant}," for constant in constants)]), ")"]
+        return [*left, *_indent([*lists, *(f"{constant}," for constant in _keywords(constants))]), ")"]
 
     def _plain_assignment(self, covered: CoveredOperation, run: Callable[..., Any]) -> list[str]:
         """Return the call of a function that receives what its parameters name, in place of a ``Call``. It returns its outputs, and
         the new state if it has one. Only a function with ``parameters`` is called through their module."""
         function, constants = (run.func, run.keywords) if isinstance(run, partial) else (run, {})
         state = [f'"{name}": call.state["{full}"]' for name, full in covered.slots.items()]
-        known = {"tokens": "tokens=call.tokens", "in_place": "in_place=call.in_place"}
-        known["state"] = "\n".join(_call("state={", state, "}"))
-        known |= self._arguments(covered) | dict(zip(constants, self._constants(constants), strict=True))
+        known = {"tokens": "call.tokens", "in_place": "call.in_place", "state": "\n".join(_call("{", state, "}"))}
+        known |= self._arguments(covered) | self._constants(constants)
         name, parameters = self._function(function), dict(signature(function).parameters)
         start, arguments = (f'parts["{covered.node.module}"](', [name]) if parameters.pop("parameters", None) else (f"{name}(", [])
         is_positional = True
         for parameter in parameters.values():
             argument = known.get(parameter.name)
-            if argument is None or (argument.endswith("={}") and parameter.default is not parameter.empty):
+            if argument is None or (argument == "{}" and parameter.default is not parameter.empty):
                 is_positional = False
             else:
                 is_positional = is_positional and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-                arguments.append(argument.partition("=")[2] if is_positional else argument)
+                arguments.append(argument if is_positional else f"{parameter.name}={argument}")
         targets = [self.names[value] for value in covered.gives]
         targets += [self._states[covered.node.name]] if covered.slots else []
         return _call(f"{', '.join(targets)} = {start}", arguments, ")")
 
     def _arguments(self, covered: CoveredOperation) -> dict[str, str]:
         """Return the arguments of the operation's form, by name. A port for several edges gets ``{}`` if it has none."""
-        arguments = dict(zip(covered.node.options, self._constants(covered.node.options), strict=True))
-        arguments |= {port: f"{port}={self._input(covered, port, value)}" for port, value in covered.single.items()}
+        arguments = self._constants(covered.node.options)
+        arguments |= {port: self._input(covered, port, value) for port, value in covered.single.items()}
         for port, sources in covered.many.items():
             entries = (f'"{label}": {self.names[value]}' for label, value in sources.items())
-            arguments[port] = f"{port}={{{', '.join(entries)}}}"
+            arguments[port] = f"{{{', '.join(entries)}}}"
         entries = (f'"{name}": {self._running_part(called)}' for name, called in covered.maps.items())
-        return arguments | ({"maps": f"maps={{{', '.join(entries)}}}"} if covered.maps else {})
+        return arguments | ({"maps": f"{{{', '.join(entries)}}}"} if covered.maps else {})
 
     def _input(self, covered: CoveredOperation, port: str, value: Value) -> str:
         """Return the name of an input: for queries that enter rotated, that of the rotated ones, which all parts share."""
@@ -286,9 +285,9 @@ class _Writer:
         """Return an operation that a form calls itself."""
         return f'running_part({self._operation(covered)}, call, parts["{covered.node.module}"])'
 
-    def _constants(self, constants: Mapping[str, Any]) -> list[str]:
-        """Return constants as arguments, by name. Objects are named by their functions or kinds."""
-        return [f"{name}={self._constant(name, value)}" for name, value in constants.items()]
+    def _constants(self, constants: Mapping[str, Any]) -> dict[str, str]:
+        """Return constants as text, by name. Objects are named by their functions or kinds."""
+        return {name: self._constant(name, value) for name, value in constants.items()}
 
     def _constant(self, name: str, value: Any) -> str:
         if value is None or type(value) in (bool, int, float, str):
@@ -317,8 +316,8 @@ class _Writer:
             self._operations[name] = self._add(_identifier(name).upper(), covered)
         return self._operations[name]
 
-    def _form(self, step: Step) -> tuple[str, list[str]]:
-        """Return the name of the form's function, and its constants as arguments."""
+    def _form(self, step: Step) -> tuple[str, dict[str, str]]:
+        """Return the name of the form's function, and its constants as text, by name."""
         names = dict.fromkeys(_identifier(covered.node.name) for covered in step.covers)
         run = step.form.run
         function, constants = (run.func, run.keywords) if isinstance(run, partial) and not run.args else (run, {})
@@ -390,6 +389,10 @@ def _call(start: str, arguments: list[str], end: str) -> list[str]:
     if len(line) <= WIDTH - 4 * len(INDENT) and "\n" not in line:
         return [line]
     return [start, *_indent(line for argument in arguments for line in f"{argument},".splitlines()), end]
+
+
+def _keywords(arguments: Mapping[str, str]) -> list[str]:
+    return [f"{name}={text}" for name, text in arguments.items()]
 
 
 def _indent(lines: Iterable[str]) -> list[str]:

@@ -94,7 +94,7 @@ def gradient(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
 
 
 def check_equal(model: Any, own: Any, vocabulary: int, *, length: int = LENGTH, gradients: bool = True) -> None:
-    """Check that both compute the same logits, text and gradients. Both use float32, with partly different forms."""
+    """Check that both compute the same logits, text and gradients, with partly different forms."""
     tokens, mask = texts(vocabulary, length)
     if gradients:
         _close(gradient(model, tokens, mask), gradient(own, tokens, mask))
@@ -105,4 +105,5 @@ def check_equal(model: Any, own: Any, vocabulary: int, *, length: int = LENGTH, 
 
 
 def _close(item: Tensor, other: Tensor) -> None:
-    torch.testing.assert_close(other, item, rtol=0, atol=3e-5 * float(item.detach().abs().max()))
+    tolerance = 1e-11 if item.dtype == torch.float64 else 3e-5
+    torch.testing.assert_close(other, item, rtol=0, atol=tolerance * float(item.detach().abs().max()))

@@ -157,11 +157,8 @@ def test_the_function_of_lolcats_has_a_commented_call_for_each_part() -> None:
         "        rotated_query,\n"
         "        pairs,\n"
         "        call.tokens,\n"
-        "        {\n"
-        '            "key": call.state["window.key"],\n'
-        '            "value": call.state["window.value"],\n'
-        '            "position": call.state["window.position"],\n'
-        "        },\n"
+        '        {"key": call.state["window.key"], "value": call.state["window.value"], '
+        '"position": call.state["window.position"]},\n'
         "        attention=blocks,\n"
         "        size=64,\n"
         "        is_sliding=True,\n"
