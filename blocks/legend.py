@@ -70,18 +70,7 @@ class Shape:
     """The sizes around one part of one group of heads, known before anything is built.
 
     - hidden_size, heads, key_heads, head_dim: the letters C, H, K and D.
-    - value_dim: the letter V: numbers of a value. 0 sets it to ``head_dim``.
     - features, state_heads: F and N, set for parts that use features.
-    - convolved_heads: heads of the convolved key that a pair carries beside the raw one; 0 where there is none.
-    - arriving: number of pairs that the memory above evicts together.
-    - numbers: further numbers that the pairs of a memory carry.
-    - exponential: features are stored as their logarithms.
-    - even: the largest feature of each query and key is at least 1/F, as for features that sum to 1.
-    - signed: features can be negative.
-    - both_ways: attention is bidirectional. A call has whole documents, and memories have no state between calls.
-    - window: number of tokens that a query of the model's own attention sees, itself included; None: all.
-    - softcap: the c of the model's logits c·tanh(logit / c); None if it has none.
-    - sinks: whether the model has attention sinks.
     """
 
     hidden_size: int
@@ -89,18 +78,29 @@ class Shape:
     key_heads: int
     head_dim: int
     value_dim: int = 0
+    """The letter V: numbers of a value. 0 sets it to ``head_dim``."""
     features: int = 0
     state_heads: int = 0
     convolved_heads: int = 0
+    """Heads of the convolved key that a pair carries beside the raw one; 0 where there is none."""
     arriving: int = 1
+    """Number of pairs that the memory above evicts together."""
     numbers: tuple[Number, ...] = ()
+    """Further numbers that the pairs of a memory carry."""
     exponential: bool = False
+    """Features are stored as their logarithms."""
     even: bool = False
+    """The largest feature of each query and key is at least 1/F, as for features that sum to 1."""
     signed: bool = False
+    """Features can be negative."""
     both_ways: bool = False
+    """Attention is bidirectional. A call has whole documents, and memories have no state between calls."""
     window: int | None = None
+    """Number of tokens that a query of the model's own attention sees, itself included; None: all."""
     softcap: float | None = None
+    """The c of the model's logits c·tanh(logit / c); None if it has none."""
     sinks: bool = False
+    """Whether the model has attention sinks."""
 
     def __post_init__(self) -> None:
         if not self.value_dim:

@@ -80,34 +80,34 @@ class Setting(NamedTuple):
     """The setting in which an operation runs. A form may not support it. An initial state is not part of it, as every form
     accepts one.
 
-    - one_token: the call is a step of decode.
-    - documents: a row holds several.
-    - padded: some rows end in padding.
-    - gradients: they are needed.
-    - shape: the sizes of the operation.
 
     Of a memory:
 
-    - every_pair: it receives each token's pair at that token.
-    - sifted: a memory above it keeps the pairs of some tokens permanently.
-    - one_pair: it receives at most one pair at a token.
     - needs_mass, needs_maximum: a read needs its lse, or its largest logit.
-    - capped: the model caps its logits.
     """
 
     device: str = "cpu"
     dtype: str = "float32"
     one_token: bool = False
+    """The call is a step of decode."""
     documents: bool = False
+    """A row holds several documents."""
     padded: bool = False
+    """Some rows end in padding."""
     gradients: bool = False
+    """Gradients are needed."""
     every_pair: bool = False
+    """The operation receives each token's pair at that token."""
     sifted: bool = False
+    """A memory above it keeps the pairs of some tokens permanently."""
     one_pair: bool = True
+    """The operation receives at most one pair at a token."""
     needs_mass: bool = True
     needs_maximum: bool = False
     capped: bool = False
+    """The model caps its logits."""
     shape: Shape | None = None
+    """The sizes of the operation."""
 
 
 def row_obstacle(setting: Setting) -> str | None:
@@ -138,53 +138,51 @@ def nothing_missing() -> str | None:
 
 @dataclass(frozen=True)
 class Form:
-    """One way to compute an operation.
-
-    - description: its description, for users.
-    - run: a function that is called with what its parameters name: inputs by their ports, ``tokens``, ``state`` (the operation's
-      own tensors), ``in_place`` (these may be overwritten), and ``parameters``, first, of the part. It returns the operation's
-      outputs in the order of its ports, and then the new state if it has one. With a parameter ``call``, it is called with the
-      part's parameters, a ``Call`` and all inputs, and returns a tuple of outputs and the new state.
-    - obstacle: a function that returns the reason why the form cannot run in a setting, or None.
-    - decode: True if it is only for calls of one token.
-    - missing: a message on the packages that it needs and that are not installed, or None.
-    - refuses: its ``run`` may raise ``Refused`` of ``blocks.kernels``, with nothing changed; then the next form runs.
-    - picks: for a form of PyTorch, the kernels that PyTorch selects itself on a GPU, for the reason that users see. It does not
-      affect which form runs.
-    - by_rank: for a recurrence with another kernel for each rank of decay (none, head, channel), the descriptions by rank.
-    """
+    """One way to compute an operation."""
 
     backend: str
     description: str
+    """Its description, for users."""
     run: Callable[..., Any]
+    """A function that is called with what its parameters name: inputs by their ports, ``tokens``, ``state`` (the operation's own
+    tensors), ``in_place`` (these may be overwritten), and ``parameters``, first, of the part. It returns the operation's outputs
+    in the order of its ports, and then the new state if it has one. With a parameter ``call``, it is called with the part's
+    parameters, a ``Call`` and all inputs, and returns a tuple of outputs and the new state."""
     obstacle: Callable[[Setting], str | None] = no_obstacle
+    """A function that returns the reason why the form cannot run in a setting, or None."""
     decode: bool = False
+    """True if it is only for calls of one token."""
     missing: Callable[[], str | None] = nothing_missing
+    """A message on the packages that it needs and that are not installed, or None."""
     refuses: bool = False
+    """Its ``run`` may raise ``Refused`` of ``blocks.kernels``, with nothing changed; then the next form runs."""
     picks: str | None = None
+    """For a form of PyTorch, the kernels that PyTorch selects itself on a GPU, for the reason that users see. It does not affect
+    which form runs."""
     by_rank: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """For a recurrence with another kernel for each rank of decay (none, head, channel), the descriptions by rank."""
 
 
 @dataclass(frozen=True)
 class Slot:
     """One tensor of a state, per batch row.
 
-    - dtype: "pairs" is the model's own, "state" is the accumulating one.
-    - empty: the value before the first token.
     - least, most: bounds of the numbers after any text, in the columns of the last axis from ``bounded_from`` on.
-    - order: of positions, in a memory that receives every pair as its token is read: "ring" if a pair overwrites the oldest one,
-      "first" if it is stored at its own position.
-    - every: number of tokens per row, of a tensor that grows.
     """
 
     shape: tuple[int, ...]
     dtype: Literal["pairs", "state", "int64"]
+    """The model's own dtype is "pairs", the accumulating one "state"."""
     empty: float = 0.0
+    """The value before the first token."""
     least: float = -math.inf
     most: float = math.inf
     bounded_from: int = 0
     order: Literal["any", "ring", "first"] = "any"
+    """The order of positions, in a memory that receives every pair as its token is read: "ring" if a pair overwrites the oldest,
+    "first" if it is stored at its own position."""
     every: int = 1
+    """Number of tokens per row, of a tensor that grows."""
 
     @property
     def grows(self) -> bool:
@@ -209,22 +207,20 @@ class Operation:
 @dataclass(slots=True)
 class Call:
     """The arguments of an operation beside its inputs. A head has a call, too, with the states of all its operations, from which
-    theirs are made.
-
-    - tokens: positions, documents and padding.
-    - state: the operation's own.
-    - shape: its sizes.
-    - place: the layer, and the first of the operation's heads in it.
-    - in_place: the state may be overwritten.
-    - needs_mass: a read needs this memory's lse.
-    """
+    theirs are made."""
 
     tokens: Tokens
+    """Positions, documents and padding."""
     state: State
+    """The operation's own tensors."""
     shape: Shape
+    """The operation's sizes."""
     place: tuple[int, int] = (0, 0)
+    """The layer, and the first of the operation's heads in it."""
     in_place: bool = False
+    """The state may be overwritten."""
     needs_mass: bool = True
+    """A read needs this memory's lse."""
 
     def of(self, operation: Any) -> Call:
         """Return the call of an operation in the head whose call this is, with the operation's state and shape. operation: a

@@ -47,21 +47,19 @@ NO_MAPS: Mapping[str, RunningPart] = MappingProxyType({})
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Neighbouring operations that one form computes together.
-
-    - nodes: for each operation, by a name inside the pattern, whether a part can be it; in the order of the flow.
-    - edges: (start, end, kind) between them.
-    - forms: made from the matching parts, by these names. Their ``run`` is called with the running parts and the inputs, both by
-      these names, and returns what the operations' own forms would return: outputs and state, in the order of ``nodes``.
-    - leader: the name of the operation whose setting the forms must fit; left out, the first.
-    - whole: no other operation reads the outputs of the operations before the last, and the last reads no other partials; so the
-      forms need not return these outputs.
-    - where: called with the operations' options in a head, by these names; False if the pattern does not apply.
-    """
+    """Neighbouring operations that one form computes together."""
 
     nodes: Mapping[str, Callable[[Part], bool]]
+    """For each operation, by a name inside the pattern, whether a part can be it; in the order of the flow."""
     edges: tuple[tuple[str, str, Kind], ...]
+    """(start, end, kind) between them."""
     forms: Callable[[Mapping[str, Part]], tuple[Form, ...]]
+    """Made from the matching parts, by these names. Their ``run`` is called with the running parts and the inputs, both by these
+    names, and returns what the operations' own forms would return: outputs and state, in the order of ``nodes``."""
     leader: str = ""
+    """The name of the operation whose setting the forms must fit; left out, the first."""
     whole: bool = False
+    """No other operation reads the outputs of the operations before the last, and the last reads no other partials; so the forms
+    need not return these outputs."""
     where: Callable[[Mapping[str, Mapping[str, Any]]], bool] = everywhere
+    """Called with the operations' options in a head, by these names; False if the pattern does not apply."""

@@ -57,26 +57,24 @@ class Column(Closed):
 
 
 class VariantReport(Closed):
-    """One variant.
-
-    - values: what its row of the sweep sets, by path.
-    - spec_hash: of the resolved spec.
-    - trained: its stages of training.
-    - figures: by the titles of columns.
-    - failures: by seed.
-    - seconds: of all its steps over all seeds, those shared with other variants included.
-    """
+    """One variant."""
 
     name: str
     values: dict[str, Any]
+    """What its row of the sweep sets, by path."""
     spec: dict[str, Any]
     spec_hash: str | None
+    """The hash of the resolved spec."""
     trained: tuple[str, ...]
+    """Its stages of training."""
     figures: dict[str, Figure]
+    """Figures by the titles of columns."""
     teacher_perplexity: float | None
     """On the same held-out rows, a mean over seeds."""
     failures: dict[int, str]
+    """Failures by seed."""
     seconds: float
+    """The time of all steps over all seeds, those shared with other variants included."""
     models: dict[int, str] = Field(default_factory=dict)
     """The paths of its models in the folder, by seed, without failed ones. """
     state_bytes: int | None = None

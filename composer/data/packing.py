@@ -159,22 +159,20 @@ class RowPiece(Batch):
 
 @dataclass(frozen=True, eq=False)
 class PackedRows:
-    """N rows of exactly T tokens.
-
-    - ids: ``N T`` int32, 0 in padding.
-    - labels: ``N T`` int32, unshifted as transformers has them: -100 where nothing is learned, in padding, and at position 0.
-    - position: ``N T`` int32, 0 begins a document, or a joined row; padding counts on.
-    - valid: ``N T`` bool, false in padding.
-    - dropped: tokens that are in no row, as their document, or their row, has none to predict.
-    - report: what was read, where ``load_rows`` made the rows.
-    """
+    """N rows of exactly T tokens."""
 
     ids: np.ndarray
+    """``N T`` int32, 0 in padding."""
     labels: np.ndarray
+    """``N T`` int32, unshifted as transformers has them: -100 where nothing is learned, in padding, and at position 0."""
     position: np.ndarray
+    """``N T`` int32, 0 begins a document, or a joined row; padding counts on."""
     valid: np.ndarray
+    """``N T`` bool, false in padding."""
     dropped: int = 0
+    """Tokens that are in no row, as their document, or their row, has none to predict."""
     report: DataReport | None = None
+    """What was read, where ``load_rows`` made the rows."""
 
     def __len__(self) -> int:
         return len(self.ids)

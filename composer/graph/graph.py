@@ -38,27 +38,25 @@ NodeName = TypeVar("NodeName", bound=Hashable)
 
 @dataclass(frozen=True)
 class Node:
-    """One operation in a head.
-
-    - part: None for the head's own inputs and output.
-    - module: the name of the module with its parameters; several operations of one part share it.
-    - path: its place in the head's spec; None for a node that no spec names.
-    - main: whether it is the part's main operation.
-    - options: further arguments of its forms, which follow from its place in the head.
-    - maps: by name, the operations of feature maps that its forms call themselves, on pairs of their own.
-    - rotation: how the queries that enter it are rotated; None: they are not.
-    """
+    """One operation in a head."""
 
     name: str
     operation: Operation
     shape: Shape
     part: Part | None = None
+    """None for the head's own inputs and output."""
     module: str = ""
+    """The name of the module with its parameters; several operations of one part share it."""
     path: FieldPath | None = None
+    """Its place in the head's spec; None for a node that no spec names."""
     main: bool = True
+    """Whether it is the part's main operation."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of its forms, which follow from its place in the head."""
     maps: Mapping[str, str] = field(default_factory=dict)
+    """By name, the operations of feature maps that its forms call themselves, on pairs of their own."""
     rotation: Position | None = None
+    """How the queries that enter it are rotated; None: they are not."""
 
     @property
     def kind(self) -> str:

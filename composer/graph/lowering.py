@@ -136,22 +136,20 @@ class Joined(NamedTuple):
 
 @dataclass(eq=False)
 class StepPlan:
-    """The steps of some operations of a head: of all of them, or of those of a step whose forms may all refuse.
-
-    - names: of the operations.
-    - without: patterns that are not used.
-    - units: for each operation of the head, those that are computed in its step.
-    - joined: the steps of several operations.
-    - skipped: why no form of several operations computes an operation.
-    - steps: in order; set when all patterns have been tried.
-    """
+    """The steps of some operations of a head: of all of them, or of those of a step whose forms may all refuse."""
 
     names: frozenset[str]
+    """The names of the operations."""
     without: tuple[Pattern, ...]
+    """Patterns that are not used."""
     units: dict[str, tuple[str, ...]]
+    """For each operation of the head, those that are computed in its step."""
     joined: dict[tuple[str, ...], Joined] = field(default_factory=dict)
+    """The steps of several operations."""
     skipped: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Why no form of several operations computes an operation."""
     steps: dict[tuple[str, ...], Step] = field(default_factory=dict)
+    """The steps in order; set when all patterns have been tried."""
 
 
 def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None, without: tuple[Pattern, ...] = ()) -> Program:

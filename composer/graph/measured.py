@@ -18,20 +18,20 @@ TABLE = Path(__file__).with_name("measured.json")
 class MeasuredForm(Closed):
     """The measured speed of a form.
 
-    - form: its description.
-    - device: the GPU's name.
     - head_dim, tokens: the size of the heads, and the tokens of the call, or before it in decode.
     - one_token, gradients: as in ``Setting``.
-    - speed: the seconds of the head without this form, over its seconds with it.
     """
 
     form: str
+    """Its description."""
     device: str
+    """The GPU's name."""
     head_dim: int
     tokens: int
     one_token: bool
     gradients: bool
     speed: float
+    """The seconds of the head without this form, over its seconds with it."""
 
     def __str__(self) -> str:
         return f"measured on {self.device} at {self.tokens:,} tokens: {self.speed:.2f} times the speed of the head without it"

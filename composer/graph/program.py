@@ -27,24 +27,22 @@ parameters before them."""
 
 @dataclass(frozen=True, slots=True)
 class HeadInputs:
-    """The inputs of the heads of a layer, or of one group of them, in one call.
-
-    - hidden: ``B T C``, the input of the layer's attention.
-    - query: ``B T H D``, scaled so that logits are query · key / √D.
-    - key: ``B T K D``. Neither queries nor keys are rotated.
-    - value: ``B T K V``.
-    - tokens: positions, documents and padding.
-    - sinks: ``H``, the logits of the host's attention sinks; None if it has none.
-    - value_is_final: the memories receive ``value`` unchanged: a convolution or a position of values has no effect.
-    """
+    """The inputs of the heads of a layer, or of one group of them, in one call."""
 
     hidden: Tensor
+    """``B T C``, the input of the layer's attention."""
     query: Tensor
+    """``B T H D``, scaled so that logits are query · key / √D."""
     key: Tensor
+    """``B T K D``. Neither queries nor keys are rotated."""
     value: Tensor
+    """``B T K V``."""
     tokens: Tokens
+    """Positions, documents and padding."""
     sinks: Tensor | None = None
+    """``H``, the logits of the host's attention sinks; None if it has none."""
     value_is_final: bool = False
+    """The memories receive ``value`` unchanged: a convolution or a position of values has no effect."""
 
     @property
     def length(self) -> int:
@@ -89,61 +87,58 @@ class HeadInputs:
 class CoveredOperation:
     """One operation within a step.
 
-    - edges: all edges into it. Those from another operation of the step are in neither ``single`` nor ``many``: the step's form
-      passes on what flows there by itself.
     - single, many: the sources of its inputs, by port; for a port with several edges, by their labels.
-    - gives: its outputs.
-    - slots: the names of its tensors in the head's state, by its own names.
-    - shape: its sizes.
-    - needs_mass: whether a read needs its lse.
-    - runs: the functions of its own forms, with their options, if other forms call them.
-    - maps: by name, the operations that its form calls itself.
     """
 
     node: Node
     edges: tuple[Edge, ...]
+    """All edges into it. Those from another operation of the step are in neither ``single`` nor ``many``: the step's form passes on
+    what flows there by itself."""
     single: Mapping[str, Value]
     many: Mapping[str, Mapping[str | None, Value]]
     gives: tuple[Value, ...]
+    """Its outputs."""
     slots: Mapping[str, str]
+    """The names of its tensors in the head's state, by its own names."""
     shape: Shape
+    """Its sizes."""
     needs_mass: bool
+    """Whether a read needs its lse."""
     runs: tuple[Callable[..., Any], ...] = ()
+    """The functions of its own forms, with their options, if other forms call them."""
     maps: Mapping[str, CoveredOperation] = field(default_factory=dict)
+    """By name, the operations that its form calls itself."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One form, and the operations that it computes.
-
-    - names: the form's names of the operations.
-    - why: why it is this form.
-    - missing: packages of earlier forms that are not installed.
-    - instead: the steps that run if the form refuses its inputs.
-    """
+    """One form, and the operations that it computes."""
 
     covers: tuple[CoveredOperation, ...]
     names: tuple[str, ...]
+    """The form's names of the operations."""
     form: Form
     why: str
+    """Why it is this form."""
     missing: tuple[str, ...] = ()
+    """Packages of earlier forms that are not installed."""
     instead: tuple[Step, ...] = ()
+    """The steps that run if the form refuses its inputs."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """The steps of a head.
-
-    - before: the steps that queries and keys are projected from; after: the others.
-    - mixed: the value that queries and keys are projected from.
-    - title: of its functions in tracebacks.
-    """
+    """The steps of a head."""
 
     before: tuple[Step, ...]
+    """The steps that queries and keys are projected from."""
     after: tuple[Step, ...]
+    """The other steps."""
     mixed: Value
+    """The value that queries and keys are projected from."""
     output: Value
     title: str
+    """The title of the functions in tracebacks."""
 
     @property
     def steps(self) -> tuple[Step, ...]:

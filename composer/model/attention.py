@@ -80,26 +80,24 @@ MIXED = Mixed()
 
 @dataclass(slots=True)
 class LayerCall:
-    """One call of a layer's heads, which the host hands from the layer to its heads: arguments, and then results.
-
-    - hidden: B T C, the input of the layer's attention.
-    - in_place: the state may be overwritten.
-    - memory_values: B T K V, the memories' input in place of the layer's own values; None: these.
-    - keeps_inputs: the result ``inputs`` is needed.
-    - inputs: a result, the inputs of all heads.
-    - heads: a result, the output B T H V.
-    - carried: a result, the new state.
-    """
+    """One call of a layer's heads, which the host hands from the layer to its heads: arguments, and then results."""
 
     hidden: Tensor
+    """B T C, the input of the layer's attention."""
     model_call: ModelCall
     state: State
     in_place: bool = False
+    """The state may be overwritten."""
     memory_values: Tensor | None = None
+    """B T K V, the memories' input in place of the layer's own values; None: these."""
     keeps_inputs: bool = False
+    """The result ``inputs`` is needed."""
     inputs: HeadInputs | None = None
+    """A result, the inputs of all heads."""
     heads: Tensor | None = None
+    """A result, the output B T H V."""
     carried: State = field(default_factory=dict)
+    """A result, the new state."""
 
 
 class ComposedAttention(nn.Module):

@@ -59,35 +59,37 @@ NUMBERS: Mapping[str, Callable[..., Any]] = {"int": whole_number, "float": numbe
 class Option:
     """One field of an options class.
 
-    - description: sentences for the help of the command and of the function. The command omits those that begin with "In Python,",
-      the function those that begin with "On the command line,".
-    - converter: reads the caller's value; its parameter's annotation is that of the function's parameter.
-    - is_checked: False leaves the type to the function that runs.
-    - kw_only: whether it is a keyword-only parameter in Python.
-    - flags: on the command line; left out, ``--`` and the field's name. An argument has none.
-    - metavar: of the value in the help of the command. complete: the shell's completions.
-    - is_argument: positional on the command line. is_hidden: for Python alone.
-    - kind: the type that the command line reads, before ``converter``.
-    - takes: the annotation of the function's parameter.
     - least, most: bounds of a number.
-    - command_default: the default on the command line, if it differs.
     """
 
     description: str
+    """Sentences for the help of the command and of the function. The command omits those that begin with "In Python,", the function
+    those that begin with "On the command line,"."""
     default: Any
     converter: Callable[[Any], Any] | None = None
+    """Reads the caller's value; its parameter's annotation is that of the function's parameter."""
     is_checked: bool = True
+    """False leaves the type to the function that runs."""
     kw_only: bool = True
+    """Whether it is a keyword-only parameter in Python."""
     flags: tuple[str, ...] = ()
+    """Its names on the command line; left out, ``--`` and the field's name. An argument has none."""
     metavar: str | None = None
+    """The name of the value in the help of the command."""
     complete: Callable[[str], list[str]] | None = None
+    """The shell's completions."""
     is_argument: bool = False
+    """Positional on the command line."""
     is_hidden: bool = False
+    """For Python alone."""
     kind: Any = None
+    """The type that the command line reads, before ``converter``."""
     takes: str = ""
+    """The annotation of the function's parameter."""
     least: float | None = None
     most: float | None = None
     command_default: Any = SAME
+    """The default on the command line, if it differs."""
 
     @property
     def flag(self) -> str:

@@ -54,25 +54,22 @@ OfSettings = TypeVar("OfSettings", bound=Settings)
 
 @dataclass(frozen=True)
 class RunStore:
-    """The rules for the folders of one command.
-
-    - noun: the run, for messages, such as ``evaluation``.
-    - error: raised for users' mistakes.
-    - mark: the file that shows that the command wrote the folder.
-    - written: glob patterns of all other files and folders that the command writes.
-    - result: the file of a finished run, which is not continued. None: a later call adds to a finished run.
-    - has_resume: the command has the option ``--resume``. Others continue a run without an option, or never.
-    - is_temporary: the folder exists while the run lasts. It appears with its settings, and disappears, in one step, so its lock
-      is beside it.
-    """
+    """The rules for the folders of one command."""
 
     noun: str
+    """The run, for messages, such as ``evaluation``."""
     error: type[ComposerError]
+    """Raised for users' mistakes."""
     mark: str
+    """The file that shows that the command wrote the folder."""
     written: tuple[str, ...] = ()
+    """Glob patterns of all other files and folders that the command writes."""
     result: str | None = None
+    """The file of a finished run, which is not continued. None: a later call adds to a finished run."""
     has_resume: bool = False
+    """The command has the option ``--resume``. Others continue a run without an option, or never."""
     is_temporary: bool = False
+    """The folder exists while the run lasts. It appears with its settings, and disappears, in one step. Its lock is beside it."""
 
     def check(self, folder: Path, *, resume: bool = False, force: bool = False) -> bool:
         """Return True if the folder has a run of this command, False if a run can begin there.

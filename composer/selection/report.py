@@ -47,17 +47,15 @@ MOST = 32
 
 
 class LayerScore(Closed):
-    """One layer. The higher a score, the more the layer should keep the source's attention.
-
-    - restored: the decrease of KL(teacher ‖ student), in nats per token, if this layer of the student has the teacher's attention.
-    - swapped: KL(teacher ‖ teacher with the student's heads in this layer only), in nats per token.
-    - error: ‖heads of the student - heads of the teacher‖² / ‖heads of the teacher‖², both on the teacher's hidden states.
-    """
+    """One layer. The higher a score, the more the layer should keep the source's attention."""
 
     layer: int
     restored: float
+    """The decrease of KL(teacher ‖ student), in nats per token, if this layer of the student has the teacher's attention."""
     swapped: float
+    """KL(teacher ‖ teacher with the student's heads in this layer only), in nats per token."""
     error: float
+    """‖heads of the student - heads of the teacher‖² / ‖heads of the teacher‖², both on the teacher's hidden states."""
 
 
 class Selection(Readable, Closed):

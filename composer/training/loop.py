@@ -68,31 +68,30 @@ def counter_of(stage: str, steps: int, watch: Callable[[StepProgress], None] | N
 
 @dataclass(frozen=True)
 class StageSetting:
-    """How a stage is run.
-
-    - folder: of the run; the stage's checkpoints are in a folder of its name there.
-    - journal: the run's log.
-    - seed: of the order of the rows.
-    - checkpoint_seconds: the smallest time between two checkpoints.
-    - autocast: the dtype of the projections; None: float32.
-    - part_tokens: the most tokens of a step that are processed at once, by whole rows; None: all, or as the recipe sets.
-    - watch: called after each step.
-    - tell: called with messages to the user. warn: called with warnings.
-    - again: how the user continues a stage that was stopped, for messages.
-    - finish: end a stage at its last checkpoint.
-    """
+    """How a stage is run."""
 
     folder: Path
+    """The folder of the run. The stage's checkpoints are in a folder of its name there."""
     journal: Journal
+    """The run's log."""
     seed: int = 0
+    """The seed of the order of the rows."""
     checkpoint_seconds: float = 60.0
+    """The smallest time between two checkpoints."""
     autocast: torch.dtype | None = None
+    """The dtype of the projections; None: float32."""
     part_tokens: int | None = None
+    """The most tokens of a step that are processed at once, by whole rows; None: all, or as the recipe sets."""
     watch: Callable[[StepProgress], None] | None = None
+    """Called after each step."""
     tell: Callable[[str], None] = lambda message: None
+    """Called with messages to the user."""
     warn: Callable[[Iterable[str]], None] = lambda warnings: None
+    """Called with warnings."""
     again: str = AGAIN
+    """How the user continues a stage that was stopped, for messages."""
     finish: bool = False
+    """End a stage at its last checkpoint."""
 
 
 class Outcome(Closed):

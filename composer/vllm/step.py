@@ -22,23 +22,23 @@ MOST_PADDING = 1.5
 class EngineCall:
     """Some requests of a step, as inputs of one call of the heads: ``B`` rows of ``T`` places.
 
-    - rows: the requests, ``B``, by their number in the step.
-    - place: of each token in the line, ``B T``; padding has that of its row's first token.
-    - tokens: their positions, and which of them are real.
     - length, seen: tokens of this step, and before it, of each request, ``B``.
-    - most_seen: the largest of ``seen``.
-    - is_new: which requests begin here, ``B``; None: none of them.
-    - all_new: whether all of them do.
     """
 
     rows: Tensor
+    """The requests, ``B``, by their number in the step."""
     place: Tensor
+    """The place of each token in the line, ``B T``. Padding has that of its row's first token."""
     tokens: Tokens
+    """Their positions, and which of them are real."""
     length: Tensor
     seen: Tensor
     most_seen: int
+    """The largest of ``seen``."""
     is_new: Tensor | None
+    """Which requests begin here, ``B``; None: none of them."""
     all_new: bool
+    """Whether all of them do."""
 
     def take(self, line: Tensor) -> Tensor:
         """``1 N …`` of the whole step to ``B T …`` of this call."""
@@ -55,18 +55,16 @@ class EngineCall:
 
 @dataclass(frozen=True)
 class EngineStep:
-    """The requests of a step, one after the other.
-
-    - position: of each token in its text, ``N``.
-    - starts: where each request begins in the line, and the end of the last: ``R + 1`` numbers.
-    - seen: tokens of each request before this step, ``R`` numbers.
-    - pages: of each layer with states, by its name, the page of each request, ``R``. Empty: nothing is kept.
-    """
+    """The requests of a step, one after the other."""
 
     position: Tensor
+    """The position of each token in its text, ``N``."""
     starts: tuple[int, ...]
+    """Where each request begins in the line, and the end of the last: ``R + 1`` numbers."""
     seen: tuple[int, ...]
+    """Tokens of each request before this step, ``R`` numbers."""
     pages: dict[str, Tensor] = field(default_factory=dict)
+    """Of each layer with states, by its name, the page of each request, ``R``. Empty: nothing is kept."""
 
     @cached_property
     def calls(self) -> tuple[EngineCall, ...]:

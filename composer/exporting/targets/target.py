@@ -81,29 +81,28 @@ def with_model_rotation(head: HeadSpec, rope: Rope | None) -> HeadSpec:
 
 @dataclass(frozen=True)
 class LayerType:
-    """One type of layer of a class.
-
-    - name: as in the class's ``layer_types``.
-    - head: the head, as a spec has it. ``$epsilon`` and ``$rotation`` are those of the model.
-    - formula: what the class computes, the reason of conditions that ``reasons`` does not have.
-    - reasons: of single conditions, by the path of a field in the head.
-    - any_value: paths of fields that may have any value. one_value: those among them with one value in all layers.
-    - if_set: fields of the head that may be left out, with their value where they are set.
-    - module: the class's name of the layer's attention. weights: its tensors; names of heads are left out of the student's names,
-      and its memory is called ``memory``.
-    - identities: what the class has and a student may lack, by the student's name of the tensor, and how it is written then.
-    """
+    """One type of layer of a class."""
 
     name: str
+    """Its name in the class's ``layer_types``."""
     head: Mapping[str, Any]
+    """The head, as a spec has it. ``$epsilon`` and ``$rotation`` are those of the model."""
     formula: str
+    """What the class computes, the reason of conditions that ``reasons`` does not have."""
     reasons: Mapping[str, str] = field(default_factory=dict)
+    """The reasons of single conditions, by the path of a field in the head."""
     any_value: frozenset[str] = frozenset()
+    """Paths of fields that may have any value."""
     one_value: frozenset[str] = frozenset()
+    """Those of ``any_value`` that have one value in all layers."""
     if_set: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the head that may be left out, with their value where they are set."""
     module: str = "self_attn"
+    """The class's name of the layer's attention."""
     weights: WeightTable = field(default_factory=dict)
+    """Its tensors. Names of heads are left out of the student's names, and its memory is called ``memory``."""
     identities: Mapping[str, str] = field(default_factory=dict)
+    """What the class has and a student may lack, by the student's name of the tensor, and how it is written then."""
 
     def document(self, actual: HeadSpec, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the head as a spec has it, for a student's head."""
@@ -127,19 +126,20 @@ def _fill(value: Any, values: Mapping[str, Any]) -> Any:
 class GgufClass:
     """A class of transformers as llama.cpp has it.
 
-    - architecture: its name in llama.cpp. names: the architecture in the package ``gguf`` that has the names of its tensors.
-    - fields: its metadata beside Llama's, by the key behind the architecture's name.
     - layer, ends: tensors of a layer, and those outside of layers, that are stored in another way, by llama.cpp's names. All others
       are stored unchanged.
-    - stretches: whether it reads a factor for each frequency of the rotation.
     """
 
     architecture: str
+    """Its name in llama.cpp."""
     names: str = "LLAMA"
+    """The architecture in the package ``gguf`` that has the names of its tensors."""
     fields: Mapping[str, Any] = field(default_factory=dict)
+    """Its metadata beside Llama's, by the key behind the architecture's name."""
     layer: WeightTable = field(default_factory=dict)
     ends: WeightTable = field(default_factory=dict)
     stretches: bool = False
+    """Whether it reads a factor for each frequency of the rotation."""
 
 
 def unknown_to_llama_cpp(config: Mapping[str, Any]) -> GgufClass | str:
@@ -150,34 +150,34 @@ def unknown_to_llama_cpp(config: Mapping[str, Any]) -> GgufClass | str:
 class NativeTarget:
     """A class of transformers.
 
-    - name: its model type, by which users name it. None as ``architecture``: the class of the host.
-    - spec: the shipped spec that fits it.
-    - layers: its types of layers.
-    - hosts: the hosts whose blocks it has; empty: any. fixed: fields of the host's config with their only value, which is also the
-      value of a config without the field.
-    - sees_all: whether the host must not have layers with windows of its own. is_square: whether all query heads together must have
-      as many numbers as the hidden state.
-    - arrangement: yields what is wrong with the order of layer types, each with the reason and the right order.
-    - config: returns the fields of the class's config that Llama's lacks, for a student and the types of its layers.
-    - model_type: in the class's config.
     - blocks, ends: the weights of each layer around its attention, and those outside of layers; empty: the model's own files.
-    - gguf: returns the class of llama.cpp for the class's config, or why llama.cpp does not compute it.
     """
 
     name: str
+    """Its model type, by which users name it. None as ``architecture``: the class of the host."""
     architecture: str | None
     spec: str
+    """The shipped spec that fits it."""
     layers: tuple[LayerType, ...]
+    """Its types of layers."""
     config: Callable[[StudentModel, list[LayerType]], dict[str, Any]]
+    """Returns the fields of the class's config that Llama's lacks, for a student and the types of its layers."""
     hosts: tuple[str, ...] = ()
+    """The hosts whose blocks it has; empty: any."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the host's config with their only value, which is also the value of a config without the field."""
     sees_all: bool = True
+    """Whether the host must not have layers with windows of its own."""
     is_square: bool = False
+    """Whether all query heads together must have as many numbers as the hidden state."""
     arrangement: Callable[[list[str]], Iterator[tuple[str, list[str]]]] | None = None
+    """Yields what is wrong with the order of layer types, each with the reason and the right order."""
     model_type: str | None = None
+    """The model type in the class's config."""
     blocks: WeightTable = field(default_factory=dict)
     ends: WeightTable = field(default_factory=dict)
     gguf: Callable[[Mapping[str, Any]], GgufClass | str] = unknown_to_llama_cpp
+    """Returns the class of llama.cpp for the class's config, or why llama.cpp does not compute it."""
 
     @property
     def title(self) -> str:
