@@ -11,6 +11,7 @@ rows of 512 tokens from the end of the text, the student's loss there, and the p
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import tempfile
 import time
@@ -74,7 +75,11 @@ def main() -> None:
     results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        start, text, rows = split_text(arguments.text.read_text(encoding="utf-8"), work, arguments.teacher)
+        written = arguments.text.read_text(encoding="utf-8")
+        digest = hashlib.sha256(written.encode()).hexdigest()
+        if results.setdefault("text", digest) != digest:
+            parser.error(f"{arguments.out} has results of another text; choose another --out")
+        start, text, rows = split_text(written, work, arguments.teacher)
         with torch.no_grad():
             teacher = open_language_model(arguments.teacher, None, "float32").load("cpu")
             wanted = torch.cat([teacher(row[None], use_cache=False).logits.log_softmax(-1) for row in rows])
