@@ -150,7 +150,7 @@ class GateCourse(Course):
         gates.values.requires_grad_()
         self._penalty = nn.Parameter(torch.full((1,), PENALTY, device=gates.values.device))
         groups = [(stage.lr, {"gates": gates.values}), (PENALTY_RATE, {"penalty": self._penalty})]
-        self.units = [Unit(GATES, stage, groups)]
+        self.units = [Unit(GATES, stage, groups, may_rise=True)]
 
     def count(self, batch: Batch) -> int:
         return len(batch)

@@ -58,12 +58,15 @@ class UnitFacts(Closed):
 class Unit:
     """Named parameters, their AdamW optimiser, and the course of their losses.
 
-    groups: pairs of a learning rate and the parameters, by their full names, that it holds for.
+    groups: pairs of a learning rate and the parameters, by their full names, that it holds for. may_rise: a loss that
+    rises is no mistake, as that of gates, which begin open.
     """
 
-    def __init__(self, name: str, stage: Stage, groups: Iterable[tuple[float, Mapping[str, nn.Parameter]]]) -> None:
+    def __init__(
+        self, name: str, stage: Stage, groups: Iterable[tuple[float, Mapping[str, nn.Parameter]]], *, may_rise: bool = False
+    ) -> None:
         groups = [(rate, dict(parameters)) for rate, parameters in groups if parameters]
-        self.name = name
+        self.name, self.may_rise = name, may_rise
         self.parameters = {name: parameter for _, group in groups for name, parameter in group.items()}
         self.progress = UnitProgress()
         self.best: dict[str, Tensor] = {}
@@ -159,7 +162,7 @@ class Unit:
             return
         recent.append(loss)
         del recent[:-RECENT]
-        if len(recent) == RECENT and sum(recent) > DIVERGED * sum(began):
+        if not self.may_rise and len(recent) == RECENT and sum(recent) > DIVERGED * sum(began):
             start, now = (sum(losses) / RECENT for losses in (began, recent))
             raise TrainingError(
                 f"{self.name}: the loss has risen from {start:.4g} to {now:.4g} by step {step + 1}: it diverges. "
@@ -186,7 +189,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 def warn_if_risen(units: Iterable[Unit], before: Mapping[str, float]) -> Iterable[str]:
     """Yield a warning for each unit whose loss the first steps have raised. before: the held-out losses before them, by unit."""
-    for unit in units:
+    for unit in (unit for unit in units if not unit.may_rise):
         losses = unit.progress.began
         first, mean = max(losses[0], before.get(unit.name, 0.0)), sum(losses[RECENT // 2 :]) / (RECENT - RECENT // 2)
         if mean > RISEN * first:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from composer.system.files import write_whole
 from evidence.smollm2.budget import build_budget_table
-from evidence.smollm2.plan import COMPRESSED, HEADS, HERE, PLAN, READING, Plan, read_plan
+from evidence.smollm2.plan import COMPRESSED, FLAGSHIP, HEADS, HERE, PLAN, READING, SELECTORS, Plan, read_plan
 from evidence.smollm2.report import Model, build_tables, draw, harness_columns, models_of
 from evidence.smollm2.result import RUNS
 
 DOCS = HERE.parents[1] / "docs"
 PAGE, PICTURE, REFERENCE = DOCS / "smollm2.md", DOCS / "smollm2.png", DOCS / "reference" / "smollm2.md"
-PLANS = (HEADS, READING, COMPRESSED, PLAN)
+PLANS = (FLAGSHIP, HEADS, SELECTORS, READING, COMPRESSED, PLAN)
 HEADING = """# Figures of SmolLM2's students
 
 All tables of [smollm2.md](../smollm2.md), which explains them, and the commands of all runs: one section for each plan in

@@ -17,7 +17,9 @@ from converters.bounded import MOST_CONFIG
 from converters.bounded import read_text as read_config
 
 HERE = Path(__file__).parent
-PLAN, HEADS, READING, COMPRESSED = (HERE / f"{name}.yaml" for name in ("students", "heads", "reading", "compressed"))
+PLAN, FLAGSHIP, HEADS, SELECTORS, READING, COMPRESSED = (
+    HERE / f"{name}.yaml" for name in ("students", "flagship", "heads", "selectors", "reading", "compressed")
+)
 
 Settings = dict[str, Any]
 

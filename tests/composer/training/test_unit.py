@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from composer.errors import TrainingError
 from composer.spec.recipe import Stage
-from composer.training.unit import DIVERGED, RECENT, Unit, UnitFacts, share_of_rate
+from composer.training.unit import DIVERGED, RECENT, Unit, UnitFacts, share_of_rate, warn_if_risen
 
 LENGTH = 10
 
@@ -190,6 +190,14 @@ def test_divergence_is_reported_if_losses_are_far_above_the_start() -> None:
         take(unit, RECENT + step, high)
     with pytest.raises(TrainingError, match=rf"layer 3: the loss has risen from 1 to 10\.01 by step {2 * RECENT}: it diverges"):
         take(unit, 2 * RECENT - 1, high)
+
+
+def test_a_unit_whose_loss_may_rise_neither_diverges_nor_warns() -> None:
+    """Gates begin open, with a loss near 0. They close, and the loss rises with the penalty that closes them."""
+    unit = Unit("gates", stage(), [(1e-3, {"weight": parameter(2)})], may_rise=True)
+    for step in range(4 * RECENT):
+        take(unit, step, 1e-3 if step < RECENT // 2 else DIVERGED)
+    assert not list(warn_if_risen([unit], {}))
 
 
 def test_a_single_high_loss_is_no_divergence() -> None:
