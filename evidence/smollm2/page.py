@@ -25,8 +25,12 @@ All tables of [smollm2.md](../smollm2.md), which explains them, and the commands
 `python -m evidence.smollm2 --page`.
 """
 NO_RUN = "No run of this plan is kept yet."
-PICTURED = {HEADS: ("teacher", "heads-0", "heads-1", "heads-3", "heads-8", "heads-18", "restored-18"), COMPRESSED: ("lola-176",)}
-"""The models in the picture, by their plans. Both plans have the same needles in the same book."""
+PICTURED = {
+    HEADS: ("teacher", "heads-0", "heads-1", "heads-3", "heads-8", "heads-18", "restored-18"),
+    FLAGSHIP: ("flagship",),
+    COMPRESSED: ("lola-176",),
+}
+"""The models in the picture, by their plans. All plans have the same needles in the same book."""
 
 
 def marks(name: str) -> tuple[str, str]:
@@ -49,8 +53,8 @@ def write(runs_folder: Path = RUNS, page: Path = PAGE, picture: Path = PICTURE, 
     sections = [f"## {path.stem}\n\n{format_details(plan, models[path])}" for path, plan in plans.items()]
     write_whole(reference, "\n".join([HEADING, *sections]))
     if models[HEADS]:
-        shown, beside = ([model for model in models[path] if model.name in names] for path, names in PICTURED.items())
-        draw(plans[HEADS], shown, picture, beside)
+        shown, *others = ([model for model in models[path] if model.name in names] for path, names in PICTURED.items())
+        draw(plans[HEADS], shown, picture, [model for several in others for model in several])
 
 
 def format_overview(plan: Plan, models: Sequence[Model]) -> str:
