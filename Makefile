@@ -146,6 +146,6 @@ $(PRODUCT): pyproject.toml constraints.txt
 	touch $@
 
 $(READY): $(PRODUCT)
-	@echo "Installing what the tests and checks need: Triton, flash-linear-attention, lm-eval, Ray, pyright, ruff and pytest."
+	@echo "Installing what the tests and checks need: Triton, flash-linear-attention, lm-eval, pyright, ruff and pytest."
 	$(PIP) -e '.[dev]'
 	touch $@

@@ -1,4 +1,4 @@
-"""Runs the steps of an ablation, each as soon as the one before it is done: in one process, in several, or on a cluster."""
+"""Runs the steps of an ablation, each as soon as the one before it is done: in one process, or in several."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Workers(Protocol):
     """Run steps that do not depend on each other."""
 
     @property
-    def at_once(self) -> float:
+    def at_once(self) -> int:
         """The most steps that may be started before one of them has ended."""
         ...
 

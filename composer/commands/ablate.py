@@ -55,9 +55,6 @@ class AblateOptions(SetOption, FreshOption, Request, OfSweeps):
         command_default=None,
         least=1,
     )
-    ray: str | None = option(
-        "Run on a Ray cluster: its address, auto, or local to start a cluster here.", default=None, metavar="ADDRESS"
-    )
     progress: bool | OnStep = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
     def check(self) -> None:
@@ -66,8 +63,6 @@ class AblateOptions(SetOption, FreshOption, Request, OfSweeps):
             raise AblationError(f"Set --from SOURCE to build from a model, or --fresh for specs with their own trunk.{both}")
         if self.source is not None and self.tokenizer is not None:
             raise AblationError("--tokenizer is for models that are built with --fresh: a source has its own tokenizer")
-        if self.ray is not None and self.jobs not in (1, None):
-            raise AblationError("--jobs is for this machine; Ray sets its own number. Remove one of the two options.")
 
 
 @translate_errors
@@ -78,7 +73,7 @@ def run_ablate(options: AblateOptions) -> AblationReport:
 
         lengths, seeds = tuple(dict.fromkeys(options.lengths)), tuple(dict.fromkeys(options.seeds))
         request = convert_options(options, Request, lengths=lengths, seeds=seeds)
-        workers = _workers(options.jobs, options.ray, options.device)
+        workers = _workers(options.jobs, options.device)
         with progress_callback(options.progress, bar_of, "bar", "count", "elapsed", "text") as tell:
             return run(specs_of(options.specs), request, options.out, overrides=options.overrides, workers=workers, tell=tell)
 
@@ -86,14 +81,10 @@ def run_ablate(options: AblateOptions) -> AblationReport:
 ablate = function_of(AblateOptions, run_ablate)
 
 
-def _workers(jobs: int | None, ray: str | None, device: str) -> StartWorkers:
-    """Raise AblationError if there is no Ray, and ComposerError if this machine has no such device."""
+def _workers(jobs: int | None, device: str) -> StartWorkers:
+    """Raise ComposerError if this machine has no such device."""
     from composer.ablation import runner
 
-    if ray is not None:
-        from composer.ablation.cluster import ray_workers
-
-        return ray_workers(ray, gpus=0 if device == "cpu" else 1)
     check_device(device)
     count = jobs or ((os.cpu_count() or 1) if device == "cpu" else 1)
     return runner.one_process if count == 1 else runner.processes(count)

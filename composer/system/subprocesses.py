@@ -1,7 +1,7 @@
 """How processes of Python are started: none of them imports from the current folder.
 
-For ``python -c`` and ``python -m``, Python looks for modules in the current folder first. The processes of multiprocessing, its
-resource tracker and Ray's servers start in these ways, and would run a file ``tempfile.py`` or ``torch.py`` there. With
+For ``python -c`` and ``python -m``, Python looks for modules in the current folder first. The processes of multiprocessing and
+its resource tracker start in these ways, and would run a file ``tempfile.py`` or ``torch.py`` there. With
 ``PYTHONSAFEPATH`` in its environment, Python leaves the current folder out, in all processes below this one, too.
 """
 

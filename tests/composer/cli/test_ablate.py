@@ -162,10 +162,6 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     "a teacher of nothing": (["fresh.yaml", "--fresh", "--teacher", "teacher", *DATA, "-o", "out"], "--teacher needs --from"),
     "no such source": ([SWEEP, "--from", "./missing", *DATA, "-o", "out"], "missing"),
     "a device": ([SWEEP, "--from", "teacher", *DATA, "--device", "abacus", "-o", "out"], 'no device "abacus"'),
-    "jobs of a cluster": (
-        [SWEEP, "--from", "teacher", *DATA, "--ray", "local", "--jobs", "2", "-o", "out"],
-        "Remove one of the two options",
-    ),
     "a stranger": ([SWEEP, "--from", "teacher", *DATA, "-o", "other"], "other holds no steps/.lock, so no ablation wrote it"),
     "a file there": ([SWEEP, "--from", "teacher", *DATA, "-o", "texts.jsonl"], "texts.jsonl is a file"),
     "inside the source": ([SWEEP, "--from", "other", *DATA, "-o", "other/out"], "Choose another folder"),

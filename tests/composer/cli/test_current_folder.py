@@ -70,7 +70,7 @@ WORK: tuple[tuple[str, ...], ...] = (
     ("view", "--no-browser"),
     ("ablate", "IN/tiny.yaml", "--from", "IN/teacher", *SCORED, "--jobs", "2", "-o", "OUT/ablation"),
 )
-"""Each command with the least work that it does. IN and OUT are folders. test_cluster.py has Ray's workers."""
+"""Each command with the least work that it does. IN and OUT are folders."""
 SERVERS = {"serve", "view"}
 """They end by Ctrl-C."""
 DRIVER = """
@@ -93,7 +93,6 @@ if __name__ == "__main__":  # processes that it starts import it
 """
 CANARY = "open({!r}, 'w').close()\nraise ImportError('a file of the current folder has run')\n"
 WAYS = {
-    "composer/ablation/cluster.py": "protected_children",
     "composer/ablation/runner.py": "protected_children",
     "composer/benching/memory.py": "environment_of_child",
     "composer/exporting/gguf/comparing.py": "environment_of_child",
@@ -102,7 +101,7 @@ WAYS = {
 }
 """The files that start processes, and the function of ``composer.system.subprocesses`` by which they do."""
 STARTS = re.compile(
-    r"\b(subprocess\.|Popen|ProcessPoolExecutor|get_context|ray\.init|os\.(exec|spawn|posix_spawn|system|popen)|mp\.spawn|num_proc"
+    r"\b(subprocess\.|Popen|ProcessPoolExecutor|get_context|os\.(exec|spawn|posix_spawn|system|popen)|mp\.spawn|num_proc"
     r"|num_workers|sys\.executable)"
 )
 
