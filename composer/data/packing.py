@@ -125,36 +125,8 @@ class Batch:
         """The number of predicted tokens of each row, ``B``."""
         return self.predicted.sum(1)
 
-    def piece(self, index: int, count: int) -> RowPiece:
-        """Consecutive tokens of all rows, one of ``count`` pieces. Raises DataError if there are fewer tokens than pieces."""
-        length = self.ids.shape[1]
-        if length < count:
-            raise DataError(f"{count} processes cannot share rows of {length} tokens. Make the rows longer (recipe.sequence).")
-        start, end = length * index // count, length * (index + 1) // count
-        ids, position, valid = (tensor[:, start:end] for tensor in (self.ids, self.position, self.valid))
-        return RowPiece(ids, self.labels[:, start : end + 1], position, valid, start, self.targets)
-
     def _tensors(self) -> tuple[torch.Tensor, ...]:
         return self.ids, self.labels, self.position, self.valid
-
-
-@dataclass(frozen=True, eq=False)
-class RowPiece(Batch):
-    """Consecutive tokens of some rows. The labels have one column more, the first of the next piece, if there is one.
-
-    start: the number of tokens before the piece. row_targets: the number of predicted tokens of each whole row, ``B``.
-    """
-
-    start: int
-    row_targets: torch.Tensor
-
-    @property
-    def targets(self) -> torch.Tensor:
-        return self.row_targets
-
-    def to(self, device: torch.device | str) -> Self:
-        ids, labels, position, valid, targets = (tensor.to(device) for tensor in (*self._tensors(), self.row_targets))
-        return type(self)(ids, labels, position, valid, self.start, targets)
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,9 +24,8 @@ from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters,
 from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.model_on_disk import StoredModel
 from composer.training.on_policy import check_on_policy
-from composer.training.processes import count, gather_shards, is_first, loading_device, process_group, shard, sharing_rows, take_gpu
+from composer.training.processes import count, gather_shards, is_first, loading_device, process_group, shard, take_gpu
 from composer.training.projections import check_tokens, solve_after, solve_in_memory
-from composer.training.row_pieces import check_model, check_row_processes
 from composer.training.rows import warn_or_raise
 from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare, read_finished_run
 from composer.training.scale import warn_of_sizes
@@ -50,11 +49,10 @@ def distill(student: Student, out: str | os.PathLike[str], options: TrainingOpti
     Until then, log and checkpoints are in ``OUT.run``, from where ``options.resume`` continues to the same numbers.
     which: the stages of its recipe to run. Raises TrainingError, DataError, SpecError and BuildError.
     """
-    with process_group(), sharing_rows(options.row_processes):
+    with process_group():
         check_device(options.device)
         take_gpu(options.device)
         stages = stages_of(student.record, student.recipe, which)
-        check_row_processes(stages, options)
         check_on_policy(stages, options)
         if (finished := read_finished_run(student, stages, out, options)) is not None:
             return finished
@@ -148,7 +146,6 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
         shard(teacher, computing_alone(teacher), options.device)
         teacher_loss, teacher = held_out_loss(teacher), None
     student = load_student(run.student, options)
-    check_model(student, options.row_processes)
     transfer = stages.get(STAGE)
     if teacher is not None and isinstance(transfer, Transfer):  # while both are whole
         start = _start_transfer(run, transfer, student, teacher)
@@ -289,16 +286,14 @@ def _find_changed(learned: dict[str, Tensor], student: ComposedForCausalLM, *, m
 
 def train(student: Student, out: str | os.PathLike[str], options: TrainingOptions) -> TrainingReport:
     """Trains a model by the stage ``train`` of its recipe. Folders, options and errors are those of ``distill``."""
-    with process_group(), sharing_rows(options.row_processes):
+    with process_group():
         check_device(options.device)
         take_gpu(options.device)
         stage = stage_from_nothing(student)
-        check_row_processes({TRAIN: _as_finetune(stage)}, options)
         if (finished := read_finished_run(student, {TRAIN: stage}, out, options)) is not None:
             return finished
         run = open_run(student, None, {TRAIN: stage}, out, options)
         model, learned = load_student(student, options), _as_finetune(stage)
-        check_model(model, options.row_processes)
         prepare(model, options)
         course = FinetuneCourse(model, finetune_unit(model, learned), learned, None, from_nothing=True)
         with run.in_folder() as journal:

@@ -17,7 +17,6 @@ from composer.building.rewrite import Adapter, Trained, write_trained
 from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.graph.lowering import AUTO
-from composer.model.cache import CACHE
 from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Average, Finetune, Lora
@@ -25,7 +24,6 @@ from composer.system.notices import warn_fallback
 from composer.training.journal import CURVE, LOG
 from composer.training.on_policy import ContinuedBatch, continue_batch, generalised_divergence
 from composer.training.processes import add_over_processes, count, shares
-from composer.training.row_pieces import cache_of
 from composer.training.stored_logits import TaughtBatch, stored_divergence
 from composer.training.unit import Unit, WholeCourse
 from composer.weights.load import load_model
@@ -121,10 +119,9 @@ class FinetuneCourse(WholeCourse):
 
 def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the logits of the N tokens of a batch that are predicted, N V, in the model's dtype, and these tokens, N."""
-    cache, is_predicted = cache_of(model, batch), batch.predicted
-    outputs = model(**batch.inputs(), **{CACHE: cache}, use_cache=cache is not None)
-    logits = outputs.logits[:, : is_predicted.shape[1]][is_predicted]
-    return logits if cache is None else cache.tie(logits), batch.labels[:, 1:][is_predicted]
+    is_predicted = batch.predicted
+    logits = model(**batch.inputs(), use_cache=False).logits
+    return logits[:, : is_predicted.shape[1]][is_predicted], batch.labels[:, 1:][is_predicted]
 
 
 @torch.no_grad()

@@ -147,11 +147,6 @@ def check_on_policy(stages: Mapping[str, Stage], options: TrainingOptions, seque
             "--teacher-logits: recipe.finetune.on_policy needs the teacher itself. Stored logits are of the texts of the data, and "
             f"the student writes other texts. Leave out --teacher-logits, {remedy}"
         )
-    if options.row_processes > 1:
-        raise TrainingError(
-            f"--row-processes {options.row_processes}: recipe.finetune.on_policy writes texts token by token, and processes cannot "
-            f"share a token. Leave out --row-processes, {remedy}"
-        )
     if sequence is not None and stage.tokens >= sequence:
         raise TrainingError(
             f"recipe.finetune.on_policy.tokens is {stage.tokens:,}, and a row has {sequence:,} tokens: none is left for a "

@@ -64,13 +64,6 @@ class LearningOptions(DataOptions, Bfloat16Option, ForceOption, BackendOption, D
         "Where the whole model learns, recompute the inside of its layers in the backward pass: less memory, more time.",
         default=False,
     )
-    row_processes: int = option(
-        "Processes that share each row: each computes consecutive tokens and hands the states on. For rows that are too long for "
-        "one process. Where the whole model learns.",
-        default=1,
-        least=1,
-        metavar="N",
-    )
     checkpoint_seconds: float = option("Shortest time between two checkpoints, in seconds.", default=60.0, least=0)
     track: tuple[str, ...] = option(
         "Also send the losses, the recipe and the seed to this tracker: wandb or trackio. May be repeated.",

@@ -4,8 +4,6 @@
   computes a share of a batch's rows.
 - Losses are sums, divided by a count over all rows: gradients are summed over the processes, not averaged.
 - All processes see the same folders, and only the first writes there.
-- Several processes may share each row (``row_processes``): then such a group has the same rows, and each process a piece of them
-  (``composer.training.row_pieces``).
 - In one process there is no group, and every function returns its argument.
 """
 
@@ -49,30 +47,6 @@ def rank() -> int:
 def is_first() -> bool:
     """Whether this process has rank 0. Only that process writes files and messages."""
     return rank() == 0
-
-
-class Layout:
-    """The number of processes that share each row. They have consecutive ranks."""
-
-    row_processes = 1
-
-
-LAYOUT = Layout()
-
-
-def row_processes() -> int:
-    """The number of processes that share each row."""
-    return LAYOUT.row_processes
-
-
-@contextmanager
-def sharing_rows(processes: int) -> Iterator[None]:
-    """Let so many processes share each row, for the block."""
-    before, LAYOUT.row_processes = LAYOUT.row_processes, processes
-    try:
-        yield
-    finally:
-        LAYOUT.row_processes = before
 
 
 @contextmanager
@@ -163,18 +137,15 @@ def shares(batch: Batch, parts: int, total: float) -> Iterator[tuple[Batch, floa
     """Yield this process's rows of a batch in ``parts``: for each part its rows, and the divisor of their losses. There are fewer
     parts if some process would have no row in one of them. In a batch with fewer rows than processes, a process without a row
     computes another's row, as all processes must join the communication. Its divisor is infinity, so that neither losses nor
-    gradients count. Processes that share rows have the same rows, and a piece of them each.
+    gradients count.
     """
-    shared = row_processes()
-    groups, group = count() // shared, rank() // shared
-    if groups > 1:
-        parts = min(parts, math.ceil(len(batch) / groups))
+    if count() > 1:
+        parts = min(parts, math.ceil(len(batch) / count()))
     for part in batch.split(parts):
-        if group < len(part):
-            share, divisor = part.split(min(groups, len(part)))[group], total
+        if rank() < len(part):
+            yield part.split(min(count(), len(part)))[rank()], total
         else:
-            share, divisor = part.split(len(part))[0], math.inf
-        yield (share if shared == 1 else share.piece(rank() % shared, shared)), divisor
+            yield part.split(len(part))[0], math.inf
 
 
 def add_over_processes(numbers: Mapping[str, float]) -> dict[str, float]:

@@ -129,7 +129,6 @@ def test_other_words_are_refused_with_their_option(compose: Compose, teacher: Pa
 TRAINING: dict[str, int | float] = {
     "--seed": 0,
     "--held-out-rows": 1,
-    "--row-processes": 1,
     "--checkpoint-seconds": 0.0,
     "--steps": 1,
     "--batch": 1,

@@ -218,7 +218,6 @@ def test_recipes_without_effect_are_refused(changes: dict[str, Any], message: st
     ("options", "sequence", "message"),
     [
         ({"teacher_logits": "logits"}, None, "--teacher-logits: .* needs the teacher itself.*student writes other texts"),
-        ({"row_processes": 2}, None, "--row-processes 2: .* token by token"),
         ({}, TOKENS, f"on_policy.tokens is {TOKENS}, and a row has {TOKENS} tokens: none is left for a prompt"),
     ],
 )
