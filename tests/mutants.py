@@ -66,7 +66,7 @@ FAULTS: dict[str, tuple[str, dict[str, str]]] = {
         "blocks/recurrences/delta",
         {"decay.cumsum(4).exp()[..., None]": "decay.exp()[..., None]"},
     ),
-    "blocks/recurrences/delta/step.py": (
+    "blocks/recurrences/delta/recurrent.py": (
         "blocks/recurrences/delta",
         {"(value.view(batch, key_heads, 1, width) - recalled)": "(value.view(batch, key_heads, 1, width) + recalled)"},
     ),

@@ -17,7 +17,7 @@ from blocks.memories.state import quotient
 from blocks.operation import Call, Form, Kind, Port, Slot, State
 from blocks.part import Fresh, Parameters, Problem
 from blocks.recurrences import fenwick
-from blocks.recurrences.fenwick.chunked import CHUNK
+from blocks.recurrences.fenwick import CHUNK
 from blocks.tensors import accumulating, as_dtype, repeat_heads, with_ones
 
 

@@ -21,7 +21,7 @@ from blocks.memories.recurrent import run
 from blocks.operation import Call, Form, Slot, State
 from blocks.part import Fresh, Parameters
 from blocks.recurrences import ridge
-from blocks.recurrences.ridge.chunked import CHUNK, STEPS
+from blocks.recurrences.ridge import CHUNK, STEPS
 from blocks.tensors import accumulating, as_dtype, repeat_heads
 
 START = 1.0

@@ -1,4 +1,4 @@
-"""What chunked recurrences share: tokens cut into spans and chunks, and the decay between the tokens of a chunk."""
+"""What chunked recurrences share: tokens cut into spans and chunks, and the decay of a state and between the tokens of a chunk."""
 
 from __future__ import annotations
 
@@ -34,3 +34,16 @@ def decay_between(decay: Float[Tensor, "B K n R c ..."]) -> Float[Tensor, "B K n
     later = torch.ones(decay.shape[4], decay.shape[4], dtype=torch.bool, device=decay.device).tril(-1)
     later = later.view(*later.shape, *[1] * (decay.dim() - 5))
     return torch.where(later, decay.unsqueeze(5), 0.0).cumsum(4)
+
+
+def decay_state(
+    state: Float[Tensor, "B N F V"], log_decay: Tensor | None, segment: Int[Tensor, "B 1"] | None, *, in_place: bool
+) -> Float[Tensor, "B N F V"]:
+    """Return the state after the token's decay, B 1 N or B 1 N F, and empty where a document starts. in_place: written over. It is
+    contiguous."""
+    if log_decay is not None:
+        decay = log_decay.exp().view(*state.shape[:2], -1, 1)
+        state = state.mul_(decay) if in_place else state * decay
+    if segment is not None:
+        state = state * (segment == 0)[..., None, None]
+    return state.contiguous()

@@ -20,8 +20,7 @@ from blocks.fla_kernels import obstacle, step_obstacle
 from blocks.operation import FLA, REFERENCE, TORCH, Form
 from blocks.recurrences.additive import fla_forms
 from blocks.recurrences.additive.chunked import chunked
-from blocks.recurrences.additive.naive import naive
-from blocks.recurrences.additive.step import step
+from blocks.recurrences.additive.recurrent import naive, step
 
 DECAY_RANKS = frozenset({"none", "head", "channel"})
 FORMS: tuple[Form, ...] = (

@@ -24,8 +24,7 @@ from blocks.fla_kernels import step_obstacle
 from blocks.operation import FLA, REFERENCE, TORCH, Form, pair_obstacle
 from blocks.recurrences.delta import fla_forms
 from blocks.recurrences.delta.chunked import chunked
-from blocks.recurrences.delta.naive import naive
-from blocks.recurrences.delta.step import step
+from blocks.recurrences.delta.recurrent import naive, step
 
 DECAY_RANKS = frozenset({"none", "head", "channel"})
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from blocks.operation import FLA, REFERENCE, TORCH, Form
 from blocks.recurrences.elementwise import fla_forms
-from blocks.recurrences.elementwise.naive import naive
-from blocks.recurrences.elementwise.scan import scan
-from blocks.recurrences.elementwise.step import step
+from blocks.recurrences.elementwise.torch_forms import naive, scan, step
 
 FORMS: tuple[Form, ...] = (
     Form(REFERENCE, "one token after the other", naive),

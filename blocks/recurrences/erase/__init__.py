@@ -18,8 +18,7 @@ from __future__ import annotations
 from blocks.fla_kernels import step_obstacle
 from blocks.operation import FLA, REFERENCE, TORCH, Form
 from blocks.recurrences.erase import fla_forms
-from blocks.recurrences.erase.naive import naive
-from blocks.recurrences.erase.torch_forms import chunked, step
+from blocks.recurrences.erase.torch_forms import chunked, naive, step
 
 DECAY_RANKS = frozenset({"none", "head", "channel"})
 

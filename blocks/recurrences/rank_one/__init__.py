@@ -24,8 +24,7 @@ from blocks.fla_kernels import step_obstacle
 from blocks.operation import FLA, REFERENCE, TORCH, Form
 from blocks.recurrences.rank_one import fla_forms
 from blocks.recurrences.rank_one.chunked import chunked
-from blocks.recurrences.rank_one.naive import naive
-from blocks.recurrences.rank_one.step import step
+from blocks.recurrences.rank_one.recurrent import naive, step
 
 DECAY_RANKS = frozenset({"none", "head", "channel"})
 

@@ -7,7 +7,7 @@ import math
 import torch
 
 from blocks.recurrences import cumulative_fla
-from blocks.recurrences.additive.naive import naive
+from blocks.recurrences.additive.recurrent import naive
 from blocks.recurrences.cumulative import cumulate
 from tests.interpreter import nothing_refused
 

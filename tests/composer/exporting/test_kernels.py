@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 import composer
-from blocks.recurrences.additive.naive import naive as additive_naive
-from blocks.recurrences.delta.naive import naive as delta_naive
-from blocks.recurrences.erase.naive import naive as erase_naive
-from blocks.recurrences.rank_one.naive import naive as rank_one_naive
+from blocks.recurrences.additive.recurrent import naive as additive_naive
+from blocks.recurrences.delta.recurrent import naive as delta_naive
+from blocks.recurrences.erase.torch_forms import naive as erase_naive
+from blocks.recurrences.rank_one.recurrent import naive as rank_one_naive
 from composer.exporting.modeling import write_file
 from tests.composer.exporting.models import check_equal, of_file, randomised
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from blocks.recurrences.additive.naive import naive
+from blocks.recurrences.additive.recurrent import naive
 from tests.blocks.recurrences.additive.problems import FEATURES, HEADS, RANKS, WIDTH, draw
 from tests.blocks.support import close, owner
 

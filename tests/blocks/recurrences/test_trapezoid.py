@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blocks.operation import REFERENCE, TORCH
-from blocks.recurrences.additive.naive import naive as additive
+from blocks.recurrences.additive.recurrent import naive as additive
 from blocks.recurrences.trapezoid import FORMS, naive
 
 FEATURES, WIDTH, HEADS, STATE_HEADS = 5, 3, 4, 2

@@ -1,9 +1,37 @@
-"""One token: the form of decode."""
+"""Token by token: the definition, and the form of decode for one token."""
 
 from __future__ import annotations
 
-from blocks.legend import Float, Int, Tensor
-from blocks.recurrences.decay import decay_state
+from blocks.legend import Float, Int, Tensor, torch
+from blocks.recurrences.chunks import decay_state
+from blocks.tensors import repeat_heads
+
+
+def naive(
+    query: Float[Tensor, "B T H F"],
+    key: Float[Tensor, "B T N F"],
+    value: Float[Tensor, "B T K V"],
+    read: Float[Tensor, "B T N F"],
+    removed: Float[Tensor, "B T N F"] | None,
+    log_decay: Tensor | None,
+    segment: Int[Tensor, "B T"] | None,
+    state: Float[Tensor, "B N F V"],
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
+    """S_t = (D_t - w_tᵀ r_t) S_{t-1} + k_tᵀ v_t, o_t = q_t S_t. A new document starts from S = 0."""
+    heads, state_heads = query.shape[2], key.shape[2]
+    value = repeat_heads(value, state_heads)
+    removed = key if removed is None else removed
+    outputs = []
+    for t in range(query.shape[1]):
+        if segment is not None:
+            before = segment[:, t - 1] if t else torch.zeros_like(segment[:, 0])
+            state = state * (segment[:, t] == before)[:, None, None, None]
+        read_output = torch.einsum("bnf,bnfv->bnv", read[:, t], state)
+        if log_decay is not None:
+            state = state * log_decay[:, t].exp().view(*state.shape[:2], -1, 1)
+        state = state - removed[:, t, :, :, None] * read_output[..., None, :] + key[:, t, :, :, None] * value[:, t, :, None, :]
+        outputs.append(torch.einsum("bhf,bhfv->bhv", query[:, t], state.repeat_interleave(heads // state_heads, dim=1)))
+    return torch.stack(outputs, dim=1), state
 
 
 def step(

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from blocks.recurrences.additive.naive import naive as additive
-from blocks.recurrences.fenwick import chunked, naive
-from blocks.recurrences.fenwick.levels import level_of
+from blocks.recurrences.additive.recurrent import naive as additive
+from blocks.recurrences.fenwick import chunked, level_of, naive
 
 FEATURES, WIDTH, HEADS, STATE_HEADS, LEVELS = 5, 3, 4, 2, 9
 

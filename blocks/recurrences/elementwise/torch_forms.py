@@ -1,9 +1,4 @@
-"""A scan in three passes of about √T steps each: the form of training and prefill on any device.
-
-The tokens are cut into about √T chunks. All chunks run in parallel, one token of each at a time, from a state of 0. Their last
-states carry the state from chunk to chunk. Then all chunks run in parallel again, each from the state that enters it. Only decays
-are exponentiated, so nothing overflows and nothing small is lost. At the start of a document the decay is -inf.
-"""
+"""The definition, one step, and a scan over chunks."""
 
 from __future__ import annotations
 
@@ -11,6 +6,31 @@ import math
 from collections.abc import Sequence
 
 from blocks.legend import Float, Int, Tensor, torch
+
+
+def naive(
+    inputs: Float[Tensor, "B T C"],
+    log_decay: Float[Tensor, "B T C"],
+    segment: Int[Tensor, "B T"] | None,
+    state: Float[Tensor, "B C"],
+) -> tuple[Float[Tensor, "B T C"], Float[Tensor, "B C"]]:
+    """h_t = a_t ⊙ h_{t-1} + b_t; a new document starts from h = 0."""
+    outputs = []
+    for t, (decay, entering) in enumerate(zip(log_decay.exp().unbind(1), inputs.unbind(1), strict=True)):
+        state = decay * state
+        if segment is not None:
+            before = segment[:, t - 1] if t else torch.zeros_like(segment[:, 0])
+            state = state * (segment[:, t] == before)[:, None]
+        state = state + entering
+        outputs.append(state)
+    return torch.stack(outputs, dim=1), state
+
+
+# A scan in three passes of about √T steps each: the form of training and prefill on any device.
+#
+# The tokens are cut into about √T chunks. All chunks run in parallel, one token of each at a time, from a state of 0. Their last
+# states carry the state from chunk to chunk. Then all chunks run in parallel again, each from the state that enters it. Only decays
+# are exponentiated, so nothing overflows and nothing small is lost. At the start of a document the decay is -inf.
 
 
 def scan(
@@ -43,3 +63,16 @@ def _run(decays: Sequence[Tensor], entering: Sequence[Tensor], state: Tensor) ->
         state = torch.addcmul(new, decay, state)
         states.append(state)
     return states
+
+
+def step(
+    inputs: Float[Tensor, "B 1 C"],
+    log_decay: Float[Tensor, "B 1 C"],
+    segment: Int[Tensor, "B 1"] | None,
+    state: Float[Tensor, "B C"],
+) -> tuple[Float[Tensor, "B 1 C"], Float[Tensor, "B C"]]:
+    """Return the recurrence once."""
+    if segment is not None:
+        state = state * (segment == 0)
+    outputs = torch.addcmul(inputs, log_decay.exp(), state[:, None])
+    return outputs, outputs.squeeze(1)

@@ -15,7 +15,7 @@ from blocks.recurrences.ridge import DECAY_RANKS, FORMS, chunked, naive, step
 from tests.blocks.recurrences.delta.problems import HEADS, Problem, draw
 from tests.blocks.support import assert_derivatives, assert_split, by_backend, close, owner, random
 
-MODULE = importlib.import_module("blocks.recurrences.ridge.chunked")
+MODULE = importlib.import_module("blocks.recurrences.ridge")
 RANKS = ["none", "head"]
 
 

@@ -1,18 +1,24 @@
-"""Chunks: the systems of all tokens of a chunk at once, by conjugate gradients. The form of training and prefill on any device.
+"""Regression on the past: G_t = α_t G_{t-1} + β_t k_tᵀ k_t, H_t = α_t H_{t-1} + β_t k_tᵀ v_t, o_t = q_t (G_t + Λ)⁻¹ H_t.
 
-With L the decay summed from the chunk's first token, G and H those that enter the chunk and W_ij = exp(L_i - L_j) β_j for j ≤ i,
-the product of a row x_i and the matrix G_i + Λ of its token needs no separate matrix:
+(G_t + Λ)⁻¹ H_t is the matrix that maps the keys so far to their values with the smallest weighted squared error, and a penalty Λ, a
+diagonal, on its size. von Oswald et al. 2025, arXiv:2506.05233 (MesaNet), where G and H are these.
 
-    x_i (G_i + Λ) = exp(L_i) x_i G + Σ_j W_ij (x_i·k_j) k_j + x_i ∘ λ
-    o_i = exp(L_i) x_i H + Σ_j W_ij (x_i·k_j) v_j    with x_i (G_i + Λ) = q_i
+All forms have the same arguments:
 
-Conjugate gradients need one such product per step. They end when the residuals of all rows are below rounding, if Python can
-read these numbers, and after at most ``STEPS``. In exact arithmetic F steps solve the system. The published kernels compute 30:
-with keys drawn at random, F = 64, β = 1/2 and Λ = 0.01, the largest error is then 9e-3 of the largest output, with 32 steps 7e-3,
-and with 64 1e-5, where an exact solution in float32 has 4e-6. With Λ = 1/4 all of these only round.
+    query      B T H F     head h reads state head h // (H // N)
+    key        B T N F     of length 1, so that G has no large entries
+    value      B T K V     state head n reads the value of key head n // (N // K)
+    rate       B T N       β, at least 0 (0: no pair enters, decay still runs)
+    log_decay  None (no decay) or B T N, at most 0
+    segment    B T, not decreasing: the document of each token; 0 continues ``state``. None: all do
+    state      B N F F+V   G with H beside it
+    ridge      N F         the diagonal of Λ, above 0
+    returns    output B T H V, and the state after the last token
 
-The gradient is not computed through the steps. With y the solution for the gradient of x as right-hand side, q has the gradient y
-and G_i the gradient -x_iᵀ y_i. Both follow from q_i - x_i (G_i + Λ), which is 0, once its own gradient is replaced by y.
+There is no form on flash-linear-attention. Its ``mesa_net`` kernels add 1e-5 to the sizes that they divide by, and so stop short of
+the solution: on random keys by 8e-5 of the largest output, where float32 rounds 5e-7 of it.
+
+In the form of decode, key, value and rate are None if there is no pair, and ``state`` may be overwritten if ``in_place``.
 """
 
 from __future__ import annotations
@@ -21,8 +27,80 @@ import math
 from itertools import repeat
 
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.recurrences.chunks import cut_documents, decay_between, into_chunks, of_documents
+from blocks.operation import REFERENCE, TORCH, Form, pair_obstacle
+from blocks.recurrences.chunks import cut_documents, decay_between, decay_state, into_chunks, of_documents
 from blocks.tensors import may_read_numbers, repeat_heads
+
+
+def naive(
+    query: Float[Tensor, "B T H F"],
+    key: Float[Tensor, "B T N F"],
+    value: Float[Tensor, "B T K V"],
+    rate: Float[Tensor, "B T N"],
+    log_decay: Float[Tensor, "B T N"] | None,
+    segment: Int[Tensor, "B T"] | None,
+    state: Float[Tensor, "B N F X"],
+    *,
+    ridge: Float[Tensor, "N F"],
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F X"]]:
+    """o_t = q_t (G_t + Λ)⁻¹ H_t. A new document starts from G = 0 and H = 0."""
+    state_heads, features = key.shape[2:]
+    entering = torch.cat((key, repeat_heads(value, state_heads)), dim=-1)
+    outputs = []
+    for t in range(query.shape[1]):
+        if log_decay is not None:
+            state = state * log_decay[:, t, :, None, None].exp()
+        if segment is not None:
+            before = segment[:, t - 1] if t else torch.zeros_like(segment[:, 0])
+            state = state * (segment[:, t] == before)[:, None, None, None]
+        state = state + (rate[:, t, :, None] * key[:, t])[..., None] * entering[:, t, :, None, :]
+        queries = query[:, t].unflatten(1, (state_heads, -1))
+        weights = torch.linalg.solve(state[..., :features] + torch.diag_embed(ridge), queries, left=False)
+        outputs.append((weights @ state[..., features:]).flatten(1, 2))
+    return torch.stack(outputs, dim=1), state
+
+
+def step(
+    query: Float[Tensor, "B 1 H F"],
+    key: Float[Tensor, "B 1 N F"] | None,
+    value: Float[Tensor, "B 1 K V"] | None,
+    rate: Float[Tensor, "B 1 N"] | None,
+    log_decay: Float[Tensor, "B 1 N"] | None,
+    segment: Int[Tensor, "B 1"] | None,
+    state: Float[Tensor, "B N F X"],
+    *,
+    ridge: Float[Tensor, "N F"],
+    in_place: bool = False,
+) -> tuple[Float[Tensor, "B 1 H V"], Float[Tensor, "B N F X"]]:
+    """Return the recurrence once. The query heads of a state head are rows of one system."""
+    state_heads, features = state.shape[1:3]
+    state = decay_state(state, log_decay, segment, in_place=in_place)
+    if key is not None and value is not None and rate is not None:
+        column = (rate[..., None] * key)[:, 0, :, :, None]
+        row = torch.cat((key, repeat_heads(value, state_heads)), dim=-1)[:, 0, :, None, :]
+        state = state.addcmul_(column, row) if in_place else state.addcmul(column, row)
+    system = state[..., :features] + torch.diag_embed(ridge)
+    queries = query.view(query.shape[0], state_heads, -1, features)
+    weights = torch.linalg.solve_ex(system, queries, left=False)[0]
+    return (weights @ state[..., features:]).flatten(1, 2)[:, None], state
+
+
+# Chunks: the systems of all tokens of a chunk at once, by conjugate gradients. The form of training and prefill on any device.
+#
+# With L the decay summed from the chunk's first token, G and H those that enter the chunk and W_ij = exp(L_i - L_j) β_j for j ≤ i,
+# the product of a row x_i and the matrix G_i + Λ of its token needs no separate matrix:
+#
+#     x_i (G_i + Λ) = exp(L_i) x_i G + Σ_j W_ij (x_i·k_j) k_j + x_i ∘ λ
+#     o_i = exp(L_i) x_i H + Σ_j W_ij (x_i·k_j) v_j    with x_i (G_i + Λ) = q_i
+#
+# Conjugate gradients need one such product per step. They end when the residuals of all rows are below rounding, if Python can
+# read these numbers, and after at most ``STEPS``. In exact arithmetic F steps solve the system. The published kernels compute 30:
+# with keys drawn at random, F = 64, β = 1/2 and Λ = 0.01, the largest error is then 9e-3 of the largest output, with 32 steps 7e-3,
+# and with 64 1e-5, where an exact solution in float32 has 4e-6. With Λ = 1/4 all of these only round.
+#
+# The gradient is not computed through the steps. With y the solution for the gradient of x as right-hand side, q has the gradient y
+# and G_i the gradient -x_iᵀ y_i. Both follow from q_i - x_i (G_i + Λ), which is 0, once its own gradient is replaced by y.
+
 
 CHUNK = 64
 SPAN = 512
@@ -139,3 +217,12 @@ def _conjugate_gradients(
         before, size = size, residual.square().sum(-1, keepdim=True)
         direction = residual + size / before.clamp(min=least) * direction
     return solution
+
+
+DECAY_RANKS = frozenset({"none", "head"})
+
+FORMS: tuple[Form, ...] = (
+    Form(REFERENCE, "one token after the other, each system solved exactly", naive),
+    Form(TORCH, "one step of the recurrence, its system solved exactly", step, pair_obstacle, decode=True),
+    Form(TORCH, "chunks of 64, their systems solved by conjugate gradients", chunked),
+)
