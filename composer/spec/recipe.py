@@ -122,28 +122,6 @@ class Language(Stage):
     count as much as rows with many."""
 
 
-class OnPolicy(Closed):
-    """Steps in which the student continues texts of the data, and learns from the teacher at the tokens that it wrote."""
-
-    share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of the steps, chosen at random. All other steps learn from the texts of the data."""
-    tokens: PositiveInt = 128
-    """Tokens that the student writes after each prompt, at most."""
-    temperature: PositiveFloat = 1.0
-    """Temperature at which tokens are drawn, and of both distributions in the divergence."""
-    divergence: Literal["reverse_kl", "jsd", "forward_kl"] = "reverse_kl"
-    """Loss of each written token, P being the teacher's distribution and Q the student's: KL(Q ‖ P), the generalised Jensen-Shannon
-    divergence, or KL(P ‖ Q)."""
-    beta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Weight of the teacher in the mixture of `jsd`. Left out: 0.5."""
-
-    @model_validator(mode="after")
-    def _mixes(self) -> Self:
-        if self.beta is not None and self.divergence != "jsd":
-            raise ValueError(f"has a weight (beta) for the mixture of jsd, and compares by {self.divergence}: leave beta out")
-        return self
-
-
 class Finetune(Language):
     """Stage 2: the whole model learns the next token."""
 
@@ -161,13 +139,11 @@ class Finetune(Language):
     """Weight of the Kullback-Leibler divergence from the teacher's distribution."""
     temperature: PositiveFloat = 1.0
     """Temperature of both distributions in that divergence, which is multiplied by its square."""
-    on_policy: OnPolicy | None = Field(default=None, exclude_if=lambda on_policy: on_policy is None)
-    """Also learn from texts that the student writes."""
 
     @property
     def needs_teacher(self) -> bool:
         """Whether the stage learns from a teacher's distribution."""
-        return bool(self.distill) or self.on_policy is not None
+        return bool(self.distill)
 
     @model_validator(mode="after")
     def _trains_something(self) -> Self:
@@ -177,9 +153,8 @@ class Finetune(Language):
             raise ValueError("trains nothing: set `lora`, `trunk: true`, or `fresh: true`")
         if self.fresh_lr is not None and not self.fresh:
             raise ValueError("has a rate for fresh parameters (fresh_lr) and does not train them (fresh)")
-        learns_from_texts = self.on_policy is None or self.on_policy.share < 1
-        if not self.next_token and not self.distill and learns_from_texts:
-            raise ValueError("learns nothing from texts: next_token and distill are both 0")
+        if not self.next_token and not self.distill:
+            raise ValueError("learns nothing: next_token and distill are both 0")
         return self
 
 

@@ -23,7 +23,6 @@ from composer.training.calibration import SOLVED_TOKENS, begin_transfer, first_r
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, fold_adapters, loss_of
 from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.model_on_disk import StoredModel
-from composer.training.on_policy import check_on_policy
 from composer.training.processes import count, gather_shards, is_first, loading_device, process_group, shard, take_gpu
 from composer.training.projections import check_tokens, solve_after, solve_in_memory
 from composer.training.rows import warn_or_raise
@@ -53,7 +52,6 @@ def distill(student: Student, out: str | os.PathLike[str], options: TrainingOpti
         check_device(options.device)
         take_gpu(options.device)
         stages = stages_of(student.record, student.recipe, which)
-        check_on_policy(stages, options)
         if (finished := read_finished_run(student, stages, out, options)) is not None:
             return finished
         if options.stream:
@@ -62,7 +60,6 @@ def distill(student: Student, out: str | os.PathLike[str], options: TrainingOpti
         if options.teacher_logits is not None:
             _check_stored(stages, options)
         run = open_run(student, teacher, stages, out, options)
-        check_on_policy(stages, options, run.rows.sequence)
         if is_first():
             options.tell(_plan_in_words(run))
         return _stream(run) if options.stream else _in_memory(run)
@@ -268,7 +265,7 @@ def _course(stage: Stage, student: ComposedForCausalLM, teacher: ComposedForCaus
     if stage.lora is not None:
         add_adapters(student, stage.lora, options.seed)
     prepare(student, options)
-    return FinetuneCourse(student, finetune_unit(student, stage), stage, teacher if stage.needs_teacher else None, options.seed)
+    return FinetuneCourse(student, finetune_unit(student, stage), stage, teacher if stage.needs_teacher else None)
 
 
 def _adapter(stages: Mapping[str, Stage], student: ComposedForCausalLM, *, merge: bool) -> Adapter | None:

@@ -22,7 +22,6 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Average, Finetune, Lora
 from composer.system.notices import warn_fallback
 from composer.training.journal import CURVE, LOG
-from composer.training.on_policy import ContinuedBatch, continue_batch, generalised_divergence
 from composer.training.processes import add_over_processes, count, shares
 from composer.training.stored_logits import TaughtBatch, stored_divergence
 from composer.training.unit import Unit, WholeCourse
@@ -48,8 +47,8 @@ def warn_if_worse_than_uniform(loss: float | None, vocabulary: int, when: str) -
 
 
 class FinetuneCourse(WholeCourse):
-    """teacher: None if the loss does not use its distribution, or if its logits are part of the batches. seed: of the texts that
-    the student writes. from_nothing: whether the model has random weights."""
+    """teacher: None if the loss does not use its distribution, or if its logits are part of the batches. from_nothing: whether the
+    model has random weights."""
 
     def __init__(
         self,
@@ -57,22 +56,15 @@ class FinetuneCourse(WholeCourse):
         unit: Unit,
         stage: Finetune,
         teacher: nn.Module | None,
-        seed: int = 0,
         *,
         from_nothing: bool = False,
     ) -> None:
         super().__init__(student, unit)
-        self._stage, self._teacher, self._seed, self._from_nothing = stage, teacher, seed, from_nothing
+        self._stage, self._teacher, self._from_nothing = stage, teacher, from_nothing
         self._vocabulary: int = student.config.get_text_config().vocab_size
 
     def count(self, batch: Batch) -> int:
         return _count(batch, self._stage.average)
-
-    def prepare(self, batch: Batch, step: int) -> Batch:
-        if self._stage.on_policy is None or self._teacher is None:
-            return batch
-        student = cast("ComposedForCausalLM", self._student)
-        return continue_batch(student, self._teacher, batch, self._stage.on_policy, self._seed, step)
 
     def warn_at_start(self, losses: Mapping[str, float]) -> Iterable[str]:
         if self._stage.needs_teacher or not self._stage.next_token or self._from_nothing or not losses:
@@ -80,30 +72,7 @@ class FinetuneCourse(WholeCourse):
         return warn_if_worse_than_uniform(losses[MODEL] / self._stage.next_token, self._vocabulary, "Before this stage")
 
     def _loss(self, batch: Batch, total: float) -> Tensor:
-        """A step learns from texts or from what the student wrote. An evaluation weighs both losses by their share of the steps,
-        and compares the distributions at the tokens of the held-out texts: nothing is drawn."""
-        on_policy = self._stage.on_policy
         logits, targets = logits_at_targets(self._student, batch)
-        weight_of_divergence = 0.0 if on_policy is None else on_policy.share
-        if self._student.training:
-            weight_of_divergence = float(isinstance(batch, ContinuedBatch))
-        losses = torch.zeros_like(targets, dtype=torch.float32)
-        wanted = None
-        if self._teacher is not None and (self._stage.distill or weight_of_divergence):
-            with torch.no_grad():
-                wanted, _ = logits_at_targets(self._teacher, batch)
-            # Vocabularies may be padded: only the columns that both models have are compared.
-            columns = min(logits.shape[-1], wanted.shape[-1])
-            wanted = wanted[:, :columns].float()
-        if weight_of_divergence < 1:
-            losses = losses + (1 - weight_of_divergence) * self._losses_of_texts(batch, logits, targets, wanted)
-        if on_policy is not None and wanted is not None and weight_of_divergence:
-            divergences = generalised_divergence(logits[:, : wanted.shape[1]].float(), wanted, on_policy)
-            losses = losses + weight_of_divergence * divergences
-        return _sum(losses, batch, self._stage.average) / total
-
-    def _losses_of_texts(self, batch: Batch, logits: Tensor, targets: Tensor, wanted: Tensor | None) -> Tensor:
-        """Return the weighted losses N of the tokens of texts. wanted: the teacher's logits N V, or None."""
         losses = torch.zeros_like(targets, dtype=torch.float32)
         if self._stage.next_token:
             backend = cast("ComposedForCausalLM", self._student).base.backend
@@ -111,10 +80,14 @@ class FinetuneCourse(WholeCourse):
         if self._stage.distill and isinstance(batch, TaughtBatch):
             divergences = stored_divergence(logits, batch, batch.predicted, self._stage.temperature)
             losses = losses + self._stage.distill * divergences
-        elif self._stage.distill and wanted is not None:
-            own_logits = logits[:, : wanted.shape[1]].float()
-            losses = losses + self._stage.distill * divergence(own_logits, wanted, self._stage.temperature)
-        return losses
+        elif self._stage.distill and self._teacher is not None:
+            with torch.no_grad():
+                wanted, _ = logits_at_targets(self._teacher, batch)
+            # Vocabularies may be padded: only the columns that both models have are compared.
+            columns = min(logits.shape[-1], wanted.shape[-1])
+            divergences = divergence(logits[:, :columns].float(), wanted[:, :columns].float(), self._stage.temperature)
+            losses = losses + self._stage.distill * divergences
+        return _sum(losses, batch, self._stage.average) / total
 
 
 def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:

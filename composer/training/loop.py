@@ -225,9 +225,7 @@ class _StageRun:
         """Run one step of every unit that has not stopped. Return their losses."""
         stage, step, began = self.stage, self.steps_done, time.monotonic()
         indices = rows_of_step(step, stage.batch, len(self.rows), self.setting.seed)
-        with self._autocast():
-            batch = self.course.prepare(self.rows.batch(indices), step)
-        prepared = time.monotonic() - began
+        batch = self.rows.batch(indices)
         total = max(1, self.course.count(batch))
         sums: Losses = {}
         random = RandomState(self.device)
@@ -235,7 +233,7 @@ class _StageRun:
             if index:
                 self._check_signal(random)
             if index == 1 and not self.learning:
-                self._announce(prepared + (time.monotonic() - began - prepared) * self.parts, batch)
+                self._announce((time.monotonic() - began) * self.parts, batch)
             with self._autocast():
                 for name, loss in self.course.compute_gradients(part.to(self.device), divisor).items():
                     sums[name] = sums[name] + loss if name in sums else loss

@@ -209,10 +209,6 @@ class Course(Protocol):
     units: Sequence[Unit]
     """The groups of parameters that are trained, each with its own optimiser."""
 
-    def prepare(self, batch: Batch, step: int) -> Batch:
-        """Return what a step, counted from 0, learns from: the rows of all processes, before they are shared."""
-        return batch
-
     def count(self, batch: Batch) -> int:
         """Return the number of tokens, or rows, of a batch that its losses are averaged over."""
         ...

@@ -23,9 +23,6 @@ STAGES: dict[str, Stage] = {
     "finetune": Finetune.model_validate(
         {"lr": 0.02, "steps": 6, "batch": 2, "evaluate": 2, "schedule": "cosine", "lora": {"rank": 2}, "distill": 0.5}
     ),
-    "on-policy": Finetune.model_validate(
-        {"lr": 0.02, "steps": 6, "batch": 2, "evaluate": 2, "lora": {"rank": 2}, "on_policy": {"share": 0.7, "tokens": 3}}
-    ),
 }
 
 

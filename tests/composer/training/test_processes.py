@@ -49,7 +49,6 @@ pytestmark = pytest.mark.long
 STEPS = 6
 SCALED = "recipe.transfer.start=scaled"
 """Nearer starts enlarge the rounding errors by which processes differ."""
-WRITTEN = "recipe.finetune.on_policy={share: 0.5, tokens: 3}"
 # Rows that two processes cannot share evenly.
 LONG = (
     f"recipe.transfer.steps={STEPS}",
@@ -62,7 +61,6 @@ LONG = (
     "recipe.finetune.batch=5",
     "recipe.finetune.evaluate=3",
     "recipe.finetune.distill=0.5",
-    WRITTEN,
 )
 BRIEF = 3
 FEW: dict[str, Any] = {"held_out_rows": 3}
@@ -71,7 +69,6 @@ SHORT = (
     *(f"recipe.{stage}.steps={BRIEF}" for stage in ("transfer", "finetune")),
     "recipe.transfer.cross_entropy=0.1",
     SCALED,
-    WRITTEN,
 )
 
 

@@ -1,5 +1,5 @@
 """TRL's ``SFTTrainer`` trains students of the shipped teacher, packed, without padding, with adapters, on answers alone; and by the
-same steps as ``compose distill --stage finetune``. Its ``GKDTrainer`` has the losses of on-policy distillation."""
+same steps as ``compose distill --stage finetune``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ import composer
 from composer.data.loading import load_rows
 from composer.data.packing import IGNORED, PackedRows, permutation
 from composer.model.modeling import ComposedForCausalLM
-from composer.spec.recipe import Finetune, Lora, OnPolicy
+from composer.spec.recipe import Finetune, Lora
 from composer.training.finetune import FinetuneCourse, add_adapters, finetune_unit, lora_config
 from composer.training.journal import Journal
 from composer.training.loop import StageSetting, run_stage
-from composer.training.on_policy import generalised_divergence
 from tests.composer.training.stages import log
 
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
@@ -233,19 +232,3 @@ def test_only_answers_are_learned(form: str, packing: bool, tmp_path: Path) -> N
         assert len(learned) < len(ids)
     training.train()
     assert losses_of(training)[0] == pytest.approx(loss_by_hand(documents), rel=1e-5)
-
-
-@pytest.mark.parametrize(("divergence", "beta"), [("forward_kl", 0.0), ("jsd", 0.3), ("jsd", 0.5), ("reverse_kl", 1.0)])
-def test_on_policy_losses_are_those_of_gkd(divergence: Any, beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TRL's ``GKDTrainer`` names the two divergences of Kullback and Leibler by a beta of 0 and 1."""
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    from trl.experimental.gkd import GKDTrainer
-
-    generator = torch.Generator().manual_seed(0)
-    student, teacher = (3 * torch.randn(2, 5, 50, generator=generator) for _ in range(2))
-    labels = torch.randint(0, 50, (2, 5), generator=generator)
-    labels[0, :3] = IGNORED
-    stage = OnPolicy(divergence=divergence, beta=beta if divergence == "jsd" else None, temperature=0.7)
-    losses = generalised_divergence(student[labels != IGNORED], teacher[labels != IGNORED], stage)
-    expected = GKDTrainer.generalized_jsd_loss(student, teacher, labels, beta, stage.temperature)
-    torch.testing.assert_close(losses.mean(), expected)
