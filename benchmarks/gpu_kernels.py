@@ -24,7 +24,7 @@ from benchmarks.harness import compute_difference
 from blocks.feature_maps import convolved, hedgehog
 from blocks.flow import Tokens
 from blocks.legend import Shape
-from blocks.memories import lola, pooling, window_above_state
+from blocks.memories import lola, window_above_state
 from blocks.operation import TRITON, Form, Setting, State
 from blocks.softmax import triton_forms
 from composer.graph import lowering
@@ -111,7 +111,6 @@ CASES = {
         alternatives=(("causal_conv1d and this project's map", alternatives.build_taps),),
         outputs=2,
     ),
-    "latents": Case("latte-bidirectional", "latents", small=("head.memory.0.size=16",), kernel=(pooling, "POOL")),
 }
 
 

@@ -14,7 +14,7 @@ from blocks.flow import Partial, Tokens
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories import pooling
 from blocks.memories.base import Memory
-from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, row_obstacle
+from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Slot, State, row_obstacle
 from blocks.part import Fresh, Parameters, Problem, Shown
 from blocks.positions import NoPosition, PositionConfig
 from blocks.recurrences import additive, cumulative_fla
@@ -104,10 +104,6 @@ class Latents(Memory):
 
         return (
             Form(REFERENCE, "T × T weights of each document", by(partial(pooling.by_document, left=True))),
-            Form(
-                TRITON, "means of each document by stretches of it, and each token's mixture of them", by(pooling.by_kernel),
-                pooling.obstacle, missing=pooling.POOL.missing, refuses=True,
-            ),
             Form(TORCH, "sums over each document, whole", by(pooling.by_document)),
         )  # fmt: skip
 

@@ -5,7 +5,6 @@ gpu` runs these tests without Triton's interpreter. Without a GPU they are skipp
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -151,20 +150,6 @@ def test_a_window_with_its_mass_matches_its_definition(shape: Shape, kind: torch
         ]
         assert window.backend == "triton"
         assert_both_agree(head, shape, kind)
-
-
-@pytest.mark.parametrize("kind", CLOSE, ids=str)
-def test_latents_over_whole_documents_match_their_definition(kind: torch.dtype) -> None:
-    head, shape = {"position": "none", "memory": [{"kind": "latents", "size": 128}]}, replace(NARROW, both_ways=True)
-    assert {lowered_part.backend for lowered_part in list_forms(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {
-        "triton"
-    }
-    for data in (inputs(shape, 2, LENGTH), packed()):
-        (expected, _, slopes), (actual, _, others) = answers(head, shape, data, kind, (), True)
-        close(actual, expected, CLOSE[kind])
-        assert slopes.keys() == others.keys()
-        for name, expected_slope in slopes.items():
-            close(others[name], expected_slope, 5 * CLOSE[kind])
 
 
 @pytest.mark.parametrize("kind", CLOSE, ids=str)
