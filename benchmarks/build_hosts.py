@@ -117,7 +117,7 @@ def build_alone(spec: str, source: Path, out: Path) -> dict[str, Any]:
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    import composer.model.coverage  # noqa: F401
+    import composer.model.classes  # noqa: F401
 
     assert type(AutoConfig.from_pretrained(source)) in MODEL_FOR_CAUSAL_LM_MAPPING
     MODEL_FOR_CAUSAL_LM_MAPPING[type(AutoConfig.from_pretrained(source))]

@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_bloc
 
 from benchmarks.gpu_rows import Bench
 from blocks.flow import Tokens
-from blocks.fused.arguments import Evictions
+from blocks.fused.tiles import Evictions
 from blocks.taps import filter_by_kernel
 from blocks.tensors import repeat_heads
 

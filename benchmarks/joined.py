@@ -29,7 +29,7 @@ import composer
 from benchmarks.harness import describe_machine, write
 from composer.model.cache import ComposedCache, new_cache
 from composer.model.generation import continuation, read_in_pieces
-from composer.model.joined_states import join_caches
+from composer.model.state_file import join_caches
 from composer.tasks.base import rng_of
 from composer.tasks.catalogue import TASKS
 from composer.tasks.writer import Writer

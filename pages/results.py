@@ -28,8 +28,7 @@ from composer.exporting.folder import ExportRecord
 from composer.inspection.findings import Findings
 from composer.inspection.folder import OF_A_HEAD, SUMMARY
 from composer.publishing.push import PushReport
-from composer.selection.head_report import HeadSelection
-from composer.selection.report import Selection
+from composer.selection.report import HeadSelection, Selection
 from composer.spec.explained import Explanation
 from composer.spec.resolve import Resolved
 from composer.training.logits_writing import WrittenLogits

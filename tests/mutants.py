@@ -111,9 +111,9 @@ FAULTS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "composer/model/attention.py": (MODEL, {"held.differentiated or torch.is_grad_enabled()": "torch.is_grad_enabled()"}),
-    "composer/model/joined_states.py": ("composer/model/test_joined_states.py", {"dropped, before - dropped)": "dropped, before)"}),
+    "composer/model/state_file.py": ("composer/model/test_joined_states.py", {"dropped, before - dropped)": "dropped, before)"}),
     "composer/model/generation.py": (f"{MODEL} composer/model/test_state_file.py", {"columns == length + 1": "columns == length"}),
-    "composer/graph/flow_of_pairs.py": (GRAPH, {"[ALL, *names], strict=False": "[ALL, ALL, *names], strict=False"}),
+    "composer/graph/composition.py": (GRAPH, {"[ALL, *names], strict=False": "[ALL, ALL, *names], strict=False"}),
     "composer/graph/rules.py": (GRAPH, {"        if memory.bounded:\n            continue\n": "        continue\n"}),
     "composer/graph/wiring.py": (
         f"{GRAPH} blocks/test_sinks.py",

@@ -325,7 +325,7 @@ RAW_READ = re.compile(
 READS_OF_THEIR_OWN = {
     "composer/cli/entry.py": 2,  # the null device and the standard input of this process
     "composer/exporting/folder.py": 1,  # the licence of this package
-    "composer/exporting/gguf/comparing.py": 1,  # what its own process wrote
+    "composer/exporting/gguf/folder.py": 1,  # what its own process wrote
     "composer/exporting/gguf/worker.py": 1,  # what the process that started it wrote
     "composer/exporting/plain.py": 2,  # what its own process wrote
     "composer/exporting/plain_worker.py": 1,  # what the process that started it wrote

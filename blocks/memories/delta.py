@@ -13,8 +13,7 @@ from blocks import initialise
 from blocks.flow import Features, Pairs, Partial, Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.rated import Rated
-from blocks.memories.recurrent import run
+from blocks.memories.recurrent import Rated, run
 from blocks.operation import FLA, Call, Form, Kind, Port, Slot, State
 from blocks.part import Fresh, Parameters
 from blocks.pattern import NO_MAPS, RunningPart

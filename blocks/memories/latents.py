@@ -12,7 +12,6 @@ from pydantic import PositiveInt, field_validator
 from blocks import fla_kernels, initialise
 from blocks.flow import Partial, Tokens
 from blocks.legend import Float, Int, Shape, Tensor, torch
-from blocks.memories import pooling
 from blocks.memories.base import Memory
 from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Slot, State, row_obstacle
 from blocks.part import Fresh, Parameters, Problem, Shown
@@ -103,8 +102,8 @@ class Latents(Memory):
             return partial(self.compute_both_ways, pooled=pooled)
 
         return (
-            Form(REFERENCE, "T × T weights of each document", by(partial(pooling.by_document, left=True))),
-            Form(TORCH, "sums over each document, whole", by(pooling.by_document)),
+            Form(REFERENCE, "T × T weights of each document", by(partial(_by_document, left=True))),
+            Form(TORCH, "sums over each document, whole", by(_by_document)),
         )  # fmt: skip
 
     def misfit(self, shape: Shape) -> Problem | None:
@@ -266,3 +265,30 @@ def _sequential(
         mean = held / alpha.masked_fill(alpha == 0, 1.0)[..., None]
         outputs.append(torch.einsum("bhl,bhld->bhd", query[:, t], mean))
     return torch.stack(outputs, dim=1), {"maximum": maximum, "total": alpha, "state": mean}
+
+
+def _by_document(
+    query: Float[Tensor, "B T H L"],
+    logits: Float[Tensor, "B T H L"],
+    value: Float[Tensor, "B T K V"],
+    tokens: Tokens,
+    *,
+    left: bool = False,
+) -> Float[Tensor, "B T H V"]:
+    """softmax_L(Q) softmax_T(K) V, document by document (eq. 5 to 7). query: p(l|t). logits: of p(s|l), -inf where there is no
+    token. left: use T × T weights."""
+    states = query, logits, repeat_heads(value.to(query.dtype), query.shape[2])
+    return tokens.each_document(partial(_pool, left=left), *states)[0]
+
+
+def _pool(
+    query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T H V"], *, left: bool
+) -> tuple[Float[Tensor, "B T H V"]]:
+    """softmax_L(Q) softmax_T(K) V, from the left in the reference: T × T weights (eq. 5); from the right otherwise (eq. 7)."""
+    query, logits, value = (states.transpose(1, 2) for states in (query, logits, value))
+    largest = logits.detach().amax(2, keepdim=True)
+    shares = (logits - largest.masked_fill(largest.isneginf(), 0.0)).exp()
+    total = shares.sum(2, keepdim=True)
+    shares = (shares / total.masked_fill(total == 0, 1.0)).mT
+    output = (query @ shares) @ value if left else query @ (shares @ value)
+    return (output.transpose(1, 2),)

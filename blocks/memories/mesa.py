@@ -16,8 +16,7 @@ from blocks.gates import GateConfig
 from blocks.gates.head import PerHead
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.rated import Rated
-from blocks.memories.recurrent import run
+from blocks.memories.recurrent import Rated, run
 from blocks.operation import Call, Form, Slot, State
 from blocks.part import Fresh, Parameters
 from blocks.recurrences import ridge

@@ -7,9 +7,8 @@ Logits are q·k / √D and are computed in the accumulating dtype. A query that 
 
 from __future__ import annotations
 
-from blocks.softmax.dense import dense, mask_bias
+from blocks.softmax.dense import dense, mask_bias, single
 from blocks.softmax.native import native, native_obstacle, native_step, native_step_obstacle
-from blocks.softmax.single import single
 from blocks.softmax.windowed import windowed
 
 __all__ = ["dense", "mask_bias", "native", "native_obstacle", "native_step", "native_step_obstacle", "single", "windowed"]

@@ -7,7 +7,7 @@ import math
 from blocks.flow import Partial
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting, row_obstacle, size_obstacle
-from blocks.softmax.single import rows
+from blocks.softmax.dense import rows
 from blocks.tensors import accumulating, all_present
 
 

@@ -84,7 +84,7 @@ def bench(
 
 def write_report(report: BenchReport, folder: Path) -> None:
     """Write ``bench.json``, ``table.md``, and a picture of each kind of workload. Raises BenchError."""
-    from composer.benching.pictures import pictures
+    from composer.benching.report import pictures
 
     with STORE.writing(folder):
         report.write(folder, BENCH)

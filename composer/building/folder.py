@@ -234,7 +234,7 @@ def complete_folder(folder: Path, config: Mapping[str, Any], record: Record, nam
 
 def _check_host(source: Source, config: Mapping[str, Any], plan: Plan) -> None:
     """Raise BuildError unless the plan's tensors are just those of the host's class, for a host of another family."""
-    from composer.model.coverage import find_uncovered_by_host
+    from composer.model.classes import find_uncovered_by_host
 
     problems = find_uncovered_by_host(config, {name: (entry.shape, entry.dtype) for name, entry in plan.parameters.items()})
     if problems:

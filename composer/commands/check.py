@@ -11,8 +11,7 @@ import typer
 
 from blocks.part import Closed
 from composer.errors import ComposerError, GraphError, Mistake, SpecError, mistakes_of, translate_errors
-from composer.graph.composition import HeadSpec
-from composer.graph.flow_of_pairs import edges, memory_names
+from composer.graph.composition import HeadSpec, edges, memory_names
 from composer.graph.wiring import build_graph
 from composer.options.classes import argument, function_of, options_class
 from composer.options.command import Screen, command

@@ -13,14 +13,17 @@ import typer
 from blocks.part import Closed
 from composer.data.chat import ends_of, first_messages, prompt_tokens
 from composer.errors import ComposerError, translate_errors
-from composer.generation.states import check_composed, check_state_files, owner_of, save_continued
 from composer.generation.writers import (
     LAST,
+    check_composed,
     check_logits,
+    check_state_files,
     check_tokens,
     drawing_options,
     load_writer,
     no_room,
+    owner_of,
+    save_continued,
     settings_refused,
     tokenizer_of_writer,
 )

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from blocks.part import Closed
 from composer.errors import ComposerError, translate_errors
-from composer.generation.states import EXAMPLE, check_composed, check_state_files, owner_of
-from composer.generation.writers import load_writer
+from composer.generation.writers import EXAMPLE, check_composed, check_state_files, load_writer, owner_of
 from composer.options.classes import argument, function_of, option, options_class
 from composer.options.command import Screen, command
 from composer.options.shared import OUT_FILE, BackendOption, DeviceOption, ForceOption, PartsOption, to_path, to_text
@@ -16,7 +15,7 @@ from composer.reporting.progress import silent_transformers
 from composer.reporting.tables import Readable, View
 from composer.reporting.terminal import at_once, print_report
 from composer.reporting.words import plural, size
-from composer.runs.output import check_output_file, output_file
+from composer.runs.store import check_output_file, output_file
 from composer.spec.inherit import short_path
 from composer.system.devices import check_device, room_for
 from composer.weights.config import check_positions
@@ -77,8 +76,7 @@ def run_join(options: JoinOptions) -> JoinedState:
         check_state_files(path, None, force=options.force)
     check_device(device)
     with room_for(f"on {device}", "Join states of shorter texts, or use a smaller model."), silent_transformers("error"):
-        from composer.model.joined_states import join_caches
-        from composer.model.state_file import load_cache, save_cache
+        from composer.model.state_file import join_caches, load_cache, save_cache
 
         loaded, folder = load_writer(model, device, options.backend, built=True)
         owner = owner_of(model, folder, loaded)

@@ -64,7 +64,7 @@ def run_push(options: PushOptions) -> PushReport:
     if options.metrics is not None:
         if not isinstance(pushed, str | Path) or not Path(pushed).expanduser().is_dir():
             raise PushError("--metrics is for the folder of a model: leave it out for a spec.")
-        from composer.publishing.metrics import results_of
+        from composer.publishing.contents import results_of
 
         results = results_of(options.metrics, Path(pushed).expanduser())
     contents = contents_of(pushed, repo_id, results)

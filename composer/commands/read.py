@@ -10,8 +10,7 @@ from typing import ClassVar
 
 from blocks.part import Closed
 from composer.errors import ComposerError, translate_errors
-from composer.generation.states import EXAMPLE, check_composed, owner_of
-from composer.generation.writers import check_tokens, load_writer, no_room, tokenizer_of_writer
+from composer.generation.writers import EXAMPLE, check_composed, check_tokens, load_writer, no_room, owner_of, tokenizer_of_writer
 from composer.options.classes import argument, function_of, option, options_class
 from composer.options.command import Screen, command
 from composer.options.shared import OUT_FILE, PROGRESS, BackendOption, DeviceOption, ForceOption, PartsOption, to_path, to_text
@@ -19,7 +18,7 @@ from composer.reporting.progress import BarUpdate, progress_callback, silent_tra
 from composer.reporting.tables import Readable, View
 from composer.reporting.terminal import at_once, print_report
 from composer.reporting.words import layers_in_words, plural, size
-from composer.runs.output import check_output_file, output_file
+from composer.runs.store import check_output_file, output_file
 from composer.spec.inherit import short_path
 from composer.system.devices import check_device, few_threads, room, room_for
 from composer.system.files import MOST_TEXT, read_text_file

@@ -28,7 +28,7 @@ from composer.reporting.progress import BarUpdate, progress_callback, silent_tra
 from composer.reporting.tables import Readable, View
 from composer.reporting.terminal import at_once, heading, print_json
 from composer.reporting.words import plural
-from composer.runs.output import check_output_file, output_file
+from composer.runs.store import check_output_file, output_file
 from composer.spec.inherit import short_path
 from composer.system.devices import check_device, room_for
 from composer.weights.config import check_positions

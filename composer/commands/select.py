@@ -56,8 +56,7 @@ from composer.weights.record import read_record
 from composer.weights.sources import describe_model, open_model
 
 if TYPE_CHECKING:
-    from composer.selection.head_report import HeadSelection
-    from composer.selection.report import LayerBy
+    from composer.selection.report import HeadSelection, LayerBy
     from composer.training.options import TrainingOptions
 
 ROWS = 16

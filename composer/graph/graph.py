@@ -20,8 +20,7 @@ from blocks.part import FieldPath, Part
 from blocks.positions import Position
 from blocks.reads import Read, TakesPartials
 from composer.errors import GraphError
-from composer.graph.composition import HeadSpec
-from composer.graph.flow_of_pairs import ALL
+from composer.graph.composition import ALL, HeadSpec
 
 if TYPE_CHECKING:
     import networkx

@@ -20,10 +20,9 @@ from blocks.pattern import Pattern
 from composer.errors import BuildError, GraphError
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import OUTPUT, HeadGraph, Node, evicts_together, once, pairs_of, sort_by_flow, takers_of
-from composer.graph.matching import matches
 from composer.graph.measured import find_measured
 from composer.graph.pieces import takes_pieces
-from composer.graph.program import CoveredOperation, HeadFunctions, Program, Step, cover
+from composer.graph.program import CoveredOperation, HeadFunctions, Program, Step, cover, matches
 from composer.graph.source import print_functions
 from composer.graph.wiring import build_graph
 from composer.reporting.words import plural

@@ -13,10 +13,8 @@ from blocks.legend import Number, Shape
 from blocks.memories.base import Memory
 from blocks.operation import EVICTED, Kind, Port
 from blocks.part import FieldPath
-from blocks.reads import Alone
-from blocks.sinks import Sinks
-from composer.graph.composition import HeadSpec
-from composer.graph.flow_of_pairs import ALL, edges, features_of, fed_by, gate_of, keys_of, memory_names, sources_of_pairs
+from blocks.reads import Alone, Sinks
+from composer.graph.composition import ALL, HeadSpec, edges, features_of, fed_by, gate_of, keys_of, memory_names, sources_of_pairs
 from composer.graph.graph import OUTPUT, READ_NODE, SINKS, Draft, HeadGraph, once
 
 

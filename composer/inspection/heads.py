@@ -12,7 +12,7 @@ from blocks.feature_maps.base import FeatureMap
 from blocks.flow import Pairs
 from blocks.operation import Kind
 from blocks.tensors import repeat_heads
-from composer.graph.flow_of_pairs import ALL
+from composer.graph.composition import ALL
 from composer.graph.graph import Node
 from composer.graph.program import HeadInputs
 from composer.inspection.findings import HeadFindings, PlainArray, Recalled, ShownNumbers, Spectrum, Vectors, Weighed

@@ -1,4 +1,4 @@
-"""The files that a push uploads: those that the record of a model or an export names, or those of a spec."""
+"""The files that a push uploads: those that the record of a model or an export names, or of a spec; and its metrics."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
 from composer.drawing.picture import picture
 from composer.errors import PushError
+from composer.evaluation.folder import RESULTS
+from composer.evaluation.report import EvaluatedModelFacts, EvaluationReport
 from composer.reporting.escape import escape_markdown, markdown_block, markdown_code, markdown_link
 from composer.spec.inherit import find_spec
 from composer.spec.loading import SpecLike, load_document, load_spec, variants_of
@@ -21,13 +23,17 @@ from composer.spec.places import plain
 from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.writing import to_yaml
 from composer.system.files import read_text_file, sha256
+from composer.system.json_files import read_state
 from composer.weights.card import PICTURE, model_card
 from composer.weights.record import CARD, RECORD, Record, StoredFile, not_of_the_build, read_record
 from composer.weights.target import on_source
 from composer.weights.verify import verify
-from converters.bounded import MOST_RECORD, check_file, read_bytes, reason, within
+from converters.bounded import MOST_LOG, MOST_RECORD, check_file, read_bytes, reason, within
 from converters.composed import EXPORT, SPEC_FILE
-from converters.hub import HUB
+from converters.hub import HUB, read_recorded_names
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 ContentsKind = Literal["model", "export", "spec"]
 SPEC_FILES = (SPEC_FILE, CARD, PICTURE)
@@ -184,3 +190,73 @@ def _spec_card(name: str, paper: str | None, text: str, repo_id: str, *, is_swee
     if not is_sweep:
         yield f"![The graph of each head, and the map of layers]({PICTURE})\n"
     yield f"{markdown_block(command, 'sh')}\n\n## Spec\n\n{markdown_block(text, 'yaml')}\n"
+
+
+TASK = "text-generation"
+
+
+def results_of(evaluation: Path, model: Path) -> list[EvalResult]:
+    """Return the results of a model in the folder of an evaluation.
+
+    The model is found by the hash of its spec and the SHA-256 of its weights, so an evaluation of another model, or of the model
+    before it was trained, is refused. Raises PushError.
+    """
+    evaluation = evaluation.expanduser()
+    try:
+        report = read_state(evaluation / RESULTS, EvaluationReport, PushError, "Run `compose eval` again.", MOST_LOG)
+    except FileNotFoundError:
+        raise PushError(
+            f"--metrics {evaluation} has no {RESULTS}; expected a folder that `compose eval … -o FOLDER` wrote."
+        ) from None
+    record = read_record(model)
+    spec_hash = None if record is None else record.spec_hash
+    weights = {name for name in read_recorded_names(model) if name.endswith(".safetensors")}
+    label = next(
+        (facts.label for facts in report.setting.models if facts.spec_hash == spec_hash and _is_of(facts, model, weights)), None
+    )
+    if label is None:
+        scored = ", ".join(facts.label for facts in report.setting.models)
+        raise PushError(
+            f"--metrics {evaluation} scored {scored}, and none of them has the spec and the weights of {model}. "
+            f"Evaluate this model first: `compose eval {shlex.quote(str(model))} --tasks TASK --lengths N -o FOLDER`"
+        )
+    results = list(_results(report, label))
+    if not results:
+        raise PushError(f"--metrics {evaluation} has no result of {label}: every cell failed. Run `compose eval` again.")
+    return results
+
+
+def _is_of(facts: EvaluatedModelFacts, model: Path, weights: set[str]) -> bool:
+    """Whether an evaluated model has the weights of a folder."""
+    if not weights or not weights <= facts.weights.keys():
+        return False
+    return all((model / name).is_file() and sha256(model / name) == digest for name, digest in facts.weights.items())
+
+
+def _results(report: EvaluationReport, label: str) -> Iterator[EvalResult]:
+    from huggingface_hub import EvalResult
+
+    for cell in report.cells:
+        if cell.model != label or cell.mean is None:
+            continue
+        is_loss = cell.scored == "loss"
+        yield EvalResult(
+            task_type=TASK,
+            dataset_type=cell.task,
+            dataset_name=f"{cell.task} ({cell.length:,} tokens)",
+            dataset_config=f"{cell.length} tokens",
+            dataset_args={"length": cell.length, "samples": cell.samples, "seed": report.setting.seed},
+            metric_type="perplexity" if is_loss and cell.perplexity is not None else "loss" if is_loss else "accuracy",
+            metric_value=cell.perplexity if is_loss and cell.perplexity is not None else cell.mean,
+        )
+    for figure in report.harness:
+        if figure.model == label:
+            yield EvalResult(
+                task_type=TASK,
+                dataset_type=figure.task,
+                dataset_name=figure.task,
+                metric_type=figure.metric,
+                metric_value=figure.value,
+                metric_name=f"{figure.metric} ({figure.filter})",
+                source_name="lm-evaluation-harness",
+            )

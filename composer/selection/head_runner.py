@@ -25,10 +25,23 @@ from composer.runs.identity import Fingerprint, data_identity, fingerprint, list
 from composer.runs.store import RunStore, Settings
 from composer.selection.choice import HeadSubject, KeyHead, candidate_heads, heads_within, least_heads, rank_heads
 from composer.selection.gates import GATES, RATE, GateCourse, Gates, gate_layers, head_errors, logits_with
-from composer.selection.head_report import CurvePoint, HeadScore, HeadSelection, KeptHeads, draw_curve, draw_heads
 from composer.selection.needles import Divergences, JudgedRows, draw_needle, rows_with_needles
 from composer.selection.patched import Twins, make_twins, receiver_scores
-from composer.selection.report import HEAD_WORDS, SCORING, SELECTION, SPEC, By, TokensScored, write_result
+from composer.selection.report import (
+    HEAD_WORDS,
+    SCORING,
+    SELECTION,
+    SPEC,
+    By,
+    CurvePoint,
+    HeadScore,
+    HeadSelection,
+    KeptHeads,
+    TokensScored,
+    draw_curve,
+    draw_heads,
+    write_result,
+)
 from composer.spec.document import Spec
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.recipe import Recipe, Stage

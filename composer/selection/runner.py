@@ -1,31 +1,124 @@
-"""A selection from beginning to end: a student learns the teacher's attention in every layer, and each layer is scored."""
+"""A selection of layers: a student learns the teacher's attention in every layer, and each layer is scored."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+import torch
 from pydantic import Field, JsonValue
+from torch import Tensor
 
 from composer.building.build import BuildOptions, run_build
+from composer.data.packing import Batch, PackedRows
 from composer.errors import SelectionError
+from composer.model.attention import ComposedAttention
+from composer.model.hosts import attentions_by_layer
+from composer.model.modeling import ComposedForCausalLM
 from composer.options.arguments import Reference
 from composer.runs.identity import Fingerprint, data_identity, fingerprint
 from composer.runs.store import RunStore, Settings
 from composer.selection.choice import best, candidates, count_within, keeping, state_bytes
-from composer.selection.report import SCORING, SELECTION, SPEC, LayerBy, Selection, draw, write_result
-from composer.selection.scores import divergence_with, score_layers
+from composer.selection.report import SCORING, SELECTION, SPEC, LayerBy, LayerScore, Selection, draw, write_result
 from composer.spec.document import Spec
 from composer.spec.inherit import short_path
 from composer.spec.recipe import Recipe
 from composer.training.distill import distill
+from composer.training.finetune import divergence
 from composer.training.loop import counter_of
 from composer.training.rows import rows_of, some
 from composer.training.run import TrainingOptions, load_student
 from composer.training.student import Student, read_student, stages_of
 from composer.training.teacher import open_teacher
+from composer.training.transfer import AttentionTarget, heads_output, output_projection_name, run_teacher
+
+
+@torch.no_grad()
+def score_layers(
+    student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows, advance: Callable[[], None] = lambda: None
+) -> tuple[float, tuple[LayerScore, ...]]:
+    """KL(teacher ‖ student) in nats a token, and the scores of each layer; passes over a row: 3 + twice the layers. advance: called
+    after each layer of each row."""
+    student_layers, taught = attentions_by_layer(student), attentions_by_layer(teacher)
+    apart, tokens = 0.0, 0
+    restored, swapped, wrong, whole = (dict.fromkeys(student_layers, 0.0) for _ in range(4))
+    for part in rows.in_order(1):
+        batch = part.to(student.device)
+        tokens += int(batch.valid.sum())
+
+        def compare(index: int, theirs: ComposedAttention, target: AttentionTarget, batch: Batch = batch) -> None:
+            heads = heads_output(student_layers[index], target, student.base.backend)
+            wrong[index] += _squares(heads - target.heads, batch)
+            whole[index] += _squares(target.heads, batch)
+
+        run_teacher(teacher, batch, compare)
+        wanted = _logits(teacher, batch)
+        apart += _apart(student, batch, wanted)
+        for index in student_layers:
+            with in_place_of(student_layers[index], taught[index]):
+                restored[index] += _apart(student, batch, wanted)
+            with in_place_of(taught[index], student_layers[index]):
+                swapped[index] += _apart(teacher, batch, wanted)
+            advance()
+    scores = tuple(
+        LayerScore(
+            layer=index,
+            restored=(apart - restored[index]) / tokens,
+            swapped=swapped[index] / tokens,
+            error=wrong[index] / max(whole[index], torch.finfo(torch.float32).tiny),
+        )
+        for index in student_layers
+    )
+    return apart / tokens, scores
+
+
+@torch.no_grad()
+def divergence_with(
+    student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows, keep: Iterable[int]
+) -> tuple[float, int]:
+    """KL(teacher ‖ student) in nats a token with the teacher's attention in these layers of the student, and the tokens."""
+    student_layers, theirs = attentions_by_layer(student), attentions_by_layer(teacher)
+    apart, tokens = 0.0, 0
+    with ExitStack() as kept:
+        for index in keep:
+            kept.enter_context(in_place_of(student_layers[index], theirs[index]))
+        for part in rows.in_order(1):
+            batch = part.to(student.device)
+            tokens += int(batch.valid.sum())
+            apart += _apart(student, batch, _logits(teacher, batch))
+    return apart / tokens, tokens
+
+
+@contextmanager
+def in_place_of(attention: ComposedAttention, other: ComposedAttention) -> Iterator[None]:
+    """For the block, a layer has the heads of another model's attention, with the output projection that was solved for them."""
+    own = {name: getattr(attention, name) for name in ("composed", output_projection_name(attention)) if name is not None}
+    for name in own:
+        setattr(attention, name, getattr(other, name))
+    try:
+        yield
+    finally:
+        for name, module in own.items():
+            setattr(attention, name, module)
+
+
+def _apart(model: ComposedForCausalLM, batch: Batch, wanted: Tensor) -> float:
+    """Return KL(target ‖ model) of logits N V, summed over the real tokens."""
+    return float(divergence(_logits(model, batch), wanted, 1.0).sum())
+
+
+def _logits(model: ComposedForCausalLM, batch: Batch) -> Tensor:
+    """Return the logits of real tokens, N V, in float32."""
+    return model(**batch.inputs(mask=True), use_cache=False).logits[batch.valid].float()
+
+
+def _squares(heads: Tensor, batch: Batch) -> float:
+    return float(heads[batch.valid].float().square().sum())
+
 
 RUN, PICTURE = "run.json", "layers.png"
 BUILT, STUDENT = "built", "student"

@@ -14,8 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from blocks.part import Closed, FieldPath
-from composer.graph.composition import HeadSpec
-from composer.graph.flow_of_pairs import without_names
+from composer.graph.composition import HeadSpec, without_names
 from composer.spec.document import REST, Spec
 from composer.spec.layer_rules import Group, unknown_head_error
 from composer.spec.resolve import Resolved, complete_head, heads_of, meaning

@@ -10,8 +10,7 @@ from itertools import islice
 from blocks.part import FieldPath
 from composer.errors import MOST_SHOWN, GraphError
 from composer.graph.composition import HeadSpec
-from composer.graph.rules import mistakes
-from composer.graph.rules_of_spec import RESERVED
+from composer.graph.rules import RESERVED, mistakes
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import REST, HeadsOf, LayerRule, Spec
 from composer.spec.layer_rules import (

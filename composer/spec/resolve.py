@@ -22,11 +22,9 @@ from blocks.part import Closed, FieldPath, Fresh, Part
 from blocks.positions import NoPosition
 from blocks.reads import Shared
 from composer.errors import GraphError
-from composer.graph.composition import HeadSpec
-from composer.graph.flow_of_pairs import ALL, sources_of_pairs, without_names
+from composer.graph.composition import ALL, HeadSpec, sources_of_pairs, without_names
 from composer.graph.graph import HeadGraph
-from composer.graph.rules import check_graph
-from composer.graph.rules_of_spec import RESERVED
+from composer.graph.rules import RESERVED, check_graph
 from composer.graph.wiring import build_graph
 from composer.reporting.words import ranges
 from composer.spec.dimensions import Dimensions

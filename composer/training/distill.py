@@ -19,7 +19,7 @@ from composer.spec.inherit import short_path
 from composer.spec.recipe import Finetune, Stage, Train, Transfer
 from composer.system.devices import check_device
 from composer.training import checkpoint
-from composer.training.calibration import SOLVED_TOKENS, begin_transfer, first_rows
+from composer.training.calibration import SOLVED_TOKENS, begin_transfer, first_rows, warn_of_sizes
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, fold_adapters, loss_of
 from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.model_on_disk import StoredModel
@@ -27,7 +27,6 @@ from composer.training.processes import count, gather_shards, is_first, loading_
 from composer.training.projections import check_tokens, solve_after, solve_in_memory
 from composer.training.rows import warn_or_raise
 from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare, read_finished_run
-from composer.training.scale import warn_of_sizes
 from composer.training.stored_logits import TaughtRows, stored_loss
 from composer.training.streamed import STAGE, check_disk, transfer_streamed
 from composer.training.student import CALIBRATE, Student, Which, learns_from_teacher, stage_from_nothing, stages_of, start_of

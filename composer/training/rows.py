@@ -12,8 +12,7 @@ import numpy as np
 from composer.data.loading import load_rows
 from composer.data.packing import PackedRows, Packing
 from composer.errors import TrainingError
-from composer.graph.composition import HeadSpec
-from composer.graph.flow_of_pairs import ALL, sources_of_pairs
+from composer.graph.composition import ALL, HeadSpec, sources_of_pairs
 from composer.reporting.words import plural
 from composer.spec.recipe import Recipe, Stage
 from composer.spec.resolve import Resolved

@@ -28,14 +28,13 @@ from composer.model.hosts import attentions
 from composer.spec.recipe import Transfer
 from composer.system.devices import give_back
 from composer.system.files import failing_as, whole_file
-from composer.training.calibration import SOLVED_TOKENS, begin_layer, first_rows, join_starts, rows_to_begin
+from composer.training.calibration import SOLVED_TOKENS, begin_layer, first_rows, join_starts, rows_to_begin, warn_of_sizes
 from composer.training.journal import Journal
 from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.model_on_disk import StoredModel
 from composer.training.projections import solve_after, solve_streamed
 from composer.training.rows import warn_or_raise
 from composer.training.run import TrainingRun
-from composer.training.scale import warn_of_sizes
 from composer.training.spill import HiddenBatch, Spill
 from composer.training.transfer import AttentionTarget, StopForward, layer_unit, layers_alike, target_of, transfer_loss
 from composer.training.unit import Course, Losses, Unit, add_gradients

@@ -8,7 +8,7 @@ import torch
 
 from blocks.flow import Partial, Tokens
 from blocks.legend import Shape
-from blocks.sinks import Sinks
+from blocks.reads import Sinks
 from tests.blocks.support import close, computed, random
 
 SHAPE = Shape(hidden_size=8, heads=3, key_heads=3, head_dim=5, sinks=True)

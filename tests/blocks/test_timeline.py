@@ -13,9 +13,8 @@ from torch import Tensor
 from blocks.flow import Features, Tokens
 from blocks.legend import Shape
 from blocks.memories.delta import Delta
-from blocks.memories.recurrent import Recurrent
+from blocks.memories.recurrent import Recurrent, timeline
 from blocks.memories.state import StateMemory
-from blocks.timeline import timeline
 from tests.blocks.support import close, counted, empty, random, recalled
 
 ARRIVALS = [[0, 0, 0, 2, 5, 5], [1, 2, 2, 2, 2, 4], [5, 5, 5, 5, 5, 5], [0, 1, 2, 3, 4, 5]]

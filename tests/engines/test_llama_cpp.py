@@ -19,8 +19,7 @@ from transformers import AutoTokenizer
 
 import composer
 from composer.errors import ExportError
-from composer.exporting.gguf.types import TYPES
-from composer.exporting.gguf.writing import gguf_of, write_gguf
+from composer.exporting.gguf.writing import TYPES, gguf_of, write_gguf
 from composer.exporting.native import native_of
 from tests.composer.exporting.gguf.tokenizers import WORDS, bytes_tokenizer, characters_tokenizer, write_tokenizer
 from tests.composer.exporting.models import randomised
@@ -121,7 +120,7 @@ def test_it_makes_the_student_s_tokens_of_texts(own: Tokenizer, teacher: Path, t
 
 def test_no_folder_appears_for_a_file_that_differs(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     composer.build_folder("softmax", teacher, tmp_path / "student")
-    monkeypatch.setattr("composer.exporting.targets.own_class.ROTATED", {})
+    monkeypatch.setattr("composer.exporting.targets.softmax.ROTATED", {})
     with pytest.raises(ExportError, match="was run by llama.cpp, and its logits differ from the model's by"):
         composer.export(tmp_path / "student", tmp_path / "out", gguf=True)
     assert not (tmp_path / "out").exists()

@@ -6,7 +6,7 @@ import torch
 
 import tests.interpreter  # noqa: F401  which skips
 from blocks.flow import Tokens
-from composer.laws.kernels import (
+from composer.laws.kernel_forms import (
     CANCELLED,
     LENGTH,
     assert_on_kernels,

@@ -1,4 +1,4 @@
-"""The program of the process in which llama.cpp runs a GGUF file: see ``composer/exporting/gguf/comparing.py``.
+"""The program of the process in which llama.cpp runs a GGUF file: see ``composer/exporting/gguf/folder.py``.
 
 It reads a request in JSON from its standard input, and writes the logits of the last tokens of each row to the file of its
 argument, and the tokens of the text to its standard output.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from composer.errors import BuildError
-from composer.exporting.targets import granitemoehybrid, ministral, mistral, own_class, qwen3_5, qwen3_next, qwen_windows
+from composer.exporting.targets import granitemoehybrid, qwen3_5, softmax
 from composer.exporting.targets.fit import fit, student_of_spec
 from composer.exporting.targets.target import NativeTarget
 from composer.spec.explained import TargetFit
@@ -15,13 +15,13 @@ from converters.trunk import Sizes
 TARGETS: Mapping[str, NativeTarget] = {
     target.name: target
     for target in (
-        own_class.TARGET,
-        mistral.TARGET,
-        ministral.TARGET,
-        qwen_windows.QWEN2,
-        qwen_windows.QWEN3,
+        softmax.SOURCE_CLASS,
+        softmax.MISTRAL,
+        softmax.MINISTRAL,
+        softmax.QWEN2,
+        softmax.QWEN3,
         qwen3_5.TARGET,
-        qwen3_next.TARGET,
+        qwen3_5.QWEN3_NEXT,
         granitemoehybrid.TARGET,
     )
 }

@@ -8,6 +8,7 @@ a norm times SiLU(x_t W_z). Norms around the heads, and of queries and keys, mul
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from blocks.legend import torch
@@ -202,4 +203,39 @@ TARGET = NativeTarget(
     blocks=BLOCKS,
     ends=ENDS,
     gguf=gguf,
+)
+
+
+def by_head(size: Dimensions, *weights: Any) -> Any:
+    """Return for each head the rows of its query, key, value and gate."""
+    return torch.cat([each_head_rows(size, weight).unflatten(0, (size.heads, -1)) for weight in weights], dim=1).flatten(0, 1)
+
+
+def numbers_by_head(size: Dimensions, *weights: Any) -> Any:
+    """Return for each head the row of its rate, then that of its decay."""
+    return torch.stack([each_head(size, weight) for weight in weights], dim=1).flatten(0, 1)
+
+
+DELTA_OF_NEXT = replace(
+    DELTA,
+    weights={
+        "in_proj_qkvz.weight": (by_head, "q_proj.weight", "k_proj.weight", "v_proj.weight", "output_norm.gate"),
+        "in_proj_ba.weight": (numbers_by_head, "memory_rate.weight", "memory_gate.weight"),
+        **{name: weights for name, weights in DELTA.weights.items() if not name.startswith("in_proj")},
+    },
+)
+
+
+def config_of_next(student: StudentModel, types: list[LayerType]) -> dict[str, Any]:
+    return {**config_of(student, types), "mlp_only_layers": list(range(len(types))), "num_experts": 0}
+
+
+QWEN3_NEXT = replace(
+    TARGET,
+    name="qwen3_next",
+    architecture="Qwen3NextForCausalLM",
+    model_type="qwen3_next",
+    layers=(DELTA_OF_NEXT, GATED_SOFTMAX),
+    config=config_of_next,
+    gguf=lambda config: "its class for Qwen3-Next needs experts. `--for qwen3_5` has the same formulas",
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from composer.inspection.findings import Findings
 from composer.inspection.pictures import attention, parts
-from composer.inspection.pictures.style import DrawnFigure
+from composer.inspection.pictures.attention import DrawnFigure
 from composer.reporting.plotting import add_title, plotting
 
 

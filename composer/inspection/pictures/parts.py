@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from composer.inspection.findings import Findings, HeadFindings, ShownNumbers
-from composer.inspection.pictures.style import DrawnFigure, finite, from_zero
+from composer.inspection.pictures.attention import DrawnFigure, finite, from_zero
 from composer.reporting.plotting import FAINT, MAP, STUDENT, by_powers, colour, legend, line, named_ticks, panels, whole_ticks
 
 MOST_NAMED = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blocks.fused.lola_evict import choose_kept
+from blocks.fused.lola_output import choose_kept
 
 
 @triton.jit

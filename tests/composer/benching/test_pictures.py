@@ -11,8 +11,7 @@ import pytest
 
 mpl.use("Agg")
 
-from composer.benching.pictures import pictures
-from composer.benching.report import BenchReport
+from composer.benching.report import BenchReport, pictures
 from composer.runs.store import write_pictures
 from tests.composer.benching.made_up import report
 from tests.composer.legible import assert_legible

@@ -95,7 +95,7 @@ CANARY = "open({!r}, 'w').close()\nraise ImportError('a file of the current fold
 WAYS = {
     "composer/ablation/runner.py": "protected_children",
     "composer/benching/memory.py": "environment_of_child",
-    "composer/exporting/gguf/comparing.py": "environment_of_child",
+    "composer/exporting/gguf/folder.py": "environment_of_child",
     "composer/exporting/plain.py": "environment_of_child",
     "composer/data/chat_templates.py": "environment_of_child",
 }

@@ -17,7 +17,7 @@ from blocks.operation import Form, Kind, Setting, State, no_obstacle
 from blocks.pattern import Pattern, RunningPart
 from blocks.reads import Read
 from composer.errors import BuildError
-from composer.graph import matching
+from composer.graph import program
 from composer.graph.lowering import check_backend, list_forms, lower
 from composer.graph.program import Program
 from composer.graph.source import write_source
@@ -62,7 +62,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Replace the registered patterns."""
 
     def put(*patterns: Pattern) -> None:
-        monkeypatch.setattr(matching, "PATTERNS", patterns)
+        monkeypatch.setattr(program, "PATTERNS", patterns)
         forget()
 
     yield put

@@ -9,8 +9,7 @@ from torch import nn
 
 from blocks.memories.state import StateMemory
 from composer.errors import GraphError
-from composer.graph.rules import check_graph
-from composer.graph.rules_of_spec import RESERVED
+from composer.graph.rules import RESERVED, check_graph
 from composer.model.head import Head
 from composer.spec.dimensions import Dimensions
 from converters.config import LARGEST

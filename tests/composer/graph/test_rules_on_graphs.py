@@ -13,8 +13,7 @@ from blocks.operation import Kind
 from blocks.part import Problem
 from composer.errors import GraphError
 from composer.graph.graph import Edge, HeadGraph
-from composer.graph.rules import IDLE, RULES, SIZES, check_graph
-from composer.graph.rules_of_spec import lines
+from composer.graph.rules import IDLE, RULES, SIZES, check_graph, lines
 from composer.graph.wiring import build_graph
 from composer.model.head import Head
 from composer.spec.loading import load_spec

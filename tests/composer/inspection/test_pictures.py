@@ -14,8 +14,8 @@ from matplotlib.colors import to_hex
 import composer
 from composer.inspection.findings import Findings
 from composer.inspection.pictures import draw_all
+from composer.inspection.pictures.attention import OF_MEMORIES, DrawnFigure, memory_colours
 from composer.inspection.pictures.parts import LEAST
-from composer.inspection.pictures.style import OF_MEMORIES, DrawnFigure, memory_colours
 from composer.reporting.plotting import offscreen
 from tests.composer.inspection.conftest import TEACHER, student
 from tests.composer.legible import assert_legible

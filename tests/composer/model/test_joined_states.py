@@ -10,7 +10,7 @@ import torch
 from composer.errors import ComposerError
 from composer.model.cache import SEEN, ComposedCache, new_cache
 from composer.model.generation import read_in_pieces
-from composer.model.joined_states import join_caches
+from composer.model.state_file import join_caches
 from tests.composer.model.models import FEW, student, tokens
 
 JOINED = {"softmax", "streaming", "window"}

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.model.call_arguments import read_documents
-from composer.model.rows import Rows
+from composer.model.rows import Rows, read_documents
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from composer.inspection.pictures.style import OF_MEMORIES
+from composer.inspection.pictures.attention import OF_MEMORIES
 from composer.reporting.plotting import (
     COLOURS,
     LINES,

@@ -19,7 +19,7 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.selection.choice import KeyHead, candidate_heads, keeping_heads
 from composer.selection.gates import GateCourse, Gates, divergences, gate_layers, head_errors
 from composer.selection.needles import answers_in, write_rows
-from composer.selection.scores import score_layers
+from composer.selection.runner import score_layers
 from composer.spec.recipe import Stage
 from composer.tasks.needles import Multikey
 from composer.tasks.passkey import Passkey

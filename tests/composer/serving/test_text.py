@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from composer.serving.text import REPLACEMENT, PieceDecoder, StopFinder, special_tokens
+from composer.serving.engine import REPLACEMENT, PieceDecoder, StopFinder, special_tokens
 
 TEACHER = AutoTokenizer.from_pretrained(Path(__file__).parents[3] / "examples" / "teacher")
 

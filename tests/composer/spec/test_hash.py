@@ -12,8 +12,7 @@ import pytest
 from blocks.catalogue import CATALOGUE
 from blocks.gates.none import NoGate
 from blocks.positions import Rope
-from composer.graph.composition import HeadSpec
-from composer.graph.flow_of_pairs import without_names
+from composer.graph.composition import HeadSpec, without_names
 from composer.model.configuration import ComposedConfig
 from composer.spec import load_spec
 from composer.spec.difference import differences_on_source

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 import composer
-from composer.graph.rules_of_spec import RESERVED
+from composer.graph.rules import RESERVED
 from composer.spec.resolve import fresh_parameters
 from tests.composer.model.models import llama, student, tokens
 from tests.shipped import SHIPPED

@@ -16,9 +16,8 @@ from composer.errors import TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.spec.recipe import Transfer
-from composer.training.calibration import begin_transfer
+from composer.training.calibration import FAR, LayerSizes, begin_transfer, warn_of_sizes
 from composer.training.finetune import warn_if_worse_than_uniform
-from composer.training.scale import FAR, LayerSizes, warn_of_sizes
 from tests.composer.training.runs import RECIPE, make_student, make_teacher, rows_of, run, small_llama, teacher_of, write_texts
 from tests.composer.training.streams import STREAM, same
 from tests.composer.weights.students import weights

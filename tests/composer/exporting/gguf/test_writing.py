@@ -13,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import composer
 from composer.errors import ComposerError, ExportError
-from composer.exporting.gguf.types import TYPES
-from composer.exporting.gguf.writing import Gguf, gguf_of, write_gguf
+from composer.exporting.gguf.writing import TYPES, Gguf, gguf_of, write_gguf
 from composer.exporting.native import native_of
 from tests.composer.exporting.gguf.tokenizers import bytes_tokenizer, write_tokenizer
 from tests.composer.exporting.models import randomised
@@ -49,7 +48,7 @@ def student(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def without_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests are the same where llama-cpp-python is installed."""
-    monkeypatch.setattr("composer.exporting.gguf.comparing.find_spec", lambda _: None)
+    monkeypatch.setattr("composer.exporting.gguf.folder.find_spec", lambda _: None)
 
 
 def written(model: Any, tokenizer: Path, file: Path, kind: str = "f32", target: str | None = None) -> tuple[Gguf, GGUFReader]:
@@ -238,7 +237,7 @@ def test_options_that_do_not_fit_are_refused(student: Path, tmp_path: Path, monk
     ):
         with pytest.raises(ComposerError, match=problem):
             composer.export(student, tmp_path / "out", **options)
-    monkeypatch.setattr("composer.exporting.gguf.types.find_spec", lambda _: None)
+    monkeypatch.setattr("composer.exporting.gguf.writing.find_spec", lambda _: None)
     with pytest.raises(ComposerError, match=r"needs the package gguf: pip install '.\[gguf\]'"):
         composer.export(student, tmp_path / "out", gguf=True)
     assert not (tmp_path / "out").exists()
