@@ -37,7 +37,6 @@ from composer.selection.choice import (
     candidate_heads,
     candidates,
     count_within,
-    heads_within,
     least_heads,
     rank_heads,
     state_bytes,
@@ -304,7 +303,7 @@ def _check_budget(spec: Spec, resolved: Resolved, options: SelectOptions, budget
     if options.heads:
         subject, first_of_layers = subject_of(spec, options.source), {head[0]: head for head in reversed(candidate_heads(resolved))}
         cheapest_head = min(first_of_layers.values(), key=lambda head: subject.bytes((head,), sequence))
-        heads_within(lambda count: subject.bytes((cheapest_head,)[:count], sequence), 1, budget)
+        count_within(lambda count: subject.bytes((cheapest_head,)[:count], sequence), 1, budget, "key head")
         floor, heads = least_heads(resolved, options.least_per_layer or 0), candidate_heads(resolved)
         least = rank_heads(heads, [0.0] * len(heads), floor)[: sum(floor.values())]
         if (size := subject.bytes(least, sequence)) > budget:
@@ -314,7 +313,7 @@ def _check_budget(spec: Spec, resolved: Resolved, options: SelectOptions, budget
             )
         return
     cheapest = min(candidates(resolved), key=lambda layer: state_bytes(spec, (layer,), layers, options.source, sequence))
-    count_within(lambda count: state_bytes(spec, (cheapest,)[:count], layers, options.source, sequence), 1, budget)
+    count_within(lambda count: state_bytes(spec, (cheapest,)[:count], layers, options.source, sequence), 1, budget, "layer")
 
 
 def check_student(folder: Path, resolved: Resolved, source: Reference) -> None:

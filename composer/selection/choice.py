@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from composer.errors import SelectionError
 from composer.selection.report import LayerBy, LayerScore
@@ -34,20 +34,19 @@ def best(scores: Sequence[LayerScore], by: LayerBy, count: int) -> tuple[int, ..
     return tuple(sorted(score.layer for score in ranked[:count]))
 
 
-def count_within(bytes_of: Callable[[int], int], most: int, budget: int) -> int:
-    """Return the most layers, up to ``most``, that can be kept within ``budget`` bytes of state. bytes_of: from kept layers to
-    bytes.
+def count_within(bytes_of: Callable[[int], int], most: int, budget: int, kept: Literal["layer", "key head"]) -> int:
+    """Return the most layers or key heads, up to ``most``, that can be kept within ``budget`` bytes of state. bytes_of: from their
+    number to bytes, which grow with it.
 
-    Raises SelectionError if not one layer fits.
+    Raises SelectionError if not one fits.
     """
-    for count in range(most, 0, -1):
-        if bytes_of(count) <= budget:
-            return count
-    raise _too_small(budget, bytes_of, "layer")
-
-
-def _too_small(budget: int, bytes_of: Callable[[int], int], kept: str) -> SelectionError:
-    return SelectionError(
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if bytes_of(middle) <= budget else (low, middle)
+    if low:
+        return low
+    raise SelectionError(
         f"--budget {budget:,}: the state needs {bytes_of(0):,} bytes with no {kept} kept, and {bytes_of(1):,} with one. Set a "
         "budget of at least the latter, or fewer tokens with --seq."
     )
@@ -183,21 +182,6 @@ def subject_of(spec: Spec, source: str) -> HeadSubject:
     target = target_of(None, spec, source)
     assert target is not None, "there is a source"
     return HeadSubject(spec, resolve_spec(spec, target.size), target)
-
-
-def heads_within(bytes_of: Callable[[int], int], most: int, budget: int) -> int:
-    """Return the most key heads, up to ``most``, that can be kept within ``budget`` bytes. bytes_of: from kept key heads to bytes,
-    which grow with their number.
-
-    Raises SelectionError if not one fits.
-    """
-    low, high = 0, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if bytes_of(middle) <= budget else (low, middle)
-    if low:
-        return low
-    raise _too_small(budget, bytes_of, "key head")
 
 
 def rank_heads(heads: Sequence[KeyHead], scores: Sequence[float], least: Mapping[int, int] | None = None) -> tuple[KeyHead, ...]:

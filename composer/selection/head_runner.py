@@ -23,7 +23,7 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.reporting.words import plural
 from composer.runs.identity import Fingerprint, data_identity, fingerprint, list_named_files, tokenizer_identity
 from composer.runs.store import RunStore, Settings
-from composer.selection.choice import HeadSubject, KeyHead, candidate_heads, heads_within, least_heads, rank_heads
+from composer.selection.choice import HeadSubject, KeyHead, candidate_heads, count_within, least_heads, rank_heads
 from composer.selection.gates import GATES, RATE, GateCourse, Gates, gate_layers, head_errors, logits_with
 from composer.selection.needles import Divergences, JudgedRows, draw_needle, rows_with_needles
 from composer.selection.patched import Twins, make_twins, receiver_scores
@@ -228,7 +228,7 @@ def _count(subject: HeadSubject, ranked: Sequence[KeyHead], options: HeadOptions
     if options.keep is not None:
         return options.keep
     assert options.budget is not None, "either keep or budget is set"
-    return heads_within(lambda count: subject.bytes(ranked[:count], options.sequence), len(ranked) - 1, options.budget)
+    return count_within(lambda count: subject.bytes(ranked[:count], options.sequence), len(ranked) - 1, options.budget, "key head")
 
 
 def _other_spec(subject: HeadSubject, options: HeadOptions) -> Spec:

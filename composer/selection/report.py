@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import computed_field
 
@@ -46,6 +46,46 @@ MOST = 32
 """The most layers that an axis names; of more, it names every second, third and so on."""
 
 
+class Selected(Readable, Closed):
+    """What the reports of a selection have in common. They are written beside the spec."""
+
+    name: str
+    teacher: str
+    sequence: int
+    state_bytes: int
+    """Of the student at `sequence` tokens, with the layers or key heads kept."""
+    document: dict[str, Any]
+    """The spec that keeps them."""
+    out: Path
+
+    @computed_field
+    @property
+    def rules(self) -> list[dict[str, Any]]:
+        """The rules under ``layers:`` of the spec."""
+        return self.document["layers"]
+
+    def ending(self) -> tuple[str, ...]:
+        """Return the last remarks: the size of the state, and the place of the spec."""
+        return (
+            f"State at {self.sequence:,} tokens: {size(self.state_bytes)}.",
+            f"Spec: {short_path(self.out / SPEC)}",
+        )
+
+
+OfSelection = TypeVar("OfSelection", bound=Selected)
+
+
+def write_result(store: RunStore, report: OfSelection, pictures: Mapping[str, Callable[[OfSelection, Path], None]]) -> None:
+    """Write the spec, the pictures by their names, and last the report, which shows that the run has ended. Raises the store's
+    error."""
+    assert store.result is not None, "a selection ends"
+    with store.writing(report.out):
+        write_whole(report.out / SPEC, to_yaml(report.document))
+        for name, draw_picture in pictures.items():
+            draw_picture(report, report.out / name)
+        write_whole(report.out / store.result, json.dumps(report.model_dump(mode="json", exclude={"out"}), indent=2) + "\n")
+
+
 class LayerScore(Closed):
     """One layer. The higher a score, the more the layer should keep the source's attention."""
 
@@ -58,11 +98,9 @@ class LayerScore(Closed):
     """‖heads of the student - heads of the teacher‖² / ‖heads of the teacher‖², both on the teacher's hidden states."""
 
 
-class Selection(Readable, Closed):
+class Selection(Selected):
     """The layers that keep the source's attention, and the figures that they were chosen by."""
 
-    name: str
-    teacher: str
     by: LayerBy
     rows: int
     tokens: int
@@ -72,20 +110,8 @@ class Selection(Readable, Closed):
     """KL(teacher ‖ student) without a layer kept, in nats a token, before any fine-tuning."""
     kept_divergence: float
     """KL(teacher ‖ student) with the layers of `keep` kept, in nats a token, before any fine-tuning."""
-    sequence: int
-    state_bytes: int
-    """Of the student at `sequence` tokens, with the layers kept."""
     all_fit: bool = False
     """The budget would have allowed to keep every layer."""
-    document: dict[str, Any]
-    """The spec that keeps them."""
-    out: Path
-
-    @computed_field
-    @property
-    def rules(self) -> list[dict[str, Any]]:
-        """The rules under ``layers:`` of the spec."""
-        return self.document["layers"]
 
     def view(self) -> View:
         return View(f"{self.name} of {short_path(Path(self.teacher))}", (table(self),), remarks(self))
@@ -110,9 +136,8 @@ def remarks(selection: Selection) -> tuple[str, ...]:
         f"KL(teacher ‖ student) is {selection.divergence:.4g} nats a token with none of them kept, "
         f"{selection.kept_divergence:.4g} with these ({selection.tokens:,} tokens of {selection.rows:,} held-out rows, before any "
         "fine-tuning).",
-        f"State at {selection.sequence:,} tokens: {size(selection.state_bytes)}.",
         *(every if selection.all_fit else ()),
-        f"Spec: {short_path(selection.out / 'spec.yaml')}",
+        *selection.ending(),
     )
 
 
@@ -141,29 +166,6 @@ def draw(selection: Selection, path: Path) -> None:
         axes[-1].set_xticks(layers[:: -(-len(layers) // MOST)])
         add_title(figure, f"What each layer of {Path(selection.teacher).name} loses as {selection.name}")
         save(figure, path)
-
-
-class Chosen(Protocol):
-    """A report that is written beside its spec."""
-
-    document: dict[str, Any]
-    out: Path
-
-    def model_dump(self, *, mode: str, exclude: set[str]) -> dict[str, Any]: ...
-
-
-OfChosen = TypeVar("OfChosen", bound=Chosen)
-
-
-def write_result(store: RunStore, report: OfChosen, pictures: Mapping[str, Callable[[OfChosen, Path], None]]) -> None:
-    """Write the spec, the pictures by their names, and last the report, which shows that the run has ended. Raises the store's
-    error."""
-    assert store.result is not None, "a selection ends"
-    with store.writing(report.out):
-        write_whole(report.out / SPEC, to_yaml(report.document))
-        for name, draw_picture in pictures.items():
-            draw_picture(report, report.out / name)
-        write_whole(report.out / store.result, json.dumps(report.model_dump(mode="json", exclude={"out"}), indent=2) + "\n")
 
 
 OUTLINE = "#D55E00"
@@ -202,11 +204,9 @@ class CurvePoint(Closed):
     answers_found: float
 
 
-class HeadSelection(Readable, Closed):
+class HeadSelection(Selected):
     """The key heads that keep the source's attention, and the figures that they were chosen by."""
 
-    name: str
-    teacher: str
     by: By
     meaning: str
     """What a score of `by` measures."""
@@ -227,18 +227,6 @@ class HeadSelection(Readable, Closed):
     """Key heads that are kept."""
     curve: tuple[CurvePoint, ...]
     """By the number of kept key heads. The last point is the source."""
-    sequence: int
-    state_bytes: int
-    """Of the student at `sequence` tokens, with the key heads kept."""
-    document: dict[str, Any]
-    """The spec that keeps them."""
-    out: Path
-
-    @computed_field
-    @property
-    def rules(self) -> list[dict[str, Any]]:
-        """The rules under ``layers:`` of the spec."""
-        return self.document["layers"]
 
     def view(self) -> View:
         return View(f"{self.name} of {short_path(Path(self.teacher))}", (_kept(self), _curve(self)), _remarks(self))
@@ -274,8 +262,7 @@ def _remarks(selection: HeadSelection) -> tuple[str, ...]:
         f"Score: {selection.meaning}. It took {selection.forward_tokens:,} tokens of forward passes.",
         f"KL(source ‖ student) in nats a token, on {selection.rows:,} held-out rows of {selection.row_tokens:,} tokens, before any "
         f"fine-tuning; the other key heads are those of {selection.other}. Answers of {', '.join(selection.tasks)}.",
-        f"State at {selection.sequence:,} tokens: {size(selection.state_bytes)}.",
-        f"Spec: {short_path(selection.out / 'spec.yaml')}",
+        *selection.ending(),
     )
 
 

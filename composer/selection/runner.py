@@ -236,7 +236,7 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
     count, all_fit = options.keep, False
     if count is None:
         assert options.budget is not None, "either keep or budget is set"
-        count = count_within(bytes_of, len(free) - 1, options.budget)
+        count = count_within(bytes_of, len(free) - 1, options.budget, "layer")
         all_fit = bytes_of(len(free)) <= options.budget
     keep = best(ranked, options.by, count)
     kept_apart, tokens = divergence_with(model, taught, rows, keep)

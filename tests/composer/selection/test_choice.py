@@ -30,10 +30,10 @@ def test_the_best_layers_are_returned_in_order() -> None:
 
 
 def test_a_budget_is_filled_but_not_exceeded() -> None:
-    assert count_within(lambda count: 100 + 50 * count, 4, 210) == 2
-    assert count_within(lambda count: 100 + 50 * count, 4, 10_000) == 4
+    assert count_within(lambda count: 100 + 50 * count, 4, 210, "layer") == 2
+    assert count_within(lambda count: 100 + 50 * count, 4, 10_000, "layer") == 4
     with pytest.raises(SelectionError, match="needs 100 bytes with no layer kept, and 150 with one"):
-        count_within(lambda count: 100 + 50 * count, 4, 149)
+        count_within(lambda count: 100 + 50 * count, 4, 149, "layer")
 
 
 def test_the_added_rule_is_last_and_overrides_earlier_rules() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from composer.errors import SelectionError
-from composer.selection.choice import HeadSubject, candidate_heads, heads_within, keeping_heads, least_heads, rank_heads
+from composer.selection.choice import HeadSubject, candidate_heads, count_within, keeping_heads, least_heads, rank_heads
 from composer.spec.dimensions import Dimensions
 from composer.spec.loading import load_spec, resolve_spec
 from composer.weights.target import Target
@@ -71,16 +71,16 @@ def test_layers_with_one_key_head_are_kept_whole() -> None:
 
 
 def test_a_budget_is_filled_but_not_exceeded() -> None:
-    assert heads_within(lambda count: 100 + 50 * count, 9, 210) == 2
-    assert heads_within(lambda count: 100 + 50 * count, 4, 10_000) == 4
+    assert count_within(lambda count: 100 + 50 * count, 9, 210, "key head") == 2
+    assert count_within(lambda count: 100 + 50 * count, 4, 10_000, "key head") == 4
     with pytest.raises(SelectionError, match="needs 100 bytes with no key head kept, and 150 with one"):
-        heads_within(lambda count: 100 + 50 * count, 4, 149)
+        count_within(lambda count: 100 + 50 * count, 4, 149, "key head")
     spec = load_spec("streaming")
     subject = HeadSubject(spec, resolve_spec(spec, SIZES), TARGET)
     heads = candidate_heads(subject.resolved)
     sizes = [subject.bytes(heads[:count], 4096) for count in (0, 1, 2, 5)]
     assert sizes == sorted(set(sizes)), "every head that is kept costs more"
-    assert heads_within(lambda count: subject.bytes(heads[:count], 4096), 15, sizes[2]) == 2
+    assert count_within(lambda count: subject.bytes(heads[:count], 4096), 15, sizes[2], "key head") == 2
 
 
 def test_heads_are_ranked_by_score_and_then_by_position() -> None:
