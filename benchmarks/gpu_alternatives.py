@@ -14,9 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from benchmarks.gpu_rows import Bench
-from blocks.flow import Tokens
 from blocks.fused.tiles import Evictions
-from blocks.taps import filter_by_kernel
 from blocks.tensors import repeat_heads
 
 BLOCK = 128
@@ -112,21 +110,4 @@ def build_map(bench: Bench) -> Callable[..., Any]:
     return bench.compile(shares)
 
 
-def build_taps(bench: Bench) -> Callable[..., Any]:
-    """Return what ``convolved_shares`` of ``blocks.fused.convolved_hedgehog`` returns, by fla's ``causal_conv1d`` and then this
-    project's kernel for the map.
-    """
-
-    def convolved_shares(
-        x: Tensor, earlier: Tensor, filters: Tensor, start: None, weight: Tensor, bias: Tensor | None, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        from blocks.fused.hedgehog import shares
-
-        tokens = Tokens(torch.arange(x.shape[1], device=x.device)[None])
-        filtered, _ = filter_by_kernel(x, filters, tokens, earlier)
-        return filtered, shares(filtered, weight, bias, **options)
-
-    return convolved_shares
-
-
-__all__ = ["build_joint", "build_map", "build_taps", "build_window"]
+__all__ = ["build_joint", "build_map", "build_window"]

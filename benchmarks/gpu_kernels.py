@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks import gpu_alternatives as alternatives
 from benchmarks.gpu_rows import Bench, Row, attempt, differentiate
 from benchmarks.harness import compute_difference
-from blocks.feature_maps import convolved, hedgehog
+from blocks.feature_maps import hedgehog
 from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.memories import lola, window_above_state
@@ -103,13 +103,6 @@ CASES = {
         small=("head.memory.1.size=8",),
         kernel=(triton_forms, "WITH_MASS"),
         alternatives=(("FlexAttention", alternatives.build_window),),
-    ),
-    "convolution": Case(
-        "lawcat",
-        "conv",
-        kernel=(convolved, "CONVOLVED_SHARES"),
-        alternatives=(("causal_conv1d and this project's map", alternatives.build_taps),),
-        outputs=2,
     ),
 }
 

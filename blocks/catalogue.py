@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from blocks.convolution import CONVOLUTIONS, ConvolutionConfig
 from blocks.feature_maps import FEATURE_MAPS, FeatureMapConfig
-from blocks.feature_maps.convolved import CONVOLVED_MAP
 from blocks.gates import GATES, GateConfig
 from blocks.memories import MEMORIES, MemoryConfig
 from blocks.memories import PATTERNS as OF_MEMORIES
@@ -41,7 +40,7 @@ __all__ = [
     "ValuePositionConfig",
 ]
 
-PATTERNS = Patterns(*OF_MEMORIES, CONVOLVED_MAP)
+PATTERNS = Patterns(*OF_MEMORIES)
 """Patterns of operations that one form computes together. Those that cover the most operations are first."""
 
 CATALOGUE: dict[str, Role] = {

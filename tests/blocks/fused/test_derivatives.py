@@ -15,7 +15,6 @@ HEADS: dict[str, dict[str, Any]] = {
     "together": {"feature_map": "elu", "memory": [WINDOW, "state"]},
     "with_mass": {"memory": [{"kind": "first", "size": 2}, WINDOW | {"evict": "drop"}]},
     "shares": {"feature_map": "hedgehog", "memory": ["state"]},
-    "convolved_shares": {"conv": {"kernel": 2}, "feature_map": "hedgehog", "memory": ["state"]},
 }
 
 
