@@ -15,11 +15,6 @@ from blocks.operation import Call, Form, Kind
 from blocks.part import Part
 
 
-def everywhere(options: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return the ``where`` of a pattern that lies there with any options."""
-    return True
-
-
 @dataclass(slots=True)
 class RunningPart:
     """A part in a running head. ``compute(function, *inputs)`` calls a function of the part with its parameters before the inputs,
@@ -61,5 +56,3 @@ class Pattern:
     whole: bool = False
     """No other operation reads the outputs of the operations before the last, and the last reads no other partials; so the forms
     need not return these outputs."""
-    where: Callable[[Mapping[str, Mapping[str, Any]]], bool] = everywhere
-    """Called with the operations' options in a head, by these names; False if the pattern does not apply."""

@@ -224,8 +224,7 @@ def _search(graph: HeadGraph, pattern: Pattern) -> Iterator[Mapping[str, str]]:
     matcher = MultiDiGraphMatcher(graph.network, wanted, node_match=_is_node, edge_match=_has_edges)
     for match in matcher.subgraph_monomorphisms_iter():
         by_name = {node: name for name, node in match.items()}
-        fits = pattern.where({node: graph.nodes[name].options for node, name in by_name.items()})
-        if fits and (not pattern.whole or _whole(graph, [by_name[node] for node in pattern.nodes])):
+        if not pattern.whole or _whole(graph, [by_name[node] for node in pattern.nodes]):
             yield {node: by_name[node] for node in pattern.nodes}
 
 
