@@ -1,4 +1,4 @@
-"""Models of this project: Llama's names and keys, further fields of this project's trunks, and parameters of composed heads."""
+"""Models of this project: Llama's names and keys, further fields, parameters of heads; and all families that are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from converters.bounded import brief, is_name
 from converters.config import MOST_LABELS, number, positive_int, word
 from converters.errors import ConfigError
 from converters.family import Config, Family
-from converters.llama import LLAMA, read_trunk
+from converters.hosts import host_family
+from converters.llama import LIGER, LLAMA, needs_host, read_trunk
 from converters.model_types import AUTO_MAP, OWN
 from converters.trunk import CLASSIFIER, COMPOSED, MLP, POSITIONS, Activation, PositionEmbedding, Trunk, TrunkNorm
 
@@ -83,3 +84,20 @@ COMPOSED_FAMILY = Family(
     passed_over=LLAMA.passed_over,
     read_config=read_config,
 )
+
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, LIGER, COMPOSED_FAMILY)}
+
+
+def family_of(config: Config) -> Family:
+    """Return the family that ``config.json`` names, or a ``ConfigError`` that lists those there are."""
+    name = config.get("model_type")
+    if name is None:
+        raise ConfigError("config.json has no 'model_type'; expected the name of a family, such as llama, qwen3 or mistral.")
+    if not isinstance(name, str) or not is_name(name):
+        raise ConfigError(
+            f"config.json has model_type: {brief(name)}; expected the name of a family, such as llama, qwen3 or mistral."
+        )
+    if name == LLAMA.model_type and needs_host(config):
+        return host_family(name)
+    return FAMILIES.get(name) or host_family(name)

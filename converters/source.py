@@ -26,11 +26,10 @@ from converters.bounded import (
     reason,
     within,
 )
-from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS, EXPORT
+from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS, EXPORT, family_of
 from converters.config import are_tokens
 from converters.coverage import Covered, check_names, cover_folder
 from converters.errors import ConfigError, WeightsError
-from converters.families import family_of
 from converters.family import Family
 from converters.gguf import is_gguf
 from converters.hosts import Host

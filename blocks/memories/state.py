@@ -14,8 +14,7 @@ from blocks import initialise
 from blocks.flow import Features, Pairs, Partial
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.recurrent import Recurrent, run
-from blocks.memories.repeated_reads import RepeatedReads
+from blocks.memories.recurrent import Recurrent, RepeatedReads, run
 from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Slot, State
 from blocks.part import FieldError, Fresh, Parameters, Problem
 from blocks.recurrences import additive

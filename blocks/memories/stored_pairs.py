@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal, Self
 
-from blocks.flow import Pairs
-from blocks.legend import Bool, Shape, Tensor
+from blocks.flow import Pairs, Tokens
+from blocks.legend import Bool, Int, Shape, Shaped, Tensor, torch
 from blocks.memories.base import Memory
 from blocks.operation import Slot, State
 from blocks.positions import Position
+from blocks.tensors import in_all_rows, may_read_numbers, take
 
 PAIR = frozenset({"key", "value", "position", "convolved"})
 """The tensors of a state that belong to pairs. All others are numbers of each pair."""
@@ -77,3 +78,76 @@ def move_pairs(state: State, rotation: Position, offset: int) -> State:
 def keep_present(pairs: Pairs, present: Bool[Tensor, "B E"]) -> Pairs:
     """Mark some of the pairs as absent."""
     return replace(pairs, position=pairs.position.masked_fill(~present, -1))
+
+
+# A state of the last ``size`` entries, one a token, in which each new entry overwrites the oldest. The entry of a row's token t is
+# at index t mod size, so a step of decode writes one entry and moves none. Longer calls lay the entries out by age first, and
+# restore the order at the end.
+
+
+RingSlot = Int[Tensor, "1"] | Int[Tensor, " B"]
+"""Index of the oldest entry: one number if it is known to be the same in every row; otherwise one per row."""
+
+
+def place_of(tokens: Tokens, size: int) -> RingSlot:
+    """Index of the only token of a call: that of the oldest entry, which it overwrites."""
+    return tokens.once(("ring", size), lambda: _place(tokens.in_row(), size))
+
+
+def _place(index: Int[Tensor, "B 1"], size: int) -> RingSlot:
+    if index.shape[0] == 1 or (may_read_numbers(index) and len({row for (row,) in index.tolist()}) == 1):
+        return index[0] % size
+    return in_all_rows(index % size, size)[:, 0]
+
+
+def write_at(state: State, place: RingSlot, new: State, *, in_place: bool) -> State:
+    """Return the entries with those of the only token of a call, B 1 …."""
+    for name, held in state.items():
+        if new[name].dtype != held.dtype:
+            new = new | {name: new[name].to(held.dtype)}
+    return {name: with_entry(held, place, new[name], in_place=in_place) for name, held in state.items()}
+
+
+def entry_at(held: Shaped[Tensor, "B W ..."], place: RingSlot) -> Shaped[Tensor, "B 1 ..."]:
+    """Return each row's entry at the place."""
+    if place.shape[0] == 1:
+        return held.index_select(1, place)
+    return held.flatten(0, 1).index_select(0, place).unsqueeze(1)
+
+
+def with_entry(
+    held: Shaped[Tensor, "B W ..."], place: RingSlot, new: Shaped[Tensor, "B 1 ..."], *, in_place: bool
+) -> Shaped[Tensor, "B W ..."]:
+    """Return the entries with ``new`` at the place."""
+    if place.shape[0] == 1:
+        return held.index_copy_(1, place, new) if in_place else held.index_copy(1, place, new)
+    flat = held.flatten(0, 1)
+    if in_place:
+        flat.index_copy_(0, place, new.flatten(0, 1))
+        return held
+    return flat.index_copy(0, place, new.flatten(0, 1)).view_as(held)
+
+
+def by_age(held: Shaped[Tensor, "B W ..."], tokens: Tokens) -> Shaped[Tensor, "B W ..."]:
+    """Return the entries that a call is handed, the oldest first."""
+    size, first = held.shape[1], tokens.in_row()[:, :1]
+    return take(held, tokens.once(("age", size), lambda: ring_order(first, size)))
+
+
+def by_place(entries: Shaped[Tensor, "B W ..."], tokens: Tokens) -> Shaped[Tensor, "B W ..."]:
+    """Return the entries that a call hands on, the oldest first, in their places."""
+    size = entries.shape[1]
+    return take(entries, tokens.once(("place", size), lambda: ring_order(-next_place(tokens.in_row(), tokens.valid), size)))
+
+
+def ring_order(shift: Int[Tensor, "B 1"], size: int) -> Int[Tensor, "B W"]:
+    """Return the entries of a ring, counted from ``shift``."""
+    return (torch.arange(size, device=shift.device) + shift) % size
+
+
+def next_place(place: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None) -> Int[Tensor, "B 1"]:
+    """Return the place in its row of the token after the last real one. place: of the call's tokens."""
+    if valid is None:
+        return place[:, -1:] + 1
+    count = valid.sum(1, keepdim=True)
+    return place.gather(1, (count - 1).clamp(min=0)) + (count > 0)

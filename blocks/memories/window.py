@@ -13,8 +13,19 @@ from pydantic import PositiveInt
 from blocks.flow import Pairs, Partial, Tokens
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.ring import RingSlot, by_age, by_place, entry_at, place_of, write_at
-from blocks.memories.stored_pairs import Holding, keep_present, move_pairs, pairs_of, state_of
+from blocks.memories.stored_pairs import (
+    Holding,
+    RingSlot,
+    by_age,
+    by_place,
+    entry_at,
+    keep_present,
+    move_pairs,
+    pairs_of,
+    place_of,
+    state_of,
+    write_at,
+)
 from blocks.memories.weight_errors import Error, error_sums
 from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Form, Kind, Port, Slot, State, row_obstacle
 from blocks.pattern import RunningPart

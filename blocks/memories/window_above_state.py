@@ -13,9 +13,8 @@ from blocks.fused.tiles import Evictions
 from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.memories.base import Memory
-from blocks.memories.ring import place_of, write_at
 from blocks.memories.state import StateMemory, scale_to_one
-from blocks.memories.stored_pairs import state_of
+from blocks.memories.stored_pairs import place_of, state_of, write_at
 from blocks.memories.window import Window, entries, find_evicted_pairs, keep_last
 from blocks.operation import TRITON, Call, Form, Kind, Setting, State, row_obstacle, size_obstacle
 from blocks.part import Part

@@ -32,10 +32,10 @@ from composer.weights.save import Origin, initial_values_of, keep_records
 from composer.weights.sources import describe_model, is_hub_id
 from composer.weights.stream import count_not_finite, initial_values, not_finite
 from converters.bounded import list_first
+from converters.composed import family_of
 from converters.config import decode_floats, encode_floats
 from converters.coverage import cover
 from converters.errors import ConverterError
-from converters.families import family_of
 from converters.source import Source
 from converters.trunk import EMBEDDING, OF_CACHES, OUTPUT, Dtype, Sizes, Trunk, dtype_name, is_composed
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from converters.families import family_of
+from converters.composed import family_of
 from converters.rotary import LengthRotation
 from converters.trunk import Sizes
 

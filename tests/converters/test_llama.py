@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from converters.composed import FAMILIES, family_of
 from converters.errors import ConfigError
-from converters.families import FAMILIES, family_of
 from converters.hosts import Host
 from converters.llama import read_config
 from converters.trunk import Trunk

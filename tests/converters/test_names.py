@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converters.families import FAMILIES
+from converters.composed import FAMILIES
 from converters.family import NameTable
 
 TABLE = NameTable({"transformer.h.{i}.q.weight": "model.layers.{i}.self_attn.q_proj.weight", "x.{i}.{rest}": "y.{i}.own.{rest}"})

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from blocks.flow import Tokens
-from blocks.memories.ring import entry_at, place_of, write_at
+from blocks.memories.stored_pairs import entry_at, place_of, write_at
 
 SIZE = 5
 

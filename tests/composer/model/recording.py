@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from blocks import flow, tensors
-from blocks.memories import ring
+from blocks.memories import stored_pairs as ring
 from composer.model import cuda_graph as product
 from composer.model import generation
 from composer.model.cuda_graph import Computation

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import StoppingCriteriaList
 
-from blocks.memories import ring
+from blocks.memories import stored_pairs as ring
 from composer.model import cuda_graph
 from composer.model.cuda_graph import Recorder
 from composer.model.modeling import ComposedForCausalLM
