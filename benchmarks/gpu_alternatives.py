@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from benchmarks.gpu_rows import Bench
-from blocks.fused.tiles import Evictions
+from blocks.fused.arguments import Evictions
 from blocks.tensors import repeat_heads
 
 BLOCK = 128

@@ -15,7 +15,8 @@ from torch.autograd.function import once_differentiable
 
 from blocks.fused import window_and_state as forward
 from blocks.fused import window_and_state_backward as backward
-from blocks.fused.tiles import Evictions, parts, products_of, width
+from blocks.fused.arguments import Evictions
+from blocks.fused.tiles import parts, products_of, width
 from blocks.kernels import clamp_log_decay
 from blocks.legend import Float, Int
 from blocks.tensors import in_all_rows, take

@@ -30,8 +30,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blocks.fused.arguments import Cache, Chunks, Scores
 from blocks.fused.lola_output import compute_output, evict
-from blocks.fused.tiles import Cache, Chunks, Scores, products_of, put, tile, tune, width
+from blocks.fused.tiles import products_of, put, tile, tune, width
 from blocks.fused.window_and_state import LOG2_E
 from blocks.legend import Float, Int
 from blocks.scores.base import LARGEST

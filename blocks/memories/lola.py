@@ -9,7 +9,7 @@ from typing import Any
 
 from blocks.feature_maps.base import FeatureMap
 from blocks.flow import Pairs, Tokens
-from blocks.fused.tiles import Cache, Chunks, Scores
+from blocks.fused.arguments import Cache, Chunks, Scores
 from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Bool, Int, Tensor, torch
 from blocks.memories.sparse import Sparse
@@ -102,7 +102,7 @@ def _sum_of(window: RunningPart) -> str | None:
 
 
 def _score_kind(keep: Score) -> str:
-    """Return the kind of the score for ``blocks.fused.tiles.Scores``."""
+    """Return the kind of the score for ``blocks.fused.arguments.Scores``."""
     if keep.reads == "pair":
         return "place" if keep.by_position else "pair"
     return next(score.model_fields["kind"].default for score in KNOWN if type(keep) is score)

@@ -9,7 +9,7 @@ from typing import Any
 
 from blocks.feature_maps.base import FeatureMap
 from blocks.flow import Pairs, Tokens
-from blocks.fused.tiles import Evictions
+from blocks.fused.arguments import Evictions
 from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.memories.base import Memory

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from blocks.part import Closed
 from composer.errors import ComposerError, ExportError, translate_errors
-from composer.exporting.gguf.writing import DEFAULT_TYPE, INSTALL, TYPES, check_gguf
+from composer.exporting.gguf.types import DEFAULT_TYPE, INSTALL, TYPES, check_gguf
 from composer.exporting.targets import TARGETS, target_named
 from composer.options.classes import function_of, option, options_class
 from composer.options.command import Screen, command

@@ -19,7 +19,8 @@ from transformers import AutoTokenizer
 
 import composer
 from composer.errors import ExportError
-from composer.exporting.gguf.writing import TYPES, gguf_of, write_gguf
+from composer.exporting.gguf.types import TYPES
+from composer.exporting.gguf.writing import gguf_of, write_gguf
 from composer.exporting.native import native_of
 from tests.composer.exporting.gguf.tokenizers import WORDS, bytes_tokenizer, characters_tokenizer, write_tokenizer
 from tests.composer.exporting.models import randomised

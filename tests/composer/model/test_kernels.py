@@ -64,7 +64,7 @@ def broken_at_import(backend: str, monkeypatch: pytest.MonkeyPatch, folder: Path
     (folder / backend / "__init__.py").write_text("raise RuntimeError('no driver for this device')", encoding="utf-8")
     on_it = "blocks.fused." if backend == "triton" else "fla."
     for name in [name for name in sys.modules if name.split(".")[0] == backend or name.startswith(on_it)]:
-        if name != "blocks.fused.tiles":  # which takes no Triton
+        if name != "blocks.fused.arguments":  # which takes no Triton
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(folder)
 

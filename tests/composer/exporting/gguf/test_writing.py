@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import composer
 from composer.errors import ComposerError, ExportError
-from composer.exporting.gguf.writing import TYPES, Gguf, gguf_of, write_gguf
+from composer.exporting.gguf.types import TYPES
+from composer.exporting.gguf.writing import Gguf, gguf_of, write_gguf
 from composer.exporting.native import native_of
 from tests.composer.exporting.gguf.tokenizers import bytes_tokenizer, write_tokenizer
 from tests.composer.exporting.models import randomised
@@ -237,7 +238,7 @@ def test_options_that_do_not_fit_are_refused(student: Path, tmp_path: Path, monk
     ):
         with pytest.raises(ComposerError, match=problem):
             composer.export(student, tmp_path / "out", **options)
-    monkeypatch.setattr("composer.exporting.gguf.writing.find_spec", lambda _: None)
+    monkeypatch.setattr("composer.exporting.gguf.types.find_spec", lambda _: None)
     with pytest.raises(ComposerError, match=r"needs the package gguf: pip install '.\[gguf\]'"):
         composer.export(student, tmp_path / "out", gguf=True)
     assert not (tmp_path / "out").exists()
