@@ -13,6 +13,7 @@ from pydantic import PositiveInt
 from blocks.flow import Pairs, Partial, Tokens
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
+from blocks.memories.candidates import Error, error_sums
 from blocks.memories.stored_pairs import (
     Holding,
     RingSlot,
@@ -26,7 +27,6 @@ from blocks.memories.stored_pairs import (
     state_of,
     write_at,
 )
-from blocks.memories.weight_errors import Error, error_sums
 from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Form, Kind, Port, Slot, State, row_obstacle
 from blocks.pattern import RunningPart
 from blocks.positions import Position

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 import blocks
 from blocks.external_parts import folders
 from composer.errors import ExportError
-from composer.exporting.tensor_functions import own_functions
+from composer.exporting.functions import own_functions
 from composer.exporting.torch_names import kind_of, writes_into
 
 ROW = ("hidden", "query", "key", "value", "sinks", "position")

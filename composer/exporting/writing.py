@@ -14,8 +14,17 @@ from typing import Any
 
 from composer.errors import ExportError
 from composer.exporting.folding import REWRITTEN, NotNone
-from composer.exporting.functions import Function, Functions, is_written_out, key_of, meant_by, own_names, with_arguments
-from composer.exporting.tensor_functions import definition, syntax
+from composer.exporting.functions import (
+    Function,
+    Functions,
+    definition,
+    is_written_out,
+    key_of,
+    meant_by,
+    own_names,
+    syntax,
+    with_arguments,
+)
 from composer.exporting.wrapping import WIDTH, wrap
 
 SHAPED = re.compile(r"(?:Float|Int|Bool|Shaped)\[Tensor, *['\"]([^'\"]*)['\"]\]")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from blocks.flow import Pairs, Tokens
-from blocks.memories import weight_errors
-from blocks.memories.weight_errors import Error, error_sums
+from blocks.memories import candidates
+from blocks.memories.candidates import Error, error_sums
 from blocks.scores import SCORES
 from blocks.scores.base import LARGEST
 from tests.blocks.memories.lola import CONVOLVED, ROWS, SPLITS, ByHand, Cascade, run, sparse, streamed, window
@@ -50,7 +50,7 @@ def test_weight_errors_equal_double_sums(
     error: str, heads: tuple[int, int, int], logarithm: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five stored pairs precede the call's seven tokens. A token sees itself and the five before it. Padding sees nothing."""
-    monkeypatch.setattr(weight_errors, "ROWS", rows)
+    monkeypatch.setattr(candidates, "ROWS", rows)
     query_heads, key_heads, feature_heads = heads
     query, key = random(2, 7, query_heads, 4), random(2, 12, key_heads, 4)
     query_features, key_features = 2 * random(2, 7, query_heads, 3), 2 * random(2, 12, feature_heads, 3)

@@ -30,7 +30,7 @@ SMALL = {
     "recurrences.delta.chunked.SPAN": 8,
     "softmax.windowed.BLOCK": 4,
     "softmax.dense.ROWS": 4,
-    "memories.weight_errors.ROWS": 4,
+    "memories.candidates.ROWS": 4,
 }
 ROWS = 3
 SEEDS = (3, 5, 6, 7, 8, 9, 10, 12, 15, 16, 17, 18, 19, 23, 27, 28, 29, 32, 34, 36, 37, 42, 43, 46, 50, 56, 58, 59)
