@@ -213,7 +213,7 @@ CUT = 8.0
 
 
 def draw_head(graph: HeadGraph, tokens: int, dtype: str, marked: frozenset[str] = frozenset()) -> tuple[list[str], float, float]:
-    """Elements, width, height. marked: nodes that another spec lacks or changes."""
+    """Draw a head. Return its SVG elements, width and height. marked: nodes that another spec lacks or changes."""
     boxes, links = boxes_and_links(graph, tokens, dtype)
     top = frozenset(node.name for node in graph.order if node.part is None and node.operation.gives)
     layout = place({name: box.size for name, box in boxes.items()}, links, top)

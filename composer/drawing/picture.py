@@ -29,9 +29,10 @@ from converters.shard import BYTES
 
 A_ROW, MOST = 32, 96
 """Layers in a row of the map, and columns in total. With more layers, a column represents neighbours that are alike."""
-LETTERS = 11
-"""Dots: eight points and a quarter."""
-COLUMN, TALL, NUMBERS, BETWEEN = 22.0, 46.0, 15.0, 8.0
+LABEL_FONT_SIZE = 11
+"""Pixels."""
+COLUMN, TALL, NUMBERS, ROW_GAP = 22.0, 46.0, 15.0, 8.0
+"""The map of layers: the width and height of a column, the height of the numbers below, and the gap between rows."""
 
 
 def letters(kinds: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
@@ -41,18 +42,18 @@ def letters(kinds: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
 
 
 def map_of_layers(resolved: Resolved, named: Mapping[tuple[str, int], str], x: float, y: float) -> tuple[list[str], float, float]:
-    """Elements, width, height."""
+    """Draw the map. Return its SVG elements, width and height."""
     columns = [(str(index), layer) for index, layer in enumerate(resolved.layers)]
     if len(columns) > MOST:
         columns = _runs(resolved.layers)
     left = len(columns) - MOST
     columns = columns[:MOST]
     places = list(named)
-    across = max([COLUMN, *(width(label, LETTERS) + 6 for label, _ in columns)])
+    across = max([COLUMN, *(width(label, LABEL_FONT_SIZE) + 6 for label, _ in columns)])
     elements: list[str] = []
     for index, (label, layer) in enumerate(columns):
         row, column = divmod(index, A_ROW)
-        at, top = x + column * across, y + row * (TALL + NUMBERS + BETWEEN)
+        at, top = x + column * across, y + row * (TALL + NUMBERS + ROW_GAP)
         elements += _column(layer, named, places, at, top, across)
         elements.append(
             element(
@@ -61,12 +62,12 @@ def map_of_layers(resolved: Resolved, named: Mapping[tuple[str, int], str], x: f
                 class_="cd-said cd-number",
                 x=at + across / 2,
                 y=top + TALL + 12,
-                font_size=LETTERS,
+                font_size=LABEL_FONT_SIZE,
                 text_anchor="middle",
             )
         )
     rows = (len(columns) + A_ROW - 1) // A_ROW
-    height = rows * (TALL + NUMBERS + BETWEEN) - BETWEEN
+    height = rows * (TALL + NUMBERS + ROW_GAP) - ROW_GAP
     if left > 0:
         height += 16
         note = f"and {left:,} more columns of layers that are alike"
@@ -124,7 +125,7 @@ def _column(
                     class_="cd-letter",
                     x=x + across / 2,
                     y=top + high / 2 + 4,
-                    font_size=LETTERS,
+                    font_size=LABEL_FONT_SIZE,
                     text_anchor="middle",
                 )
             )
@@ -135,7 +136,7 @@ def _column(
 TYPICAL = Dimensions(hidden_size=2048, layers=16, heads=32, key_heads=8, head_dim=64, rope_theta=5e5)
 TYPICAL_OF = "the sizes of Llama-3.2-1B"
 """The sizes that a spec is drawn on where no source is named, in words."""
-MARGIN, BETWEEN = 20.0, 28.0
+MARGIN, PANEL_GAP = 20.0, 28.0
 NARROWEST, WIDEST = 440.0, 820.0
 """The least and the most width of a picture, where its contents allow: a README shows the latter without scaling it."""
 
@@ -192,7 +193,7 @@ def picture(
     named = letters(list(kinds))
     elements, wide, high = map_of_layers(resolved, named, MARGIN, sheet.y)
     sheet.elements += elements
-    sheet.width, sheet.y = max(sheet.width, wide), sheet.y + high + BETWEEN
+    sheet.width, sheet.y = max(sheet.width, wide), sheet.y + high + PANEL_GAP
     _panels(sheet, panels, {kind: _says(named[kind], kind, kinds[kind], several=len(kinds) > 1) for kind in kinds})
     return _whole(sheet, resolved.name)
 
@@ -267,14 +268,14 @@ def _panels(
         title = fit_text(says[kind], max(wide, NARROWEST), 13, bold=True)
         across = max(wide, width(title, 13, bold=True))
         if x and x + across > WIDEST - 2 * MARGIN:
-            x, sheet.y = 0.0, lowest + BETWEEN
+            x, sheet.y = 0.0, lowest + PANEL_GAP
         left = MARGIN + x
         sheet.elements.append(element("text", escape_svg(title), class_="cd-state cd-panel", x=left, y=sheet.y + 13, font_size=13))
         moved = f"translate({left + (across - wide) / 2:.1f} {sheet.y + 28:.1f})"
         sheet.elements.append(element("g", elements, transform=moved))
         lowest = max(lowest, sheet.y + 28 + high)
-        x += across + BETWEEN
-        sheet.width = max(sheet.width, x - BETWEEN)
+        x += across + PANEL_GAP
+        sheet.width = max(sheet.width, x - PANEL_GAP)
     sheet.y = lowest
 
 
@@ -306,8 +307,8 @@ def beside(first: Resolved, second: Resolved, *, on: str | None = None, sequence
         picture(spec, on=on, sequence=sequence, dtype=dtype, marked=marked)
         for spec, marked in zip((first, second), marks, strict=True)
     )
-    wide, high = left.width + BETWEEN + right.width, max(left.height, right.height)
-    inside = left.svg + right.svg.replace("<svg ", f'<svg x="{left.width + BETWEEN:.0f}" ', 1)
+    wide, high = left.width + PANEL_GAP + right.width, max(left.height, right.height)
+    inside = left.svg + right.svg.replace("<svg ", f'<svg x="{left.width + PANEL_GAP:.0f}" ', 1)
     return Picture(svg(inside, wide, high), wide, high)
 
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from composer.drawing.contents import WORDS
-from composer.drawing.picture import TYPICAL, Picture, beside, picture
+from composer.drawing.picture import NUMBERS, ROW_GAP, TALL, TYPICAL, Picture, beside, picture
 from composer.errors import ComposerError
 from composer.graph.wiring import build_graph
 from composer.spec.document import Spec
@@ -98,6 +98,12 @@ def test_groups_by_number_are_drawn_at_their_heads() -> None:
     drawn = picture(resolve(spec, SMALL))
     titles = [title.text or "" for title in ElementTree.fromstring(drawn.svg).iter(f"{SVG}title")]
     assert [title.rpartition(": ")[2] for title in titles if "query heads" in title][:3] == ["source", "window", "source"]
+
+
+def test_rows_of_the_map_of_layers_stand_close() -> None:
+    drawn = ElementTree.fromstring(picture(on("softmax", layers=48)).svg)
+    y = {text.text: float(text.get("y", "nan")) for text in drawn.iter(f"{SVG}text")}
+    assert y["32"] - y["0"] == TALL + NUMBERS + ROW_GAP < 70
 
 
 def test_many_layers_still_fit() -> None:
