@@ -78,13 +78,7 @@ class Port:
 
 class Setting(NamedTuple):
     """The setting in which an operation runs. A form may not support it. An initial state is not part of it, as every form
-    accepts one.
-
-
-    Of a memory:
-
-    - needs_mass, needs_maximum: a read needs its lse, or its largest logit.
-    """
+    accepts one."""
 
     device: str = "cpu"
     dtype: str = "float32"
@@ -103,7 +97,9 @@ class Setting(NamedTuple):
     one_pair: bool = True
     """The operation receives at most one pair at a token."""
     needs_mass: bool = True
+    """A read needs the memory's lse."""
     needs_maximum: bool = False
+    """A read needs the memory's largest logit."""
     capped: bool = False
     """The model caps its logits."""
     shape: Shape | None = None

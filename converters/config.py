@@ -30,13 +30,13 @@ def positive_int(config: Mapping[str, object], key: str, default: int | None = N
 def number(config: Mapping[str, object], key: str, default: float | None = None, most: float = LARGEST_NUMBER) -> float:
     """Return a number of at least 0."""
     expected = f"a number from 0 to {most:g}"
-    return _check(config, key, default, expected, lambda v: float(v) if _is_number(v) and 0 <= v <= most else None)
+    return _check(config, key, default, expected, lambda v: float(v) if is_number(v) and 0 <= v <= most else None)
 
 
 def positive_number(config: Mapping[str, object], key: str, default: float | None = None) -> float:
     """Return a number greater than 0."""
     expected = f"a number greater than 0, and at most {LARGEST_NUMBER:g}"
-    return _check(config, key, default, expected, lambda v: float(v) if _is_number(v) and 0 < v <= LARGEST_NUMBER else None)
+    return _check(config, key, default, expected, lambda v: float(v) if is_number(v) and 0 < v <= LARGEST_NUMBER else None)
 
 
 def switch(config: Mapping[str, object], key: str, default: bool) -> bool:
@@ -120,5 +120,6 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """True for an integer or a float; True and False are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)

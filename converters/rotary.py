@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from converters.bounded import brief
-from converters.config import positive_int, positive_number
+from converters.config import is_number, positive_int, positive_number
 from converters.errors import ConfigError
 from converters.family import Config
 
@@ -81,18 +81,14 @@ def _check_factors(config: Config, head_dim: int, where: str, settings: Mapping[
     pairs = int(head_dim * share) // 2
     for key in FACTORS:
         factors = settings.get(key)
-        if not isinstance(factors, list) or len(factors) != pairs or not all(map(_is_number, factors)):
+        if not isinstance(factors, list) or len(factors) != pairs or not all(map(is_number, factors)):
             actual = f"a list of {len(factors)}" if isinstance(factors, list) else brief(factors)
             raise ConfigError(
                 f"config.json has {where}.{key}: {actual}; expected a list of {pairs} numbers, one for each pair that rotates."
             )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-KINDS = frozenset({"dynamic", "longrope"})
+LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
 """The rope types of transformers whose frequencies follow from the largest position of each call."""
 BY_LAYER_TYPE = frozenset({"gemma3_text"})
 """Families whose ``rope_scaling`` applies to the layers that see all tokens, and not to those with a sliding window."""
@@ -131,7 +127,7 @@ def _rotation(config: Config, settings: Config, *, nested: bool) -> LengthRotati
     """nested: the settings are those of one type of layer."""
     family, kind = str(config.get("model_type")), settings.get("rope_type", settings.get("type"))
     old = kind in OLD_NAMES.get(family, ())
-    if not old and kind not in KINDS:
+    if not old and kind not in LENGTH_DEPENDENT:
         return None
     longest, own = config.get("max_position_embeddings"), settings.get(LENGTH)
     if kind == "dynamic":

@@ -16,8 +16,9 @@ from tests.test_house import PACKAGES, ROOT, SOURCES, named
 def names_assigned_twice(code: str) -> list[str]:
     """Return the names that a module assigns more than once at its top level."""
     nodes = [node for node in ast.parse(code).body if isinstance(node, ast.Assign | ast.AnnAssign)]
-    found_names = (name for node in nodes for name in ast.walk(node) if isinstance(name, ast.Name))
-    counts = Counter(name.id for name in found_names if isinstance(name.ctx, ast.Store))
+    targets = (target for node in nodes for target in (node.targets if isinstance(node, ast.Assign) else [node.target]))
+    names = (name for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+    counts = Counter(name.id for name in names if isinstance(name.ctx, ast.Store))
     return [name for name, count in counts.items() if count > 1]
 
 

@@ -154,10 +154,10 @@ def run_calibrate(options: CalibrateOptions) -> TrainingReport:
     student = read_student(local_folder(options.model), options.overrides, needs_recipe=False)
     start_of(student, force=options.force)
     check_references((*options.data, *options.held_out))
-    with silent_transformers():
+    with progress_callback(options.progress, training_bar) as watch, silent_transformers():
         from composer.training.distill import calibrate as run
 
-        target, training = _out(options.model, options.out, "calibrated"), _training(options, None)
+        target, training = _out(options.model, options.out, "calibrated"), _training(options, watch)
         with _room(target, training, streams=False):
             return run(student, target, training)
 

@@ -119,9 +119,9 @@ class SelectOptions(
     )
     rows: int = option("Largest number of held-out rows to score on.", default=ROWS, least=1, metavar="N")
     by: By | None = option(
-        "The score. restored: what restoring the layer wins. swapped: what replacing it alone loses (both KL to the source). "
-        "error: the error of its attention. With --heads also gates, the default there; ablated: what setting its output to 0 "
-        "loses; patched: the share of an answer that its output carries. Left out, restored.",
+        "The score. Left out, restored, and with --heads gates. restored: what restoring the layer wins. swapped: what replacing "
+        "it alone loses (both KL to the source). error: the error of its attention. Only with --heads: gates, which have learned; "
+        "ablated: what setting its output to 0 loses; patched: the share of an answer that its output carries.",
         default=None,
     )
     score: TokensScored | None = option(

@@ -1,5 +1,5 @@
-"""Forms whose speed was measured on GPUs. ``measured.json`` has a row for each form, device and size. ``make docs`` writes it from
-benchmarks/results. Without a row, the order of the backends decides.
+"""Forms whose speed was measured on GPUs. ``make docs`` writes ``measured.json`` from benchmarks/results, with a row for each form,
+device and size. It has no rows until ``make gpu-speed`` has run on a GPU. Without a row, the order of the backends decides.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ TABLE = Path(__file__).with_name("measured.json")
 
 
 class MeasuredForm(Closed):
-    """The measured speed of a form.
-
-    - head_dim, tokens: the size of the heads, and the tokens of the call, or before it in decode.
-    - one_token, gradients: as in ``Setting``.
-    """
+    """The measured speed of a form in a setting."""
 
     form: str
     """Its description."""
@@ -28,6 +24,7 @@ class MeasuredForm(Closed):
     """The GPU's name."""
     head_dim: int
     tokens: int
+    """The tokens of the call, or before it in decode."""
     one_token: bool
     gradients: bool
     speed: float
@@ -44,13 +41,14 @@ def read_table(path: Path = TABLE) -> tuple[MeasuredForm, ...]:
 
 
 def find_measured(form: Form, setting: Setting) -> MeasuredForm | None:
-    """Return the row for a form in a setting: of this machine's GPU, or else of another one, at the nearest size of the heads."""
+    """Return the row for a form in a setting: of this machine's GPU, or else of another one, at the nearest size of the heads. Of
+    several, the one with the lowest speed."""
     call = setting.one_token, setting.gradients
     rows = [row for row in read_table() if row.form == form.description and (row.one_token, row.gradients) == call]
     if setting.device != "cuda" or not rows:
         return None
     name, head_dim = _name_device(), setting.shape.head_dim if setting.shape else 0
-    return min(rows, key=lambda row: (row.device != name, abs(row.head_dim - head_dim)))
+    return min(rows, key=lambda row: (row.device != name, abs(row.head_dim - head_dim), row.speed))
 
 
 def _name_device() -> str | None:

@@ -76,7 +76,7 @@ class HeadInputs:
 
     def detach(self) -> HeadInputs:
         """Return the same inputs, detached from the graph of gradients."""
-        return self.each(lambda of: of.detach())
+        return self.each(Tensor.detach)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> HeadInputs:
         """Return the inputs with every tensor but those of ``tokens`` changed by a function."""
@@ -87,17 +87,16 @@ class HeadInputs:
 
 @dataclass(frozen=True)
 class CoveredOperation:
-    """One operation within a step.
-
-    - single, many: the sources of its inputs, by port; for a port with several edges, by their labels.
-    """
+    """One operation within a step."""
 
     node: Node
     edges: tuple[Edge, ...]
     """All edges into it. Those from another operation of the step are in neither ``single`` nor ``many``: the step's form passes on
     what flows there by itself."""
     single: Mapping[str, Value]
+    """The sources of its inputs, by port."""
     many: Mapping[str, Mapping[str | None, Value]]
+    """The sources of its inputs at ports with several edges, by port and label."""
     gives: tuple[Value, ...]
     """Its outputs."""
     slots: Mapping[str, str]

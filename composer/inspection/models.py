@@ -17,7 +17,7 @@ from composer.inspection.measures import sum_bins
 from composer.inspection.texts import LookedText
 from composer.model.attention import ComposedAttention, LayerCall
 from composer.model.head import Head, anatomy
-from composer.model.head_inputs import visiting_heads
+from composer.model.head_visits import visiting_heads
 from composer.model.hosts import attentions
 from composer.model.implicit_attention import implicit_attention
 from composer.model.modeling import ComposedForCausalLM

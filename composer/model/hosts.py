@@ -26,6 +26,7 @@ from composer.spec.resolve import Resolved
 from converters.hosts import ATTENTIONS
 from converters.hybrid_layers import HYBRIDS
 from converters.model_types import PREFIX
+from converters.rotary import LENGTH_DEPENDENT
 
 PROBE = "composed-probe"
 """The name of an attention interface that records its arguments and computes nothing."""
@@ -41,9 +42,6 @@ COMPLEX = frozenset({"DeepseekV2Attention"})
 
 HALVES = COMPLEX | {"GptOssAttention"}
 """Hosts whose tables have each angle once, for both coordinates of a pair."""
-
-BY_LENGTH = frozenset({"dynamic", "longrope"})
-"""Types of rotations of transformers whose frequencies follow from the largest position of a call."""
 
 
 def layers_of(base: nn.Module) -> tuple[str, nn.ModuleList]:
@@ -272,7 +270,7 @@ class HostRotary:
         self.function: Any = module.apply_rotary_emb if self.complex else module.apply_rotary_pos_emb
         self.both = next(iter(inspect.signature(self.function).parameters)) in ("q", "xq")
         kinds = getattr(rotary, "rope_type", None)
-        self.by_call = not BY_LENGTH.isdisjoint(kinds.values() if isinstance(kinds, Mapping) else (kinds,))
+        self.by_call = not LENGTH_DEPENDENT.isdisjoint(kinds.values() if isinstance(kinds, Mapping) else (kinds,))
 
     def tables(self, position: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         tables = self.rotary(like, position, *self.arguments)

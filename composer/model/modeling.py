@@ -191,7 +191,7 @@ class ComposedModel(ComposedPreTrainedModel):
 
     def _with_attentions(self, rows: Rows, seen: Tensor | None, options: dict[str, Any]) -> Any:
         """The same with the weights of all heads, B H T T a layer: of exact memories, and those that states imply."""
-        from composer.model.head_inputs import Attentions, visiting_heads
+        from composer.model.head_visits import Attentions, visiting_heads
 
         if options["ahead"]:
             raise ValueError(

@@ -157,7 +157,7 @@ def load_cache(path: Path, model: Any, owner: StateOwner) -> ComposedCache:
     if digest.hexdigest() != record.sha256:
         raise _damage_error(path, f"its tensors have the SHA-256 {digest.hexdigest()}, expected {brief(record.sha256)}")
     for layer in range(len(cache.layers)):
-        cache.state(layer).columns = record.tokens
+        cache.state(layer).columns, cache.state(layer).is_initialized = record.tokens, True
     return cache
 
 

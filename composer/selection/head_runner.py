@@ -148,15 +148,15 @@ def select_heads(
     if options.by == GATES:
         _learn(model, gates, rows, out, training, share)
     training.tell(f"Scoring on {plural(len(judged), 'held-out row')}.")
-    passes = len(_counts(heads, _count(subject, heads, options)))
-    passes += {"restored": 1 + len(heads), "swapped": len(heads), "ablated": len(heads)}.get(options.by, 0)
+    passes = {"restored": 1 + len(heads), "swapped": len(heads), "ablated": len(heads)}.get(options.by, 0)
     advance = counter_of(SCORING, passes * len(judged) + len(twins), training.watch)
     held_out = JudgedRows(judged, logits_with(model, gates, torch.ones_like(gates.values)), model.device, advance)
     scoring = _Scoring(model, gates, held_out, twins, advance)
     scores, cost = scoring.score(options, rows.tokens)
     ranked = rank_heads(heads, [score.score for score in scores], least_heads(subject.resolved, options.least))
     count = _count(subject, ranked, options)
-    keep = sorted(ranked[:count])
+    keep, counts = sorted(ranked[:count]), _counts(heads, count)
+    held_out.advance = counter_of("curve", len(counts) * len(judged), training.watch)
     selection = HeadSelection(
         name=subject.spec.name,
         teacher=teacher.reference,
@@ -175,7 +175,7 @@ def select_heads(
             for layer in dict.fromkeys(at for at, _ in keep)
         ),
         count=count,
-        curve=tuple(_point(scoring, ranked[:kept]) for kept in _counts(heads, count)),
+        curve=tuple(_point(scoring, ranked[:kept]) for kept in counts),
         sequence=options.sequence,
         state_bytes=subject.bytes(keep, options.sequence),
         document={**subject.keeping(keep), "name": f"{subject.spec.name}-heads-{count}"},

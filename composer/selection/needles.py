@@ -65,7 +65,7 @@ class JudgedRows:
     ) -> None:
         """source: returns the source's logits N V of the tokens that are compared in a row. advance: called by ``measure`` after
         each row."""
-        self.rows, self._device, self._advance = rows, device, advance
+        self.rows, self._device, self.advance = rows, device, advance
         with torch.no_grad():
             self._wanted = [source(part.to(device)).float().cpu() for part in rows.in_order(1)]
         self.source = _mean([compare(wanted, wanted, part) for part, wanted in zip(rows.in_order(1), self._wanted, strict=True)])
@@ -77,7 +77,7 @@ class JudgedRows:
         for part, wanted in zip(self.rows.in_order(1), self._wanted, strict=True):
             batch = part.to(self._device)
             compared.append(compare(model(batch), wanted.to(self._device), batch))
-            self._advance()
+            self.advance()
         return _mean(compared)
 
 

@@ -26,7 +26,7 @@ from composer.graph.graph import Node, takers_of
 from composer.graph.program import HeadInputs
 from composer.model.attention import ComposedAttention
 from composer.model.head import Anatomy, Head, anatomy
-from composer.model.head_inputs import visiting_heads
+from composer.model.head_visits import visiting_heads
 from composer.model.hosts import attentions
 from composer.model.implicit_attention import ImplicitAttention, implicit_attention
 from composer.model.modeling import ComposedForCausalLM
@@ -151,10 +151,11 @@ def begin_transfer(
     rows: PackedRows,
     seed: int,
     untrained: Collection[str],
+    advance: Callable[[], None] = lambda: None,
 ) -> Beginning:
     """Set the first values of the parts of all layers, in place. Both models are whole, on one device.
 
-    untrained: the names of the parameters that may change.
+    untrained: the names of the parameters that may change. advance: called after each layer.
     """
     batch = rows.batch(rows_to_begin(stage, rows, seed)).to(next(teacher.parameters()).device)
     learners = {attention.layer: (name, attention) for name, attention in attentions(student)}
@@ -163,6 +164,7 @@ def begin_transfer(
     def visit(index: int, attention: ComposedAttention, target: AttentionTarget) -> None:
         name, learner = learners[index]
         layers.append(begin_layer(name, learner, attention, target, stage, student.base.backend, untrained))
+        advance()
 
     run_teacher(teacher, batch, visit)
     return Beginning(join_starts([layer.start for layer in layers if layer.start]), sum((layer.sizes for layer in layers), ()))

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from composer.system.devices import check_device
 from composer.training import checkpoint
 from composer.training.calibration import SOLVED_TOKENS, begin_transfer, first_rows, warn_of_sizes
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, fold_adapters, loss_of
-from composer.training.loop import Outcome, length_of, run_stage
+from composer.training.loop import Outcome, counter_of, length_of, run_stage
 from composer.training.model_on_disk import StoredModel
 from composer.training.processes import count, gather_shards, is_first, loading_device, process_group, shard, take_gpu
 from composer.training.projections import check_tokens, solve_after, solve_in_memory
@@ -37,6 +38,8 @@ from composer.weights.record import Start
 
 EVALUATED = 4
 """The most held-out rows that a start without steps is evaluated on."""
+PARTS = "parts"
+"""The start of the heads' parts, in reports of progress."""
 TRAIN = "train"
 """The name of the stage that trains a model from nothing."""
 
@@ -180,7 +183,8 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
 def _start_transfer(run: TrainingRun, stage: Transfer, student: ComposedForCausalLM, teacher: ComposedForCausalLM) -> Start | None:
     """Set the first values of the heads, and warn if their outputs are far from the teacher's in size."""
     check_tokens(run, stage, *next(attentions(student)))
-    beginning = begin_transfer(student, teacher, stage, run.rows, run.options.seed, run.untrained)
+    advance = counter_of(PARTS, len(list(attentions(student))), run.options.watch)
+    beginning = begin_transfer(student, teacher, stage, run.rows, run.options.seed, run.untrained, advance)
     warn_or_raise(warn_of_sizes(beginning.sizes, stage), run.options)
     return beginning.start
 
@@ -190,7 +194,7 @@ def _solve(
 ) -> tuple[Start | None, dict[str, Tensor]]:
     """Solve the output projections of a student with its heads as they are. Return the report of its start, and the projections."""
     batch = run.rows.batch(first_rows(run.rows, SOLVED_TOKENS, run.options.seed)).to(next(student.parameters()).device)
-    return solve_after(run, stage, start, lambda: solve_in_memory(student, teacher, batch))
+    return solve_after(run, stage, start, len(list(attentions(student))), partial(solve_in_memory, student, teacher, batch))
 
 
 def _check_begun(run: TrainingRun, begun: Sequence[object]) -> None:

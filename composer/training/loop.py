@@ -141,10 +141,10 @@ class _StageRun:
     ) -> None:
         self.name, self.course, self.stage, self.rows, self.held_out, self.setting = name, course, stage, rows, held_out, setting
         self.steps = length_of(stage, rows)
-        self.every = every(stage, self.steps)
+        self.evaluation_interval = evaluation_interval(stage, self.steps)
         self.folder = setting.folder / name
         self.device = next(iter(course.units[0].parameters.values())).device
-        self.parts = _count_parts(stage, rows, setting.part_tokens)
+        self.parts_per_step = _count_parts(stage, rows, setting.part_tokens)
         self.signalled: Callable[[], int] = lambda: 0
         self.saved = 0
         """The step of the last checkpoint, 0 before the first one."""
@@ -156,22 +156,25 @@ class _StageRun:
         with seed_for_block(seed_of(self.setting.seed, self.name), str(self.device)):
             self._resume()
             with await_signals(self.setting.tell) as self.signalled, keep_freed_memory():
-                planned = self._finish_early() if self.setting.finish and not self.done else self._run_remaining_steps()
+                is_finished_early = self.setting.finish and not self.done
+                if is_finished_early:
+                    self._finish_early()
+                else:
+                    self._run_remaining_steps()
         return Outcome(
             stage=self.name,
             steps=self.steps_done,
-            planned=planned,
+            planned=self.steps if is_finished_early else None,
             tokens=self.tokens,
             seconds=self.seconds,
             before=self.before,
             after=self.after,
         )
 
-    def _finish_early(self) -> int:
-        """End the stage at its checkpoint, which is kept. Return the steps that it should have had."""
+    def _finish_early(self) -> None:
+        """End the stage at its checkpoint, which is kept."""
         self._evaluate_and_update()
         self._restore_best()
-        return self.steps
 
     def _run_remaining_steps(self) -> None:
         """Run the remaining steps. Raises Stopped after the part of a step in which a signal was received."""
@@ -188,7 +191,7 @@ class _StageRun:
             if self.steps_done == RECENT:
                 self.setting.warn(warn_if_risen(self.course.units, self.before))
             self.done = self.steps_done == self.steps or all(unit.progress.stopped for unit in self.course.units)
-            if self.steps_done % self.every == 0 or self.done:
+            if self.steps_done % self.evaluation_interval == 0 or self.done:
                 self._evaluate_and_update()
             if self.done:
                 self._restore_best()
@@ -229,11 +232,11 @@ class _StageRun:
         total = max(1, self.course.count(batch))
         sums: Losses = {}
         random = RandomState(self.device)
-        for index, (part, divisor) in enumerate(shares(batch, self.parts, total)):
+        for index, (part, divisor) in enumerate(shares(batch, self.parts_per_step, total)):
             if index:
                 self._check_signal(random)
             if index == 1 and not self.learning:
-                self._announce((time.monotonic() - began) * self.parts, batch)
+                self._announce((time.monotonic() - began) * self.parts_per_step, batch)
             with self._autocast():
                 for name, loss in self.course.compute_gradients(part.to(self.device), divisor).items():
                     sums[name] = sums[name] + loss if name in sums else loss
@@ -250,7 +253,8 @@ class _StageRun:
         if whole >= SLOW:
             self.setting.tell(
                 f"{self.name}: a step has {int(batch.valid.sum()):,} tokens and needs about {duration(whole)}, and {self.steps:,} "
-                f"steps need about {duration(whole * self.steps)}, without evaluations. Shorter: --steps, --batch, recipe.sequence."
+                f"steps need about {duration(whole * self.steps)}, without evaluations. "
+                "Shorter: fewer steps, a smaller batch, or a smaller recipe.sequence."
             )
 
     def _evaluate(self) -> dict[str, float]:
@@ -258,7 +262,7 @@ class _StageRun:
         if self.held_out is None:
             return {}
         sums: dict[str, float] = {}
-        for part, divisor in (share for whole in self._parts() for share in shares(whole, 1, self._held_out_count)):
+        for part, divisor in (share for whole in self._held_out_batches() for share in shares(whole, 1, self._held_out_count)):
             if not self.steps_done:
                 self._check_signal(RandomState(self.device))
             with self._autocast():
@@ -272,11 +276,11 @@ class _StageRun:
     @cached_property
     def _held_out_count(self) -> int:
         """The number of held-out tokens, or rows, that evaluations are averaged over."""
-        return max(1, sum(map(self.course.count, self._parts())))
+        return max(1, sum(map(self.course.count, self._held_out_batches())))
 
-    def _parts(self) -> Iterator[Batch]:
+    def _held_out_batches(self) -> Iterator[Batch]:
         """Yield the held-out rows in batches of the size of training. No more rows are in memory: they may have hidden states."""
-        size = max(1, self.stage.batch // self.parts)
+        size = max(1, self.stage.batch // self.parts_per_step)
         return iter(()) if self.held_out is None else self.held_out.in_order(size)
 
     def _evaluate_and_update(self) -> None:
@@ -378,7 +382,7 @@ def _count_parts(stage: Stage, rows: PackedRows, part_tokens: int | None) -> int
     return max(stage.accumulate, math.ceil(stage.batch / rows_of_part))
 
 
-def every(stage: Stage, steps: int) -> int:
+def evaluation_interval(stage: Stage, steps: int) -> int:
     """Return the steps from one evaluation of a stage to the next."""
     return stage.evaluate or max(1, steps // EVALUATIONS)
 

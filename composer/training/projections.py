@@ -30,6 +30,7 @@ from composer.model.hosts import attentions, layers_of
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Transfer
 from composer.training.calibration import SOLVED_TOKENS, first_rows
+from composer.training.loop import counter_of
 from composer.training.model_on_disk import StoredModel
 from composer.training.processes import is_first, within
 from composer.training.transfer import output_projection
@@ -44,6 +45,8 @@ AS_EXACT = 1e-9
 """The share of the teacher's mean square up to which an error is that of rounding, which is not solved for."""
 AS_SUM = 1e-3
 """The error, relative to the attention's part, up to which hidden states count as the sum of a layer's input and its attention."""
+PROJECTIONS = "projections"
+"""Their solution, in reports of progress."""
 BLOCK = 4096
 """Tokens whose float32 products are summed before they are added in float64."""
 
@@ -85,16 +88,19 @@ class Sums(NamedTuple):
 
 
 def solve_after(
-    run: TrainingRun, stage: Transfer, start: Start | None, solve_all: Callable[[], Projections]
+    run: TrainingRun, stage: Transfer, start: Start | None, layers: int, solve_all: Callable[[Callable[[], None]], Projections]
 ) -> tuple[Start | None, dict[str, Tensor]]:
     """Solve the output projections after a transfer, if it sets so and no stage has trained them. Return its start, with their
-    report, and the projections by their names."""
+    report, and the projections by their names.
+
+    layers: with attention. solve_all: receives a function to call after each of them.
+    """
     if stage.start != "solved" or run.student.has_trained_trunk:
         return start, {}
     began = time.monotonic()
     if is_first():
         run.options.tell("Solving the output projections.")
-    solved, reports = solve_all()
+    solved, reports = solve_all(counter_of(PROJECTIONS, layers, run.options.watch))
     before = Start(calibrated=(), kept=(), seconds=0.0) if start is None else start
     return before.model_copy(update={"solved": tuple(reports), "seconds": before.seconds + time.monotonic() - began}), solved
 
@@ -110,10 +116,12 @@ def check_tokens(run: TrainingRun, stage: Transfer, name: str, attention: Compos
         )
 
 
-def solve_in_memory(student: ComposedForCausalLM, teacher: ComposedForCausalLM, batch: Batch) -> Projections:
+def solve_in_memory(
+    student: ComposedForCausalLM, teacher: ComposedForCausalLM, batch: Batch, advance: Callable[[], None] = lambda: None
+) -> Projections:
     """Solve the output projections of all layers, in place. Raises TrainingError.
 
-    The hidden states and outputs of all of the teacher's layers are in memory meanwhile.
+    The hidden states and outputs of all of the teacher's layers are in memory meanwhile. advance: called after each layer.
     """
     changed, reports = dict[str, Tensor](), list[Solved]()
     with ExitStack() as hooks:
@@ -129,6 +137,7 @@ def solve_in_memory(student: ComposedForCausalLM, teacher: ComposedForCausalLM, 
             solving = solving_layer(
                 name, layers[attention.layer], attention, lessons[attention.layer], batch.valid, changed, reports
             )
+            hooks.callback(layers[attention.layer].register_forward_hook(lambda *_: advance()).remove)
             hooks.enter_context(solving)
         within(student, _run, batch)
     return changed, reports
@@ -140,7 +149,9 @@ def _run(model: ComposedForCausalLM, batch: Batch) -> None:
 
 
 @torch.no_grad()
-def solve_streamed(student: StoredModel, teacher: StoredModel, batch: Batch, learned: Mapping[str, Tensor]) -> Projections:
+def solve_streamed(
+    student: StoredModel, teacher: StoredModel, batch: Batch, learned: Mapping[str, Tensor], advance: Callable[[], None]
+) -> Projections:
     """Solve the output projections of a model on disk, with one layer of each model in memory. Results are those of
     ``solve_in_memory``. learned: the parameters that differ from the student's files, by their names. Raises TrainingError.
     """
@@ -158,6 +169,8 @@ def solve_streamed(student: StoredModel, teacher: StoredModel, batch: Batch, lea
                 hooks.enter_context(solving_layer(name, ours, attention, lesson, batch.valid, changed, reports))
             taught = unpack_output(theirs(taught, **their_options[index]))
             hidden = unpack_output(ours(hidden, **our_options[index]))
+        if index in student.with_attention:
+            advance()
     return changed, reports
 
 

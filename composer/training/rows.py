@@ -18,7 +18,7 @@ from composer.spec.recipe import Recipe, Stage
 from composer.spec.resolve import Resolved
 from composer.system.trust import load_tokenizer
 from composer.tasks.writer import hardly_written, unknown_token
-from composer.training.loop import Outcome, every, length_of
+from composer.training.loop import Outcome, evaluation_interval, length_of
 from composer.training.processes import is_first
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def rows_to_evaluate(stages: Iterable[Stage], rows: PackedRows) -> int:
     most = []
     for stage in stages:
         steps = length_of(stage, rows)
-        most.append(int(FIFTH * steps * stage.batch / (1 + steps // every(stage, steps))))
+        most.append(int(FIFTH * steps * stage.batch / (1 + steps // evaluation_interval(stage, steps))))
     return max(1, min(most, default=1))
 
 

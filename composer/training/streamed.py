@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,9 @@ def transfer_streamed(
     learned = {name: tensor for tensors, _ in layers for name, tensor in tensors.items()}
     outcome = _together([outcome for _, outcome in layers if outcome is not None])
     batch = run.rows.batch(first_rows(run.rows, SOLVED_TOKENS, run.options.seed))
-    start, solved = solve_after(run, stage, outcome.start, lambda: solve_streamed(student, teacher, batch, learned))
+    layers = len(student.with_attention)
+    solve = partial(solve_streamed, student, teacher, batch, learned)
+    start, solved = solve_after(run, stage, outcome.start, layers, solve)
     return outcome.model_copy(update={"start": start}), learned | solved
 
 

@@ -40,7 +40,6 @@ from converters.trunk import Dtype, dtype_name
 BASE, REVISION = "base_model_name_or_path", "revision"
 """The keys of PEFT's config for the model that adapters belong to."""
 SHARD_SIZE = "5GB"
-_PREFIX = "base_model.model."
 """The prefix that PEFT writes before names of tensors."""
 OpenBase = Callable[[str, str | None], Source]
 

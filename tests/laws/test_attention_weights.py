@@ -14,7 +14,7 @@ import torch
 from composer.graph.composition import HeadSpec
 from composer.graph.program import HeadInputs
 from composer.model.head import Head
-from composer.model.head_inputs import visiting_heads
+from composer.model.head_visits import visiting_heads
 from composer.model.implicit_attention import implicit_attention
 from composer.training.student import without_weights
 from composer.training.transfer import attention_weights, heads_output

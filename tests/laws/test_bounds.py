@@ -34,15 +34,15 @@ from tests.laws.draw import random_heads
 
 HEADS = every_head()
 FEW = some(HEADS, covering())
-ENDLESS: dict[str, HeadSpec] = {}
+_WITHOUT_END: dict[str, HeadSpec] = {}
 """Few heads that together have every part that sums up or turns with the position. A cache is below a window that evicts many pairs
 at once: where every token evicts a pair, as many tokens take minutes."""
 SUMMED = {"memory", "gate", "rate", "position", "value_position", "feature_map"}
 for _name, _head in ((name, coarse(steady(head))) for name, head in HEADS.items()):
-    if _head not in ENDLESS.values() and not (_head.memory[0].grows or isinstance(_head.memory[0], Sparse)):
-        ENDLESS[_name] = _head
-_parts = {name: {part for part in parts_of([head]) if part[0] in SUMMED} for name, head in ENDLESS.items()}
-ENDLESS = {name: ENDLESS[name] for name in cover(_parts)}
+    if _head not in _WITHOUT_END.values() and not (_head.memory[0].grows or isinstance(_head.memory[0], Sparse)):
+        _WITHOUT_END[_name] = _head
+_parts = {name: {part for part in parts_of([head]) if part[0] in SUMMED} for name, head in _WITHOUT_END.items()}
+ENDLESS = {name: _WITHOUT_END[name] for name in cover(_parts)}
 
 
 @pytest.mark.parametrize(("name", "shape"), in_turns(HEADS, SHAPES))

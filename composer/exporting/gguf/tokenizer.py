@@ -13,7 +13,6 @@ from composer.system.trust import load_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, ADDED, UNUSED, BYTE = range(1, 7)
 """llama.cpp's types of tokens."""
-SPACE = "▁"
 DIGITS, WORDS = "each digit", "GPT-2's words"
 END = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import composer
+from composer.training.loop import StepProgress
 from composer.weights.record import read_record
 from composer.weights.verify import verify
 from tests.checkpoints import logits
@@ -92,7 +93,11 @@ def test_transfer_after_calibration_keeps_calibrated_parts(calibrated: Path, tex
 
 
 def test_the_same_call_gives_the_same_bytes(calibrated: Path, students: dict[str, Path], texts: Path, tmp_path: Path) -> None:
-    composer.calibrate(students["tiny"], str(texts), tmp_path / "again", share=0.2)
+    reports: list[StepProgress] = []
+    composer.calibrate(students["tiny"], str(texts), tmp_path / "again", share=0.2, progress=reports.append)
+    assert [(step.stage, step.step, step.steps) for step in reports] == [
+        (stage, layer, 2) for stage in ("parts", "projections") for layer in (1, 2)
+    ]
     again = weights(tmp_path / "again")
     assert all(torch.equal(tensor, again[name]) for name, tensor in weights(calibrated).items())
 

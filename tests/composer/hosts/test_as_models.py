@@ -16,7 +16,7 @@ import composer
 from blocks.operation import Kind
 from composer.graph.program import HeadInputs
 from composer.model.head import Head, anatomy
-from composer.model.head_inputs import visiting_heads
+from composer.model.head_visits import visiting_heads
 from composer.model.stepwise import pieces
 from tests.composer.hosts.families import skip_before, small, tokens
 from tests.composer.programs import printed_behind_composer

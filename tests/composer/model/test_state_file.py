@@ -62,6 +62,7 @@ def test_a_loaded_state_continues_like_the_cache_in_memory(spec: str, tmp_path: 
     (header,) = struct.unpack("<Q", path.read_bytes()[:8])
     assert loaded.bytes() == cache.bytes() == held == path.stat().st_size - 8 - header
     assert loaded.get_seq_length() == READ
+    assert loaded.is_initialized
     assert growing_layers(model) == GROWING.get(spec, [])
     for place in range(READ, READ + MORE):
         token = ids[:, place : place + 1]

@@ -91,7 +91,9 @@ def test_weights_are_those_of_the_definition(batch: Batch) -> None:
     source = small_llama().float()
     student, teacher = student_of(source, STATE), teacher_of(source)
     before = {name: tensor.clone() for name, tensor in student.state_dict().items()}
-    changed, reports = solve_in_memory(student, teacher, batch)
+    solved_layers: list[None] = []
+    changed, reports = solve_in_memory(student, teacher, batch, lambda: solved_layers.append(None))
+    assert len(solved_layers) == len(reports)
     assert {name for name, tensor in student.state_dict().items() if not torch.equal(tensor, before[name])} == changed.keys()
     rows = torch.arange(len(batch.ids))[:, None].expand_as(batch.ids)[batch.valid]
     for layer, report in enumerate(reports):

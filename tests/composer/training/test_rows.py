@@ -13,7 +13,7 @@ from composer.errors import TrainingError
 from composer.spec.loading import load_spec
 from composer.spec.recipe import Finetune, Transfer
 from composer.spec.resolve import Resolved, resolve
-from composer.training.loop import Outcome, every, length_of
+from composer.training.loop import Outcome, evaluation_interval, length_of
 from composer.training.rows import rows_to_evaluate, some, too_few, warn_if_nothing_learned, within_windows
 from tests.composer.spec.sources import SIZE
 from tests.composer.training.runs import rows_of, run
@@ -25,7 +25,7 @@ def test_evaluation_costs_at_most_a_fifth(steps: int, batch: int, evaluate: int 
     rows = rows_of(lengths=(64,) * 40)
     stage = Transfer(lr=1e-2, steps=steps, batch=batch, evaluate=evaluate)
     count = rows_to_evaluate([stage], rows)
-    evaluated = count * (1 + length_of(stage, rows) // every(stage, steps))
+    evaluated = count * (1 + length_of(stage, rows) // evaluation_interval(stage, steps))
     assert count == 1 or evaluated / (evaluated + steps * batch) <= 0.2
     assert rows_to_evaluate([stage, Finetune(lr=1e-3, steps=10 * steps, batch=batch)], rows) == count, "all stages on the same"
 

@@ -1,4 +1,4 @@
-"""The inputs of every group of heads while a model runs, and transformers' `output_attentions` computed from them."""
+"""Visits every head of a model before it runs, and computes transformers' `output_attentions` from its inputs."""
 
 from __future__ import annotations
 
