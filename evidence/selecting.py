@@ -202,7 +202,7 @@ def _score_every_choice(
     setting: Setting, seed: int, student: Path, device: str, layers: Sequence[int]
 ) -> dict[tuple[int, ...], float]:
     """Return KL(teacher ‖ student) in nats per token of every choice of as many layers, on the selection's held-out rows."""
-    from composer.selection.runner import divergence_with
+    from composer.selection.layers import divergence_with
     from composer.training.rows import rows_of, some
     from composer.training.run import TrainingOptions, load_student
     from composer.training.student import read_student

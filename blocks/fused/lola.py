@@ -2,10 +2,10 @@
 
 One program per row and query head processes the chunks from the first to the last. At the start of a chunk, the chunk before the
 previous one of its document is evicted: its pairs and those in the cache are scored by the current state, the best are kept, and
-the others are added to the state (``blocks.fused.lola_output``). Then the chunk's queries attend to their own chunk and
-the previous one, the cache, and the state, over one denominator (``blocks.fused.lola_output``). If the score needs it, the
-errors of the state's weights are added up for the pairs in the window (``blocks.fused.lola``). At the start of a
-document, cache and state are empty.
+the others are added to the state. Then the chunk's queries attend to their own chunk and the previous one, the cache, and the
+state, over one denominator (both in ``blocks.fused.lola_output``). If the score needs it, the errors of the feature products are
+added up for the pairs in the window: the difference between exact weight and feature product, summed over the queries that see
+the pair there. At the start of a document, cache and state are empty.
 
     query B T H D    key, value B E K D and position B E, of the entries: 2·size before the call, the oldest first, and T
     query_features B T H F    key_features B e N F, e ≤ E; of exponential maps their logarithms
@@ -36,12 +36,6 @@ from blocks.fused.tiles import products_of, put, tile, tune, width
 from blocks.fused.window_and_state import LOG2_E
 from blocks.legend import Float, Int
 from blocks.scores.base import LARGEST
-
-# The errors of the feature products in the LoLA kernel (``blocks.fused.lola``): for each pair in the window, the difference
-# between exact weight and feature product, summed over the queries that see the pair there.
-#
-# Letters and layouts are those of that module.
-
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false

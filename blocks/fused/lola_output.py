@@ -1,8 +1,11 @@
-"""The outputs of one chunk in the LoLA kernel (``blocks.fused.lola``): attention to the chunk itself, the chunk before, the
-cache and the state, with one denominator. Letters and layouts are those of that module.
+"""One chunk in the LoLA kernel. Letters and layouts are those of ``blocks.fused.lola``.
 
-The state is the one before the chunk's first token, and decays are counted from there, so every exponent of a decay is at most
-0.
+``evict``, at the start of a chunk: the candidates are scored, the best ones are kept in the cache, and the others are added to the
+state. One number identifies a pair: a number below S is a place in the cache at the beginning of the call; otherwise it is S plus
+the place among the entries.
+
+``compute_output``: attention to the chunk itself, the chunk before, the cache and the state, with one denominator. The state is the
+one before the chunk's first token, and decays are counted from there, so every exponent of a decay is at most 0.
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
@@ -15,13 +18,6 @@ import triton.language as tl
 from blocks.fused.tiles import put, tile
 from blocks.fused.window_and_state import LEAST, LOG2_E
 from blocks.scores.base import ROUNDING
-
-# Evictions at the start of a chunk in the LoLA kernel (``blocks.fused.lola``): the candidates are scored, the best ones are
-# kept in the cache, and the others are added to the state. Letters and layouts are those of that module.
-#
-# One number identifies a pair: a number below S is a place in the cache at the beginning of the call; otherwise it is S plus the
-# place among the entries.
-
 
 ROUNDED = tl.constexpr(ROUNDING * 2.0**-23)
 """The relative rounding error of scores in float32, as in ``blocks.scores.base.rounding_error``."""

@@ -91,10 +91,10 @@ RingSlot = Int[Tensor, "1"] | Int[Tensor, " B"]
 
 def place_of(tokens: Tokens, size: int) -> RingSlot:
     """Index of the only token of a call: that of the oldest entry, which it overwrites."""
-    return tokens.once(("ring", size), lambda: _place(tokens.in_row(), size))
+    return tokens.once(("ring", size), lambda: _ring_place(tokens.in_row(), size))
 
 
-def _place(index: Int[Tensor, "B 1"], size: int) -> RingSlot:
+def _ring_place(index: Int[Tensor, "B 1"], size: int) -> RingSlot:
     if index.shape[0] == 1 or (may_read_numbers(index) and len({row for (row,) in index.tolist()}) == 1):
         return index[0] % size
     return in_all_rows(index % size, size)[:, 0]

@@ -47,13 +47,13 @@ Tell = Callable[[str], None]
 
 
 @options_class
-class Watched:
+class ProgressOptions:
     progress: bool | Callable[[StepProgress], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
     tell: Tell = option(TELL, default=inform, is_checked=False, is_hidden=True)
 
 
 @options_class
-class DistillOptions(SetOption, TeachingOptions, Watched, BuiltModelArgument):
+class DistillOptions(SetOption, TeachingOptions, ProgressOptions, BuiltModelArgument):
     """Train a built model to imitate its teacher.
 
     The recipe of its spec states how: first the heads learn the teacher's attention, then the model learns the text. During the
@@ -75,7 +75,9 @@ class DistillOptions(SetOption, TeachingOptions, Watched, BuiltModelArgument):
 
 
 @options_class
-class CalibrateOptions(SetOption, DataOptions, ForceOption, BackendOption, DeviceOption, SeedOption, Watched, BuiltModelArgument):
+class CalibrateOptions(
+    SetOption, DataOptions, ForceOption, BackendOption, DeviceOption, SeedOption, ProgressOptions, BuiltModelArgument
+):
     """Start a built model near its teacher, without training.
 
     Fresh parameters are computed from the teacher's attention, where their part supports it. Then the output projection of each
@@ -101,7 +103,7 @@ class CalibrateOptions(SetOption, DataOptions, ForceOption, BackendOption, Devic
 
 
 @options_class
-class TrainOptions(SetOption, LearningOptions, Watched, BuiltModelArgument):
+class TrainOptions(SetOption, LearningOptions, ProgressOptions, BuiltModelArgument):
     """Train a model that was built from nothing.
 
     Every parameter learns to predict the next token, as the recipe of the spec states. During the run, checkpoints, a log and
@@ -144,8 +146,8 @@ def run_distill(options: DistillOptions) -> TrainingReport:
     with progress_callback(options.progress, training_bar) as watch, silent_transformers():
         from composer.training.distill import distill as run
 
-        target, training = _out(options.model, options.out, "distilled"), _training(options, watch)
-        with _room(target, training, streams=True):
+        target, training = _default_out(options.model, options.out, "distilled"), _training_options(options, watch)
+        with _explain_out_of_memory(target, training, streams=True):
             return run(student, target, training, which=options.stage)
 
 
@@ -157,8 +159,8 @@ def run_calibrate(options: CalibrateOptions) -> TrainingReport:
     with progress_callback(options.progress, training_bar) as watch, silent_transformers():
         from composer.training.distill import calibrate as run
 
-        target, training = _out(options.model, options.out, "calibrated"), _training(options, watch)
-        with _room(target, training, streams=False):
+        target, training = _default_out(options.model, options.out, "calibrated"), _training_options(options, watch)
+        with _explain_out_of_memory(target, training, streams=False):
             return run(student, target, training)
 
 
@@ -170,8 +172,8 @@ def run_train(options: TrainOptions) -> TrainingReport:
     with progress_callback(options.progress, training_bar) as watch, silent_transformers():
         from composer.training.distill import train as run
 
-        target, training = _out(options.model, options.out, "trained"), _training(options, watch)
-        with _room(target, training, streams=False):
+        target, training = _default_out(options.model, options.out, "trained"), _training_options(options, watch)
+        with _explain_out_of_memory(target, training, streams=False):
             return run(student, target, training)
 
 
@@ -188,9 +190,9 @@ class MergeReport(Readable, Closed):
 @translate_errors
 def run_merge(options: MergeOptions) -> MergeReport:
     model = local_folder(options.model)
-    # Report mistakes before imports that need seconds.
+    # Report mistakes before imports that need seconds. A folder is opened by the user's name, which messages repeat.
     opened = open_model(options.model if Path(options.model).expanduser().is_dir() else model)
-    target = _out(options.model, options.out, "merged")
+    target = _default_out(options.model, options.out, "merged")
     with silent_transformers():
         from composer.building.rewrite import Trained, write_trained
         from composer.training.finetune import merge_adapters
@@ -208,14 +210,14 @@ train = function_of(TrainOptions, run_train)
 merge = function_of(MergeOptions, run_merge)
 
 
-def _training(
+def _training_options(
     options: DistillOptions | CalibrateOptions | TrainOptions, watch: Callable[[StepProgress], None] | None
 ) -> TrainingOptions:
     """Return the options of the run. If the caller has no ``tell``, warnings are logged as warnings."""
     return convert_options(options, TrainingOptions, watch=watch, warn=warn_user if options.tell is inform else options.tell)
 
 
-def _room(out: Path, options: TrainingOptions, *, streams: bool) -> AbstractContextManager[None]:
+def _explain_out_of_memory(out: Path, options: TrainingOptions, *, streams: bool) -> AbstractContextManager[None]:
     what = f"on {options.device} in training"
     return room_for(what, lambda: _less_memory(out, options, streams=streams), TrainingError)
 
@@ -232,7 +234,7 @@ def _less_memory(out: Path, options: TrainingOptions, *, streams: bool) -> str:
     return f"To use less memory: {'; '.join(ways)}.{kept if folder.is_dir() else ''}"
 
 
-def _out(model: Path, out: Path | None, did: str) -> Path:
+def _default_out(model: Path, out: Path | None, did: str) -> Path:
     return out or Path(f"{plain_name(model)}-{did}")
 
 
@@ -241,17 +243,17 @@ Options = TypeVar("Options", DistillOptions, CalibrateOptions, TrainOptions)
 
 @command(DistillOptions, "quiet", "as_json")
 def distill_command(options: DistillOptions, screen: Screen) -> None:
-    _train(options, run_distill, "Distilling", "Distilled", screen)
+    _run_and_print(options, run_distill, "Distilling", "Distilled", screen)
 
 
 @command(CalibrateOptions, "quiet", "as_json")
 def calibrate_command(options: CalibrateOptions, screen: Screen) -> None:
-    _train(options, run_calibrate, "Calibrating", "Calibrated", screen)
+    _run_and_print(options, run_calibrate, "Calibrating", "Calibrated", screen)
 
 
 @command(TrainOptions, "quiet", "as_json")
 def train_command(options: TrainOptions, screen: Screen) -> None:
-    _train(options, run_train, "Training", "Trained", screen)
+    _run_and_print(options, run_train, "Training", "Trained", screen)
 
 
 @command(MergeOptions, "quiet", "as_json")
@@ -264,7 +266,7 @@ def merge_command(options: MergeOptions, screen: Screen) -> None:
         heading(f"Merged {short_path(report.out)}")
 
 
-def _train(options: Options, run: Callable[[Options], TrainingReport], doing: str, did: str, screen: Screen) -> None:
+def _run_and_print(options: Options, run: Callable[[Options], TrainingReport], doing: str, did: str, screen: Screen) -> None:
     """Run stages of training, and print their report. doing, did: what the command does, in words."""
     _announce(f"{doing} {options.model}", screen)
     with report_once(as_json=screen.as_json) as speaks, _steps(screen, speaks=speaks) as watch:

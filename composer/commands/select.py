@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from composer.commands.distill import Watched
+from composer.commands.distill import ProgressOptions
 from composer.data.loading import check_references
 from composer.errors import ComposerError, SelectionError, translate_errors
 from composer.options.arguments import ByteCount, CountOrShare, Reference, read_bytes, read_part
@@ -90,7 +90,7 @@ class SelectOptions(
     SeedOption,
     SequenceOption,
     DataOptions,
-    Watched,
+    ProgressOptions,
     RequiredSource,
     SpecArgument,
 ):
@@ -194,7 +194,7 @@ def run_select(options: SelectOptions) -> Selection | HeadSelection:
 
 
 def _select_layers(options: SelectOptions, loaded: Spec) -> Selection:
-    from composer.selection.runner import STORE, SelectionOptions, SelectionSettings, learn_student, select_layers
+    from composer.selection.layers import STORE, SelectionOptions, SelectionSettings, learn_student, select_layers
 
     folder = options.out.expanduser()
     training, room = training_of(options, folder)
@@ -216,8 +216,8 @@ def _select_layers(options: SelectOptions, loaded: Spec) -> Selection:
 
 
 def _select_heads(options: SelectOptions, loaded: Spec) -> HeadSelection:
-    from composer.selection.head_runner import STORE, HeadOptions, select_heads
-    from composer.selection.needles import read_needles
+    from composer.selection.judged_rows import read_needles
+    from composer.selection.key_heads import STORE, HeadOptions, select_heads
     from composer.training.teacher import open_language_model
 
     tasks = read_needles(options.tasks or (TASKS,))

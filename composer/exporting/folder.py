@@ -10,30 +10,28 @@ import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from blocks.part import Closed
 from composer.drawing.picture import picture
 from composer.errors import ExportError, first_line
+from composer.exporting.card import card
 from composer.exporting.gguf.writing import Gguf
 from composer.exporting.modeling import Exported, write_file
 from composer.exporting.native import Native, native_of, write_weights
 from composer.exporting.plain import compare, sample_of
 from composer.model.classes import Composed
 from composer.model.modeling import ComposedForCausalLM
-from composer.reporting.escape import escape_markdown, markdown_block, markdown_code
 from composer.spec.writing import to_yaml
 from composer.system.files import sha256
 from composer.system.json_files import Digest, FileName
 from composer.system.versions import versions_of
 from composer.training.finetune import merge_adapters
-from composer.weights.card import PICTURE, datasets_of, licence_fields, licence_section, lineage
+from composer.weights.card import PICTURE
 from composer.weights.load import load_model
 from composer.weights.output import check_output, check_space, copy_files, link_or_copy, whole_or_nothing, write_json, write_text
 from composer.weights.record import CARD, CONFIG, RECORD, Record, files_in, read_record
@@ -43,91 +41,6 @@ from converters.hosts import LATENT
 from converters.licences import LICENCE_FILES
 from converters.model_types import PREFIX
 from converters.source import GENERATION_CONFIG, INDEX, TOKENIZER, open_source, small_files
-
-SPDX = "Apache-2.0"
-"""The licence of an exported Python file."""
-
-
-@dataclass(frozen=True)
-class _Format:
-    """What a card has for one format of export. library: its loader's name on the Hub. code: a sentence on the licence of code."""
-
-    library: str
-    tags: tuple[str, ...]
-    title: str
-    description: str
-    load: str
-    code: str = ""
-    has_record: bool = False
-
-
-def card(exported: Exported | Native | Gguf, record: Record | None, command: str) -> str:
-    """Return ``README.md``, with the Hub's front matter."""
-    own = _format(exported, "" if record is None or not record.resolved.paper else record.resolved.paper)
-    source = None if record is None else record.source
-    front: dict[str, Any] = {"library_name": own.library, "pipeline_tag": "text-generation", "tags": list(own.tags)}
-    if source is not None and source.repo_id:
-        front["base_model"] = source.repo_id
-    front |= licence_fields(record)
-    if record is not None and (datasets := datasets_of(record)):
-        front["datasets"] = datasets
-    sections = [] if record is None else [lineage(record)]
-    sections.append(licence_section(record, own.code))
-    sections += [] if record is None else [f"## Spec\n\n{markdown_block(to_yaml(record.spec), 'yaml')}\n"]
-    drawn = "" if record is None else f"\n![The graph of each head, and the map of layers]({PICTURE})\n"
-    record_file = f" {markdown_code(RECORD)} records how the\nmodel was built and trained." if own.has_record else ""
-    return f"""---
-{yaml.safe_dump(front, sort_keys=False).strip()}
----
-
-# {escape_markdown(own.title)}
-
-{own.description}
-{drawn}
-{markdown_block(own.load, "python")}
-
-Written by {markdown_code(command)}. {markdown_code(EXPORT)} has the SHA-256 of all files.{record_file}
-
-""" + "\n".join(filter(None, sections))
-
-
-def _format(exported: Exported | Native | Gguf, paper: str) -> _Format:
-    heads = f" Its heads follow {escape_markdown(paper)}." if paper else ""
-    if isinstance(exported, Gguf):
-        return _Format(
-            "gguf",
-            ("gguf",),
-            f"{exported.architecture} in GGUF",
-            f"A model for llama.cpp, which has its class as {markdown_code(exported.architecture)}.{heads}",
-            f'from llama_cpp import Llama\n\nmodel = Llama("{exported.file}")\n'
-            'print(model("Once upon a time", max_tokens=64)["choices"][0]["text"])',
-        )
-    if isinstance(exported, Native):
-        kind = escape_markdown(exported.model_type)
-        description = f"A {kind} model.{heads} It needs PyTorch and transformers, and no code of its own."
-        return _Format("transformers", (), exported.architecture, description, _loading("", ""))
-    slow = "" if exported.one_by_one is None else "\n\nIts heads process one token after the other, so long prompts are slow."
-    file, licence = markdown_code(f"{exported.file}.py"), markdown_code(f"{exported.file}.LICENSE")
-    return _Format(
-        "transformers",
-        ("linear-attention", "custom_code"),
-        exported.name,
-        f"A {escape_markdown(exported.host_type)} model whose attention is composed of linear-attention parts.{heads} All of its "
-        f"attention\nis in {file}, which needs PyTorch and transformers alone.{slow}",
-        # Left out, transformers asks for the model's code where the tokenizer is opened.
-        _loading(", trust_remote_code=True", ", trust_remote_code=False"),
-        f"{file} is written code, and has the licence {SPDX} ({licence}).",
-        has_record=True,
-    )
-
-
-def _loading(of_model: str, of_tokenizer: str) -> str:
-    return (
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'model = AutoModelForCausalLM.from_pretrained("FOLDER"{of_model}, dtype="auto")\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{of_tokenizer})'
-    )
-
 
 LICENSE = "LICENSE"
 PACKAGES = ("attention-composer", "torch", "transformers")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -18,7 +17,7 @@ from composer.exporting.folding import ArgumentFact, Known, NotNone
 from composer.exporting.functions import Functions
 from composer.exporting.heads import ONE_TOKEN, PIECE, PIECES, SIZES, Method, parameters_of, program_of, record
 from composer.exporting.lines import find_needed, lines_of, plain
-from composer.exporting.recording import Recorded, SizeNumber
+from composer.exporting.recording import Recorded, SizeNumber, give_operators
 from composer.exporting.template import IN_PIECES, ONE_BY_ONE
 from composer.exporting.wrapping import WIDTH, wrap
 from composer.graph.composition import HeadSpec
@@ -52,25 +51,13 @@ class NamedSize(int):
         return self
 
 
-def _compute_with_text(name: str, symbol: str) -> None:
-    compute = getattr(operator, name)
-
-    def forth(size: NamedSize, other: Any) -> Any:
-        if not isinstance(other, int) or isinstance(other, SizeNumber):
-            return NotImplemented
-        return NamedSize(compute(int(size), int(other)), f"({size!r} {symbol} {other!r})")
-
-    def back(size: NamedSize, other: Any) -> Any:
-        if not isinstance(other, int) or isinstance(other, SizeNumber):
-            return NotImplemented
-        return NamedSize(compute(int(other), int(size)), f"({other!r} {symbol} {size!r})")
-
-    setattr(NamedSize, f"__{name}__", forth)
-    setattr(NamedSize, f"__r{name}__", back)
+def _with_text(symbol: str, left: int, right: int, number: int) -> Any:
+    if isinstance(left, SizeNumber) or isinstance(right, SizeNumber):
+        return NotImplemented
+    return NamedSize(number, f"({left!r} {symbol} {right!r})")
 
 
-for _name, _symbol in (("add", "+"), ("sub", "-"), ("mul", "*"), ("floordiv", "//"), ("mod", "%")):
-    _compute_with_text(_name, _symbol)
+give_operators(NamedSize, _with_text)
 
 
 def sizes_of(head: HeadSpec, shape: Shape) -> dict[str, int]:

@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import operator
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,23 +84,24 @@ class SizeNumber(int):
         return size
 
 
-def _of_sizes(name: str, symbol: str) -> None:
-    compute = getattr(operator, name)
+def give_operators(numbers: type[int], combine: Callable[[str, int, int, int], Any]) -> None:
+    """Give a class of integers the operators that sizes have. combine: receives the symbol, both sides and the result."""
 
-    def forth(item: int, other: Any) -> Any:
-        result = compute(int(item), int(other)) if isinstance(other, int) else NotImplemented
-        return result if result is NotImplemented else RECORDING[-1].size("operator", symbol, (item, other), result)
+    def operators_of(compute: Callable[[int, int], int], symbol: str) -> Iterator[Callable[[int, Any], Any]]:
+        def combined(left: Any, right: Any) -> Any:
+            if not (isinstance(left, int) and isinstance(right, int)):
+                return NotImplemented
+            return combine(symbol, left, right, compute(int(left), int(right)))
 
-    def back(item: int, other: Any) -> Any:
-        result = compute(int(other), int(item)) if isinstance(other, int) else NotImplemented
-        return result if result is NotImplemented else RECORDING[-1].size("operator", symbol, (other, item), result)
+        yield combined
+        yield lambda right, left: combined(left, right)
 
-    setattr(SizeNumber, f"__{name}__", forth)
-    setattr(SizeNumber, f"__r{name}__", back)
+    for name, symbol in (("add", "+"), ("sub", "-"), ("mul", "*"), ("floordiv", "//"), ("mod", "%")):
+        for prefix, function in zip("_r", operators_of(getattr(operator, name), symbol), strict=True):
+            setattr(numbers, f"__{prefix.strip('_')}{name}__", function)
 
 
-for _name, _symbol in (("add", "+"), ("sub", "-"), ("mul", "*"), ("floordiv", "//"), ("mod", "%")):
-    _of_sizes(_name, _symbol)
+give_operators(SizeNumber, lambda symbol, left, right, number: RECORDING[-1].size("operator", symbol, (left, right), number))
 SizeNumber.__neg__ = lambda self: RECORDING[-1].size("sign", "-", (self,), -int(self))  # type: ignore[method-assign]
 
 

@@ -1,4 +1,8 @@
-"""Rules that refuse heads without a meaning. Each checks the graph; a problem has a place in the spec, a reason and a remedy."""
+"""Rules that refuse heads without a meaning. A problem has a place in the spec, a reason and a remedy.
+
+Some check a spec before its graph is drawn: names, edges that lead from one memory down to another, numbers, and entries that are
+repeated or useless, which the graph does not show. All others check the graph.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,6 @@ from composer.graph.composition import ALL, HeadSpec, edges, memory_names
 from composer.graph.graph import OUTPUT, READ_NODE, Edge, HeadGraph, Node, ancestors
 from composer.graph.wiring import build_graph
 from converters.config import LARGEST
-
-# Checks of a spec before its graph is drawn: names, edges that lead from one memory down to another, and numbers.
-#
-# Repeated and useless entries are refused here, too, as the graph does not show them.
-
 
 # Names of attributes of ``torch.nn.Module`` and of composed heads, under which no module can be registered.
 RESERVED = frozenset(
@@ -36,7 +35,7 @@ SMALLEST = 1e-30
 """The least magnitude of a number but 0; the greatest is one over it. Both, and small multiples of them, are numbers of float32."""
 
 
-def names(head: HeadSpec) -> Iterator[Problem]:
+def name_problems(head: HeadSpec) -> Iterator[Problem]:
     """The problems of the names of memories."""
     called: set[str] = set()
     for index, name in enumerate(memory_names(head)):
@@ -52,7 +51,7 @@ def names(head: HeadSpec) -> Iterator[Problem]:
         called.add(name)
 
 
-def lines(head: HeadSpec) -> Iterator[Problem]:
+def edge_problems(head: HeadSpec) -> Iterator[Problem]:
     """The problems of ``flow`` and ``graph``."""
     if head.graph is not None and head.flow != "cascade":
         yield "both `graph` and `flow` define which pairs each memory receives; remove one of them", ("flow",)
@@ -75,13 +74,13 @@ def lines(head: HeadSpec) -> Iterator[Problem]:
         fed[end] = start
 
 
-def numbers(part: Closed, path: FieldPath = ()) -> Iterator[Problem]:
+def number_problems(part: Closed, path: FieldPath = ()) -> Iterator[Problem]:
     """Problems with the numbers of a part, and of parts inside it; a seed may be any number."""
     for name, value in part:
         for index, item in enumerate(value if isinstance(value, tuple) else (value,)):
             where = (*path, name, index) if isinstance(value, tuple) else (*path, name)
             if isinstance(item, Closed):
-                yield from numbers(item, where)
+                yield from number_problems(item, where)
             elif isinstance(item, int) and name != "seed" and item > LARGEST:
                 yield f"no size is larger than {LARGEST:,}; lower `{name}`", where
             elif isinstance(item, float) and item and not SMALLEST <= abs(item) <= 1 / SMALLEST:
@@ -126,7 +125,7 @@ def mistakes(head: HeadSpec, shape: Shape, path: FieldPath, *, sizes: bool = Tru
 
 def _problems(head: HeadSpec, shape: Shape, sizes: bool, idle: bool) -> Iterator[Iterator[Problem]]:
     """Yield the mistakes of each rule. Rules of the spec are checked first: a head that breaks one has no graph."""
-    yield from (names(head), lines(head), numbers(head))
+    yield from (name_problems(head), edge_problems(head), number_problems(head))
     graph = build_graph(head, shape)
     yield from (rule(graph) for rule in (*RULES, *(SIZES if sizes else ()), *(() if idle else IDLE)))
 

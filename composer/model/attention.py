@@ -20,7 +20,7 @@ from transformers.modeling_utils import AttentionInterface
 from blocks.flow import Tokens
 from blocks.operation import State
 from composer.graph.program import HeadInputs
-from composer.model.cache import CACHE_NAMES, SEEN, ComposedCache, StateLayer, writable
+from composer.model.cache import CACHE_NAMES, SEEN, layer_state_among, writable
 from composer.model.head import PRINTED_FOR, runs_autocast, setting_of
 from composer.model.heads import AttentionFacts, ComposedHeads
 
@@ -118,7 +118,7 @@ class ComposedAttention(nn.Module):
 
     def forward(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Any:
         """The host's own forward. The mask is a ``ModelCall``, and the cache is a ``ComposedCache`` or None."""
-        held = self._held(options)
+        held = layer_state_among(options, CACHES, self.layer)
         state = held.tensors if held is not None else {}
         model_call = model_call_among(arguments, options)
         if model_call is None:
@@ -257,14 +257,6 @@ class ComposedAttention(nn.Module):
             return output
         each = output.unflatten(2, (-1, self.facts.head_dim)).chunk(len(mixed))
         return self.composed.join([self.composed.split(states)[index] for index, states in enumerate(each)]).flatten(2)
-
-    def _held(self, options: Mapping[str, Any]) -> StateLayer | None:
-        for name in CACHES:
-            if name in options:
-                cache = options[name]
-                assert cache is None or isinstance(cache, ComposedCache), "ComposedModel.forward has checked the cache's type"
-                return None if cache is None else cache.layers[self.layer]  # pyright: ignore[reportReturnType]
-        return None
 
 
 def _use_mixed(_: nn.Module, __: Any) -> tuple[Tensor] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NoReturn
@@ -259,6 +259,16 @@ def cache_among(options: Mapping[str, Any]) -> Any:
     for name in CACHE_NAMES:
         if options.get(name) is not None:
             return options[name]
+    return None
+
+
+def layer_state_among(options: Mapping[str, Any], names: Iterable[str], layer: int) -> StateLayer | None:
+    """Return a layer's states of the cache among the arguments of a host's module, by its names there; None without a cache."""
+    for name in names:
+        if name in options:
+            cache = options[name]
+            assert cache is None or isinstance(cache, ComposedCache), "ComposedModel.forward has checked the cache's type"
+            return None if cache is None else cache.layers[layer]  # pyright: ignore[reportReturnType]
     return None
 
 

@@ -29,11 +29,11 @@ from transformers.utils.generic import can_return_tuple
 from blocks.tensors import accumulating
 from composer.errors import BuildError
 from composer.model import own_host
+from composer.model.call_arguments import check_passed
 from composer.model.configuration import ComposedConfig, configuration_of, host_configuration
 from composer.model.mixers import serve_cpu
 from composer.model.modeling import ComposedForCausalLM, ComposedPreTrainedModel, composed_causal, composed_model
 from composer.model.own_host import Model, Pretrained
-from composer.model.rows import check_passed
 from composer.reporting.progress import silent_transformers
 from composer.system.trust import translate_transformers_errors
 from converters.bounded import shorten

@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 from blocks.flow import Tokens
 from blocks.operation import State
 from composer.model.attention import CACHES, RUNNING, ComposedAttention, ModelCall, model_call_among, unpack_output
-from composer.model.cache import ComposedCache, StateLayer, writable
+from composer.model.cache import StateLayer, layer_state_among, writable
 from composer.model.configuration import make_class
 
 MIXER_CACHES = (*CACHES, "cache_params")
@@ -131,7 +131,7 @@ class KeptMixer(nn.Module):
         if model_call is None:
             raise TypeError("this layer was called by itself, without the tokens of a call: call the model")
         tokens = model_call.on(hidden_states.device).tokens
-        held = self._held(options)
+        held = layer_state_among(options, MIXER_CACHES, self.layer)
         plain = {name: None if name in MIXER_CACHES or isinstance(value, ModelCall) else value for name, value in options.items()}
 
         run = partial(self._run, plain, [name for name in MIXER_CACHES if name in options])
@@ -165,11 +165,6 @@ class KeptMixer(nn.Module):
         states = MixerStates(before, self.count)
         options = {**options, **dict.fromkeys(caches, MixerCache(states, self.layer))}
         return unpack_output(super().forward(hidden, **options)), states.tensors()  # type: ignore[misc]
-
-    def _held(self, options: Mapping[str, Any]) -> StateLayer | None:
-        cache = next((options[name] for name in MIXER_CACHES if name in options), None)
-        assert cache is None or isinstance(cache, ComposedCache), "ComposedModel.forward has checked the cache's type"
-        return None if cache is None else cache.state(self.layer)
 
 
 def _usable(held: StateLayer) -> State:

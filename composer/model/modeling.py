@@ -23,13 +23,14 @@ from composer.graph.lowering import AUTO, check_backend
 from composer.model.adapters import KEEPERS, adapters_of, where_of
 from composer.model.attention import INTERFACE, RUNNING, ModelCall, read_masks
 from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, check_cache, new_cache, without_what_follows
+from composer.model.call_arguments import OF_IMAGES, check_passed, read_documents
 from composer.model.configuration import make_class
 from composer.model.cuda_graph import Recorder
 from composer.model.generation import check_continuation, prepare_cache, read_prompt
 from composer.model.head import Head, PartModule, precise_parameters
 from composer.model.hosts import SECTIONS, compose
 from composer.model.mixers import masks_of
-from composer.model.rows import OF_IMAGES, Rows, check_passed, read_documents
+from composer.model.rows import Rows
 from composer.spec.resolve import graphs_of
 from converters.composed import adapter_folder
 from converters.hosts import WHOLE

@@ -21,7 +21,7 @@ from composer.model.heads import ComposedHeads
 from composer.model.hosts import attentions_by_layer
 from composer.model.modeling import ComposedForCausalLM
 from composer.selection.choice import KeyHead
-from composer.selection.needles import compare, logits_at
+from composer.selection.judged_rows import compare, logits_at
 from composer.spec.recipe import Stage
 from composer.training.transfer import AttentionTarget, run_teacher
 from composer.training.unit import Course, Losses, Unit, add_gradients

@@ -114,10 +114,10 @@ class Selection(Selected):
     """The budget would have allowed to keep every layer."""
 
     def view(self) -> View:
-        return View(f"{self.name} of {short_path(Path(self.teacher))}", (table(self),), remarks(self))
+        return View(f"{self.name} of {short_path(Path(self.teacher))}", (_layer_table(self),), _layer_remarks(self))
 
 
-def table(selection: Selection) -> Table:
+def _layer_table(selection: Selection) -> Table:
     """Return a row a layer."""
     names = get_args(LayerBy)
     rows = tuple(
@@ -127,7 +127,7 @@ def table(selection: Selection) -> Table:
     return Table("", ("layer", "", *(WORDS[name] for name in names)), rows, range(2, 2 + len(names)))
 
 
-def remarks(selection: Selection) -> tuple[str, ...]:
+def _layer_remarks(selection: Selection) -> tuple[str, ...]:
     """Return the effect of keeping the layers, and the next step for the user."""
     every = (
         "The budget would allow to keep every layer, and that is the source itself: the one with the lowest score is left out.",
@@ -147,7 +147,7 @@ def format_found(share: float, rows: int) -> str:
     return f"{share:.0%} [{low:.0%}, {high:.0%}]"
 
 
-def draw(selection: Selection, path: Path) -> None:
+def draw_layers(selection: Selection, path: Path) -> None:
     """A panel a score. Raises OSError."""
     names = get_args(LayerBy)
     with plotting() as pyplot:
@@ -229,10 +229,12 @@ class HeadSelection(Selected):
     """By the number of kept key heads. The last point is the source."""
 
     def view(self) -> View:
-        return View(f"{self.name} of {short_path(Path(self.teacher))}", (_kept(self), _curve(self)), _remarks(self))
+        return View(
+            f"{self.name} of {short_path(Path(self.teacher))}", (_head_table(self), _curve_table(self)), _head_remarks(self)
+        )
 
 
-def _kept(selection: HeadSelection) -> Table:
+def _head_table(selection: HeadSelection) -> Table:
     """Return a row a layer that has candidates: the scores of its key heads, and those kept."""
     kept = {some.layer: some.heads for some in selection.keep}
     scores: dict[int, list[str]] = {}
@@ -242,7 +244,7 @@ def _kept(selection: HeadSelection) -> Table:
     return Table("", ("layer", "kept", f"{selection.by} of its key heads"), rows)
 
 
-def _curve(selection: HeadSelection) -> Table:
+def _curve_table(selection: HeadSelection) -> Table:
     headers = ("key heads kept", "share", "KL, text", "KL, answers", "answers found [95 % interval]")
     rows = tuple(
         (
@@ -257,7 +259,7 @@ def _curve(selection: HeadSelection) -> Table:
     return Table("", headers, rows, range(5))
 
 
-def _remarks(selection: HeadSelection) -> tuple[str, ...]:
+def _head_remarks(selection: HeadSelection) -> tuple[str, ...]:
     return (
         f"Score: {selection.meaning}. It took {selection.forward_tokens:,} tokens of forward passes.",
         f"KL(source ‖ student) in nats a token, on {selection.rows:,} held-out rows of {selection.row_tokens:,} tokens, before any "

@@ -36,11 +36,6 @@ from composer.spec.recipe import Transfer
 from composer.training.transfer import AttentionTarget, heads_output, run_teacher
 from composer.weights.record import Start
 
-# The sizes of heads' outputs before attention transfer: parts scale them to the teacher's, and a start far from it is reported.
-#
-# A size is the root mean square over tokens, heads and coordinates at the input of the output projection.
-
-
 FAR = 4.0
 """The ratio of the student's size to the teacher's, or its inverse, above which a start is reported."""
 

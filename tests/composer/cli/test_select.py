@@ -114,7 +114,7 @@ def test_a_selection_that_stopped_at_its_scores_keeps_its_student(tmp_path: Path
     arguments = ["lawcat", "--from", str(TEACHER), "--share", "0.2", *QUICK, "-o", str(out)]
     data = ["--data", "stories,samples=20"]
     with monkeypatch.context() as broken:
-        broken.setattr("composer.selection.runner.score_layers", lambda *_: (_ for _ in ()).throw(MemoryError("made up")))
+        broken.setattr("composer.selection.layers.score_layers", lambda *_: (_ for _ in ()).throw(MemoryError("made up")))
         ran(*arguments, *data, "--keep", "1")
     record = out / "student" / "composition.json"
     learned = record.stat().st_mtime_ns

@@ -12,7 +12,7 @@ import torch
 import composer
 from composer.errors import ComposerError
 from composer.inspection.models import TextRun
-from composer.selection import runner
+from composer.selection import layers
 from composer.training.loop import _StageRun
 from tests.composer.programs import ROOT
 from tests.composer.weights.students import weights
@@ -109,7 +109,7 @@ def test_a_selection_without_memory_to_score_keeps_its_student(tmp_path: Path, m
     recipe = ["recipe={sequence: 64, transfer: {lr: 0.03, steps: 2, batch: 2, epochs: null, tokens: null}}"]
     options: Any = {"keep": 1, "share": 0.2, "rows": 2, "overrides": recipe}
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "score_layers", raising(ERRORS["cuda"]))
+        patch.setattr(layers, "score_layers", raising(ERRORS["cuda"]))
         with pytest.raises(
             ComposerError, match=r"Out of memory on cpu\. On a machine with more memory, the same command continues"
         ):

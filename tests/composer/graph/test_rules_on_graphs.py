@@ -13,7 +13,7 @@ from blocks.operation import Kind
 from blocks.part import Problem
 from composer.errors import GraphError
 from composer.graph.graph import Edge, HeadGraph
-from composer.graph.rules import IDLE, RULES, SIZES, check_graph, lines
+from composer.graph.rules import IDLE, RULES, SIZES, check_graph, edge_problems
 from composer.graph.wiring import build_graph
 from composer.model.head import Head
 from composer.spec.loading import load_spec
@@ -40,7 +40,7 @@ def test_every_rule_terminates_on_random_heads(fields: dict[str, Any], both_ways
     if whole is None:
         return
     head, shape = complete_head(whole, SIZE), replace(SIZE.shape(4), both_ways=both_ways)
-    if list(lines(head)):
+    if list(edge_problems(head)):
         return
     graph = build_graph(head, shape)
     wrong = problems_of(graph)

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.model.rows import Rows, read_documents
+from composer.model.call_arguments import read_documents
+from composer.model.rows import Rows
 
 CPU = torch.device("cpu")
 

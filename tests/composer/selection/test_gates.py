@@ -18,8 +18,8 @@ from composer.model.hosts import attentions_by_layer
 from composer.model.modeling import ComposedForCausalLM
 from composer.selection.choice import KeyHead, candidate_heads, keeping_heads
 from composer.selection.gates import GateCourse, Gates, divergences, gate_layers, head_errors
-from composer.selection.needles import answers_in, write_rows
-from composer.selection.runner import score_layers
+from composer.selection.judged_rows import answers_in, write_rows
+from composer.selection.layers import score_layers
 from composer.spec.recipe import Stage
 from composer.tasks.needles import Multikey
 from composer.tasks.passkey import Passkey

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from composer.selection.report import LayerBy, LayerScore, Selection, draw
+from composer.selection.report import LayerBy, LayerScore, Selection, draw_layers
 from tests.composer.legible import assert_legible, kept_open
 
 
@@ -20,7 +20,7 @@ def test_the_picture_has_a_bar_per_layer_and_marks_kept_layers(
     selection = Selection.model_construct(
         name="near-far", teacher="here/teacher", by="restored", keep=(1,), scores=scores, out=tmp_path
     )
-    draw(selection, tmp_path / "layers.png")
+    draw_layers(selection, tmp_path / "layers.png")
     figure = figures["layers.png"]
     assert_legible(figure)
     assert len(figure.axes) == len(get_args(LayerBy))

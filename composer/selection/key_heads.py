@@ -25,7 +25,7 @@ from composer.runs.identity import Fingerprint, data_identity, fingerprint, list
 from composer.runs.store import RunStore, Settings
 from composer.selection.choice import HeadSubject, KeyHead, candidate_heads, count_within, least_heads, rank_heads
 from composer.selection.gates import GATES, RATE, GateCourse, Gates, gate_layers, head_errors, logits_with
-from composer.selection.needles import Divergences, JudgedRows, draw_needle, rows_with_needles
+from composer.selection.judged_rows import Divergences, JudgedRows, draw_needle, rows_with_needles
 from composer.selection.patched import Twins, make_twins, receiver_scores
 from composer.selection.report import (
     HEAD_WORDS,

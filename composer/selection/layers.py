@@ -23,7 +23,7 @@ from composer.options.arguments import Reference
 from composer.runs.identity import Fingerprint, data_identity, fingerprint
 from composer.runs.store import RunStore, Settings
 from composer.selection.choice import best, candidates, count_within, keeping, state_bytes
-from composer.selection.report import SCORING, SELECTION, SPEC, LayerBy, LayerScore, Selection, draw, write_result
+from composer.selection.report import SCORING, SELECTION, SPEC, LayerBy, LayerScore, Selection, draw_layers, write_result
 from composer.spec.document import Spec
 from composer.spec.inherit import short_path
 from composer.spec.recipe import Recipe
@@ -257,5 +257,5 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
         document={**keeping(document, keep, layers), "name": name},
         out=out,
     )
-    write_result(STORE, selection, {PICTURE: draw})
+    write_result(STORE, selection, {PICTURE: draw_layers})
     return selection

@@ -12,7 +12,7 @@ from torch.nn import functional
 import composer
 from composer.data.packing import PackedRows
 from composer.model.hosts import attentions
-from composer.selection.runner import divergence_with, score_layers
+from composer.selection.layers import divergence_with, score_layers
 from composer.training.rows import rows_of
 from composer.training.run import TrainingOptions, load_student
 from composer.training.student import read_student
