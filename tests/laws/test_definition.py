@@ -16,7 +16,8 @@ from tests.laws.draw import random_heads
 
 HEADS = every_head()
 FEW = some(HEADS, covering())
-OF_VALUES = {name for name in every_part() if name.partition(":")[0] in {"memory", "value position", "read", "convolution", "output"}}
+ROLES = {"memory", "value position", "read", "convolution", "output"}
+OF_VALUES = {name for name in every_part() if name.partition(":")[0] in ROLES}
 """Parts that change values."""
 
 
