@@ -63,6 +63,8 @@ ONE_LAYER = {"num_hidden_layers": 1}
 IN_SPECS = parts_of(head for name in CAUSAL for head in on(name, LAW_SIZES).heads.values())
 ELSEWHERE = [(role, kind) for role, kinds in CATALOGUE.items() for kind in kinds if (field_of(role), kind) not in IN_SPECS]
 """The parts of no spec above."""
+ALIKE = {("score", kind) for kind in ("absolute_error", "overestimate", "relative_recall")}
+"""Scores that compare a pair with what the state recalls, as `squared_error` does."""
 
 
 @pytest.fixture(scope="module")
@@ -216,9 +218,9 @@ def test_files_and_their_forward_functions_are_short(name: str, lines: int) -> N
     [
         ("lolcats", "head.memory.0.size", "window_size"),
         ("lawcat", "head.conv.kernel", "conv_size"),
-        ("lawcat", "head.feature_map.dim", "map_size"),
         ("lolcats", "head.feature_map.dim", "map_size"),
-        ("lolcats-terraced", "head.memory.0.size", "window_size"),
+        pytest.param("lawcat", "head.feature_map.dim", "map_size", marks=pytest.mark.full),
+        pytest.param("lolcats-terraced", "head.memory.0.size", "window_size", marks=pytest.mark.full),
     ],
 )
 def test_another_size_changes_one_line(name: str, field: str, constant: str, hosts: dict[str, Path]) -> None:
@@ -235,7 +237,7 @@ def test_named_sizes_of_a_file_do_not_change_later_models() -> None:
     assert {type(size) for size in sizes} == {int}
 
 
-@pytest.mark.parametrize(("role", "kind"), ELSEWHERE)
+@pytest.mark.parametrize(("role", "kind"), some(ELSEWHERE, set(ELSEWHERE) - ALIKE))
 def test_files_of_other_parts_equal_their_models(role: str, kind: str, hosts: dict[str, Path]) -> None:
     head = around(role.replace(" ", "_"), kind)
     model = randomised(composer.build({"compose": 1, "name": "part", "head": head}, hosts["one layer"]))
