@@ -47,11 +47,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start `make t
 gc.disable()  # until all is imported and collected, which is there to stay
 check_shapes("blocks")
 torch.set_num_threads(1)
-# An example's duration depends on the load of the machine, so there is no deadline. The tests draw the same 25 examples at every
+# An example's duration depends on the load of the machine, so there is no deadline. The tests draw the same 10 examples at every
 # run. `make fuzz` draws 200 new ones from a seed that it prints: --hypothesis-profile=search --hypothesis-seed=SEED.
 settings.register_profile(
     "tests",
-    max_examples=25,
+    max_examples=10,
     deadline=None,
     derandomize=True,
     database=None,

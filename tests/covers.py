@@ -41,9 +41,12 @@ def some(cases: Iterable[Any], chosen: Container[Any]) -> list[Any]:
 
 
 def beyond_pairs(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Return the cases that are not needed for each pair of choices, of all tests that three or more marks parametrise."""
+    """Return the cases that are not needed for each pair of choices, of all tests that three or more marks parametrise.
+
+    They do not depend on the order of the items, which pytest-randomly shuffles.
+    """
     products = defaultdict[str, dict[pytest.Item, Set[Any]]](dict)
-    for item in items:
+    for item in sorted(items, key=lambda item: item.nodeid):
         marks = list(item.iter_markers("parametrize"))
         if len(marks) >= PRODUCT and isinstance(item, pytest.Function):
             names = [mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0] for mark in marks]

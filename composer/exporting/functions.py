@@ -351,9 +351,15 @@ def meant_by(module: ModuleType, name: str) -> Any:
 
 def own_names(tree: ast.FunctionDef) -> set[str]:
     """The parameters and variables of a function, and the functions in it."""
-    names = {item.arg for item in ast.walk(tree) if isinstance(item, ast.arg)}
-    names |= {item.id for item in ast.walk(tree) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)}
-    return names | {item.name for item in ast.walk(tree) if isinstance(item, ast.FunctionDef) and item is not tree}
+    names: set[str] = set()
+    for item in ast.walk(tree):
+        if isinstance(item, ast.arg):
+            names.add(item.arg)
+        elif isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store):
+            names.add(item.id)
+        elif isinstance(item, ast.FunctionDef) and item is not tree:
+            names.add(item.name)
+    return names
 
 
 def key_of(function: FunctionType) -> str:

@@ -40,22 +40,24 @@ def tiny(folder: Path) -> None:
     AutoTokenizer.from_pretrained(TEACHER).save_pretrained(folder)
 
 
-def test_every_variant_is_trained_and_scored_on_the_harder_tasks(tmp_path: Path) -> None:
+def test_variants_are_trained_and_scored_on_the_harder_tasks(tmp_path: Path) -> None:
+    """These are the first and the last variant. `resolve` checks the others below."""
     tiny(tmp_path / "tiny")
     small = {"source": str(tmp_path / "tiny"), "tasks": HARDER, "lengths": (136,), "samples": 1, "seeds": (0,)}
     data = ("multikey,samples=2", "multivalue,samples=2", "two-needles,samples=2", "recall,pairs=60,samples=2")
-    experiment = replace(SECOND, request=replace(SECOND.request, data=data, **small), overrides=QUICK)
+    specs = (SECOND.specs[0], SECOND.specs[-1])
+    experiment = replace(SECOND, specs=specs, request=replace(SECOND.request, data=data, **small), overrides=QUICK)
     assert run_missing(experiment, tmp_path / "work", one_process, lambda line: None, runs_folder=tmp_path / "runs") == []
     runs = read_runs(tmp_path / "runs")
-    names = {variant.name for variant in read_variants(SECOND.specs)}
-    places = [run.partition("/") for run in second.SECOND_RUNS.values()]
-    claimed = {variant for experiment, _, variant in places if experiment == SECOND.name}
-    assert {run.variant for run in runs} == names == claimed
+    assert {run.variant for run in runs} == {variant.name for variant in read_variants(specs)}
     assert all(set(run.figures) == {f"{task} 136" for task in HARDER} for run in runs)
     assert find_missing_runs(experiment, tmp_path / "runs") == {}
 
 
-def test_every_variant_fits_the_second_teacher() -> None:
+def test_every_variant_fits_the_second_teacher_and_has_a_claim() -> None:
+    places = [run.partition("/") for run in second.SECOND_RUNS.values()]
+    claimed = {variant for experiment, _, variant in places if experiment == SECOND.name}
+    assert {variant.name for variant in read_variants(SECOND.specs)} == claimed
     trunk = dimensions(describe_model(SOURCE).trunk)
     for experiment in EXPERIMENTS.values():
         for variant in read_variants(experiment.specs, experiment.overrides):

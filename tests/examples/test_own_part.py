@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from composer.laws.suite import parts_under_test
+from tests.composer.programs import printed_behind_composer
 from tests.outside import EXAMPLE, GATE
 
 pytestmark = pytest.mark.long
@@ -21,11 +19,13 @@ BROKEN = GATE.replace("-self.rate)", "-self.rate) * (inputs.shape[1] > 1)")
 
 def run_laws(folder: Path, *arguments: str) -> str:
     """Return pytest's output in a folder. It has to succeed, or to fail a test."""
-    command = [sys.executable, "-m", "pytest", "-p", "composer.laws.plugin", "-p", "no:cacheprovider", "-p", "no:randomly", "-v"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(EXAMPLE), str(EXAMPLE.parents[1]))), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    return done.stdout + done.stderr
+    options = ["-p", "composer.laws.plugin", "-p", "no:cacheprovider", "-p", "no:randomly", "-v", *arguments]
+    code = f"""
+        import pytest
+        sys.path.insert(0, {str(EXAMPLE)!r})
+        assert pytest.main({options!r}) in (0, 1)
+    """
+    return printed_behind_composer(code, folder)
 
 
 def test_the_example_package_passes_its_tests_and_laws() -> None:

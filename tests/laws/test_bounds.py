@@ -26,6 +26,7 @@ from tests.laws.cases import (
     coarse,
     covering,
     every_head,
+    every_part,
     inputs,
     run,
     steady,
@@ -33,7 +34,7 @@ from tests.laws.cases import (
 from tests.laws.draw import random_heads
 
 HEADS = every_head()
-FEW = some(HEADS, covering())
+PARTS = some(HEADS, every_part())
 _WITHOUT_END: dict[str, HeadSpec] = {}
 """Few heads that together have every part that sums up or turns with the position. A cache is below a window that evicts many pairs
 at once: where every token evicts a pair, as many tokens take minutes."""
@@ -45,7 +46,7 @@ _parts = {name: {part for part in parts_of([head]) if part[0] in SUMMED} for nam
 ENDLESS = {name: _WITHOUT_END[name] for name in cover(_parts)}
 
 
-@pytest.mark.parametrize(("name", "shape"), in_turns(HEADS, SHAPES))
+@pytest.mark.parametrize(("name", "shape"), in_turns(HEADS, SHAPES, covering()))
 def test_state_bytes_are_as_declared(name: str, shape: str) -> None:
     assert_size(HEADS[name], SHAPES[shape], CALLS[shape])
 
@@ -55,13 +56,13 @@ def test_state_bytes_of_random_heads_are_as_declared(drawn: tuple[HeadSpec, Shap
     assert_size(*drawn, ((length, dtype),))
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", PARTS)
 def test_logits_of_50_are_finite_in_float32(name: str) -> None:
     """Coordinates of queries and keys (the logits of feature maps) and products reach ±50 in float32."""
     assert_in_range(steady(HEADS[name]))
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", PARTS)
 def test_bfloat16_is_close_to_float64(name: str) -> None:
     """Both computations start from rounded inputs. The root mean square error of bfloat16 is within 3 % of the output."""
     assert_close_in_bfloat16(steady(HEADS[name]))

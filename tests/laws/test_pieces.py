@@ -6,10 +6,10 @@ import pytest
 
 from composer.laws.split import assert_same_in_pieces
 from tests.covers import some
-from tests.laws.cases import covering, every_head, steady
+from tests.laws.cases import every_head, every_part, steady
 
 HEADS = every_head()
-FEW = some(HEADS, covering())
+FEW = some(HEADS, every_part())
 
 
 @pytest.mark.parametrize("name", FEW)

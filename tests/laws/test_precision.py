@@ -26,7 +26,11 @@ BOTH_WAYS = {name: (head, replace(PAIR, both_ways=True)) for name, head in every
 HEADS |= BOTH_WAYS
 
 
-@pytest.mark.parametrize("name", some(HEADS, every_part().keys() | BOTH_WAYS.keys()))
+ADDING = {name for name in every_part() if name.partition(":")[0] in {"memory", "gate", "rate", "position", "value position"}}
+"""Parts that add up numbers over the tokens, or rotate by them."""
+
+
+@pytest.mark.parametrize("name", some(HEADS, ADDING | BOTH_WAYS.keys()))
 def test_errors_do_not_grow_with_position(name: str) -> None:
     spec, shape = HEADS[name]
     assert_errors_do_not_grow(coarse(steady(spec)), shape)

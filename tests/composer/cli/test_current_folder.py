@@ -11,85 +11,45 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import packages_distributions
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import composer
 from composer.cli import entry
-from composer.cli.main import COMMANDS
-from composer.system.subprocesses import SAFE_PATH, environment_of_child
-from tests.composer.ablation.variants import write_spec
-from tests.composer.training.runs import RECIPE, SPEC, make_student, write_texts
+from composer.system.subprocesses import SAFE_PATH, environment_of_child, protected_children
+from tests.composer.training.runs import RECIPE, SPEC, make_student
 from tests.test_house import ROOT, named
 
-pytestmark = pytest.mark.long
-
-FRESH = {"width": 16, "layers": 1, "heads": 2, "vocabulary": 64}
-STEP = ("--set", "recipe.transfer.steps=1", "--set", "recipe.finetune.steps=1")
-SCORED = ("--tasks", "mqar,pairs=2", "--lengths", "12", "--samples", "2")
 TEXT = "once upon a time there was a cat"
-SHIPPED = str(ROOT / "examples" / "teacher")
-JUDGED = (SHIPPED, "--data", "stories,samples=20", "--share", "0.2", "--rows", "2", "--tasks", "passkey")
 WORK: tuple[tuple[str, ...], ...] = (
-    ("new", "OUT/mine.yaml"),
     ("check", "lolcats"),
-    ("show", "lolcats", "--from", "IN/teacher", "--code"),
-    ("diff", "lolcats", "lawcat", "--from", "IN/teacher"),
-    ("draw", "lolcats", "-o", "OUT/a.svg"),
-    ("parts",),
-    ("tasks",),
-    ("schema",),
-    ("explain", "lolcats", "--from", "IN/teacher"),
     ("build", "lolcats", "--from", "IN/teacher", "-o", "OUT/built"),
-    ("lock", "lolcats", "--from", "IN/teacher", "-o", "OUT/a.lock.yaml"),
-    ("build", "OUT/a.lock.yaml", "-o", "OUT/locked"),
-    ("verify", "OUT/built"),
-    ("push", "OUT/built", "owner/name", "--dry-run"),
-    ("export", "OUT/built", "-o", "OUT/exported"),
-    ("calibrate", "IN/tiny", "--data", "IN/texts.jsonl", "--share", "0.2", "-o", "OUT/calibrated"),
-    ("distill", "IN/tiny", "--data", "IN/texts.jsonl", "--share", "0.2", *STEP, "-o", "OUT/distilled"),
-    ("merge", "OUT/distilled", "-o", "OUT/merged"),
-    ("train", "IN/fresh", "--data", "IN/texts.jsonl", "--share", "0.2", "-o", "OUT/trained"),
-    ("logits", "IN/teacher", "--data", "IN/texts.jsonl", "--sequence", "16", "-o", "OUT/logits"),
-    ("eval", "IN/tiny", *SCORED, "-o", "OUT/scores"),
-    ("bench", "IN/tiny", "--prefill", "8", "--repeats", "1", "--steps", "1", "--memory", "-o", "OUT/bench"),
     ("inspect", "IN/tiny", "--text", "IN/text.txt", "-o", "OUT/report"),
-    ("select", "IN/tiny.yaml", "--from", "IN/teacher", "--data", "IN/texts.jsonl", "--keep", "1", *STEP, "-o", "OUT/selected"),
-    ("select", "streaming", "--from", *JUDGED, "--heads", "--keep", "1", "--steps", "1", "-o", "OUT/gates"),
-    ("read", "IN/tiny", "--text", "IN/text.txt", "-o", "OUT/state"),
-    ("build", "softmax", "--from", "IN/teacher", "-o", "OUT/full"),
-    ("read", "OUT/full", "--text", "IN/text.txt", "-o", "OUT/full.state"),
-    ("join", "OUT/full", "OUT/full.state", "OUT/full.state", "--approximate", "-o", "OUT/joined.state"),
     ("generate", "IN/tiny", "--prompt", TEXT, "--max-new-tokens", "2", "--chat"),
-    ("sample", SHIPPED, "--texts", "1", "--length", "4", "-o", "OUT/samples"),
-    ("chat", "IN/tiny", "--max-new-tokens", "2"),
-    ("serve", "IN/tiny", "--port", "0"),
     ("view", "--no-browser"),
-    ("ablate", "IN/tiny.yaml", "--from", "IN/teacher", *SCORED, "--jobs", "2", "-o", "OUT/ablation"),
 )
-"""Each command with the least work that it does. IN and OUT are folders."""
-SERVERS = {"serve", "view"}
-"""They end by Ctrl-C."""
+"""Commands that call libraries which read settings, such as transformers, Matplotlib and Gradio, each with the least work
+that it does. IN and OUT are folders.
+"""
 DRIVER = """
-import json, sys, time
+import json, os, sys
 from typer.testing import CliRunner
 from composer.cli.main import app
-from composer.commands.serve import Server
 from composer.commands.view import Served
 
 def wait(server):
     raise KeyboardInterrupt
 
-Server.wait = Served.wait = wait
+Served.wait = wait
 if __name__ == "__main__":  # processes that it starts import it
     for words in json.load(open(sys.argv[1])):
-        began = time.process_time()
         result = CliRunner().invoke(app, words, input="hello\\n", prog_name="compose")
-        seconds = time.process_time() - began
-        print(json.dumps([words, result.exit_code, result.output[-1000:], repr(result.exception), seconds]), flush=True)
+        print(json.dumps([words, result.exit_code, result.output[-1000:], repr(result.exception)]), flush=True)
+        assert not {"", os.getcwd()} & set(sys.path), words
 """
 CANARY = "open({!r}, 'w').close()\nraise ImportError('a file of the current folder has run')\n"
 WAYS = {
@@ -120,23 +80,18 @@ def write_canaries(folder: Path, ran: Path) -> None:
 def inputs(teacher: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "in"
     folder.mkdir()
-    write_texts(folder / "texts.jsonl", 24)
     (folder / "text.txt").write_text(TEXT)
     (folder / "teacher").symlink_to(teacher)
     make_student(folder / "tiny", teacher, SPEC | {"recipe": RECIPE})
     settings = json.loads((folder / "tiny" / "tokenizer_config.json").read_text())
     template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
     (folder / "tiny" / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
-    write_spec(folder / "tiny.yaml")
-    train = {"train": {"lr": 0.01, "steps": 1}, "sequence": 16}
-    fresh: Any = SPEC | {"trunk": FRESH, "recipe": train}
-    make_student(folder / "fresh", None, fresh, fresh=True, tokenizer=str(teacher))
     return folder
 
 
 @pytest.mark.drawn
 def test_no_command_runs_a_file_of_the_current_folder(inputs: Path, tmp_path: Path) -> None:
-    """All commands in one process, which starts as the console script does: in the folder, and without it among its paths."""
+    """These commands in one process, which starts as the console script does: in the folder, and without it among its paths."""
     here, ran, out = (tmp_path / name for name in ("here", "ran", "out"))
     for folder in (here, ran, out):
         folder.mkdir()
@@ -151,15 +106,11 @@ def test_no_command_runs_a_file_of_the_current_folder(inputs: Path, tmp_path: Pa
     results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('[["')]
     assert len(results) == len(work), done.stderr[-2000:]
     assert not list(ran.iterdir())
-    wrong = [result for result in results if result[1] != (130 if result[0][0] in SERVERS else 0)]
+    wrong = [result for result in results if result[1] != (130 if result[0][0] == "view" else 0)]
     assert not wrong, wrong
     assert "matplotlibrc" not in done.stderr
     assert all(path.stat().st_size > 5000 for path in out.rglob("*.png")), "pictures at 3 dots an inch"
-    assert len(list(out.rglob("*.png"))) > 3
-
-
-def test_every_command_has_its_work() -> None:
-    assert set(COMMANDS) == {words[0] for words in WORK}
+    assert len(list(out.rglob("*.png"))) > 2
 
 
 def test_every_start_of_a_process_is_protected() -> None:
@@ -186,3 +137,14 @@ def test_a_process_that_is_started_has_the_paths_of_this_one(tmp_path: Path, mon
     done = subprocess.run([sys.executable, "-c", code], env=environment_of_child(), capture_output=True, text=True, check=True)
     assert done.stdout.strip() == composer.__file__
     assert not (tmp_path / "ran").exists()
+
+
+def test_spawned_processes_import_nothing_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, ran = tmp_path / "here", tmp_path / "ran"
+    here.mkdir(), ran.mkdir()
+    write_canaries(here, ran)
+    monkeypatch.chdir(here)
+    monkeypatch.delenv(SAFE_PATH, raising=False)
+    with protected_children(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert pool.submit(len, "ab").result() == 2
+    assert not list(ran.iterdir())

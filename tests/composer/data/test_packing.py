@@ -14,6 +14,7 @@ from composer.errors import DataError
 HOWS: tuple[Packing, ...] = ("packed", "whole", "padded")
 """Where documents are independent."""
 Drawn = list[list[bool]]
+MANY = settings(max_examples=max(60, settings.default.max_examples))
 drawn_documents = st.lists(st.lists(st.booleans(), min_size=1, max_size=23), max_size=12)
 
 
@@ -47,7 +48,7 @@ def pieces(rows: PackedRows) -> list[tuple[list[int], list[int]]]:
 
 
 @given(drawn_documents, st.integers(2, 12), st.sampled_from(HOWS))
-@settings(max_examples=300)
+@MANY
 def test_each_token_occurs_once_and_in_order(drawn: Drawn, sequence: int, how: Packing) -> None:
     documents = made(drawn)
     rows = pack(documents, sequence, how=how)
@@ -65,7 +66,7 @@ def test_each_token_occurs_once_and_in_order(drawn: Drawn, sequence: int, how: P
 
 
 @given(drawn_documents, st.integers(2, 12), st.sampled_from(HOWS))
-@settings(max_examples=300)
+@MANY
 def test_pieces_are_parts_of_documents_with_their_targets(drawn: Drawn, sequence: int, how: Packing) -> None:
     documents = made(drawn)
     home = {token: number for number, document in enumerate(documents) for token in document.ids.tolist()}
@@ -77,7 +78,7 @@ def test_pieces_are_parts_of_documents_with_their_targets(drawn: Drawn, sequence
 
 
 @given(drawn_documents, st.integers(2, 12))
-@settings(max_examples=200)
+@MANY
 def test_documents_begin_as_each_way_of_packing_defines(drawn: Drawn, sequence: int) -> None:
     """If every token is learned, only a token that is alone in its row is dropped."""
     documents = [document for document in made(drawn, all_learned=True) if len(document) > 1]
@@ -110,7 +111,7 @@ def test_packed_and_whole_rows_match_an_example(how: Packing, ids: list[list[int
 
 
 @given(drawn_documents, st.integers(2, 12))
-@settings(max_examples=300)
+@MANY
 def test_joined_rows_are_one_document(drawn: Drawn, sequence: int) -> None:
     """Documents with learned tokens are joined end to end. All tokens but a row's first keep their labels."""
     documents = made(drawn)

@@ -101,7 +101,7 @@ def test_without_a_folder_nothing_is_written(
     assert timeless(report.model_dump(mode="json")) == results(whole)[0]
 
 
-@pytest.mark.parametrize("number", [1, 7, 34])
+@pytest.mark.parametrize("number", [7, 34])
 def test_killed_evaluations_resume_to_the_same_results(
     folders: dict[str, Path], whole: Path, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

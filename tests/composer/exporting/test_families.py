@@ -29,9 +29,15 @@ WRITTEN = [
     if family not in LATENT and family in CONFIG_MAPPING and Version(transformers.__version__) >= Version(LATER.get(family, "0"))
 ]
 REFUSED = [family for family in PASSED + HYBRIDS if family in {*LATENT, *HYBRIDS} and family in CONFIG_MAPPING]
+ALIKE = {
+    "cohere2_moe", "ernie4_5_moe", "gpt_bigcode", "granitemoe_swa", "helium", "minimax_m2", "nemotron", "persimmon", "seed_oss",
+    "vaultgemma",
+}  # fmt: skip
+"""Families whose files have the attention of another family in `UNLIKE`, and that differ in the rest of their layers."""
+FIRST = [family for family in WRITTEN if family in UNLIKE and family not in ALIKE]
 CHUNKS = {
-    "unlike": [family for family in WRITTEN if family in UNLIKE],
-    **{f"others, {start}": [family for family in WRITTEN if family not in UNLIKE][start::3] for start in range(3)},
+    "unlike": FIRST,
+    **{f"others, {start}": [family for family in WRITTEN if family not in FIRST][start::3] for start in range(3)},
 }
 """Families whose exports one process loads, one after the other."""
 

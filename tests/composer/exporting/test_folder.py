@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,36 +20,29 @@ from composer.exporting.modeling import Exported
 from composer.exporting.plain import sample_of
 from composer.weights.verify import Check
 from tests.composer.exporting.models import LENGTH, generated, padded, randomised, texts
+from tests.composer.programs import LOADER, printed_behind
 
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[3]
 TEACHER = ROOT / "examples" / "teacher"
 LOADS = """
-import sys, importlib.abc
-
-class Missing(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in ("composer", "blocks", "converters", "jaxtyping", "fla"):
-            raise ModuleNotFoundError(f"{name} is not installed here")
-
-sys.meta_path.insert(0, Missing())
 import torch
 from transformers import AutoModelForCausalLM
-folder, inputs, answers, again = sys.argv[1:]
-model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
-tokens, mask = torch.load(inputs)
+transformers.dynamic_module_utils.HF_MODULES_CACHE = "modules"
+model = AutoModelForCausalLM.from_pretrained({folder!r}, trust_remote_code=True, dtype=torch.float32).eval()
+tokens, mask = torch.load("inputs.pt")
 with torch.no_grad():
     logits = model(tokens, attention_mask=mask).logits[mask.bool()]
 text = model.generate(tokens[2:, : tokens.shape[1] // 2], max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)
-model.save_pretrained(again)
-saved = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True).eval()
+model.save_pretrained("again")
+saved = AutoModelForCausalLM.from_pretrained("again", trust_remote_code=True).eval()
 with torch.no_grad():
     assert torch.equal(saved(tokens, attention_mask=mask).logits[mask.bool()], logits)
-eager = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, attn_implementation="eager").eval()
+eager = AutoModelForCausalLM.from_pretrained({folder!r}, trust_remote_code=True, attn_implementation="eager").eval()
 with torch.no_grad():
     assert torch.equal(eager(tokens, attention_mask=mask).logits[mask.bool()], logits)
-torch.save((logits, text), answers)
+torch.save((logits, text), "answers.pt")
 """
 
 
@@ -78,12 +69,7 @@ def test_the_model_card_contains_the_command_with_the_output_folder(model: Path,
 def test_exports_load_and_save_without_this_package(model: Path, exported: Path, tmp_path: Path) -> None:
     tokens, mask = texts(507, LENGTH)
     torch.save((tokens, mask), tmp_path / "inputs.pt")
-    words = [sys.executable, "-c", LOADS, exported, tmp_path / "inputs.pt", tmp_path / "answers.pt", tmp_path / "again"]
-    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1", "PATH": "", "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [str(word) for word in words], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
+    printed_behind(LOADER, "import transformers.dynamic_module_utils\n" + LOADS.format(folder=str(exported)), tmp_path)
     logits, text = torch.load(tmp_path / "answers.pt")
     own = composer.load(model, dtype="float32")
     with torch.no_grad():
@@ -122,6 +108,7 @@ def test_the_compared_text_reaches_the_last_memory(spec: str, tokens: int, model
     assert sample_of(composer.build(spec, composer.load(model))).tokens.shape[1] == tokens
 
 
+@pytest.mark.usefixtures("quick_comparison")
 def test_named_chat_templates_are_exported(model: Path, tmp_path: Path) -> None:
     templates = "additional_chat_templates/tool_use.jinja", "chat_template.jinja"
     shutil.copytree(model, tmp_path / "model")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +22,7 @@ from blocks.recurrences.additive.recurrent import naive as additive_naive
 from blocks.recurrences.delta.recurrent import naive as delta_naive
 from blocks.recurrences.erase.torch_forms import naive as erase_naive
 from blocks.recurrences.rank_one.recurrent import naive as rank_one_naive
-from composer.exporting.modeling import write_file
+from composer.exporting.modeling import Exported, write_file
 from tests.composer.exporting.models import check_equal, of_file, randomised
 
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
@@ -36,6 +37,13 @@ SPECS = {
     "mamba3": "simple_gla:chunk_simple_gla",
 }
 """The operation that the file of each spec calls."""
+
+
+@cache
+def written(spec: str) -> tuple[Any, Exported, Any]:
+    """Return a model, its file, and the model that the file builds. No test changes them."""
+    model = randomised(composer.build(spec, TEACHER))
+    return model, *of_file(model)
 
 
 def definition(name: str, calls: list[str]) -> Any:
@@ -75,8 +83,7 @@ def _recurrence(name: str, inputs: dict[str, Tensor], decay: Tensor | None, stat
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_files_with_operations_of_fla_equal_the_model(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = randomised(composer.build(spec, TEACHER))
-    exported, own = of_file(model)
+    model, exported, own = written(spec)
     module, calls = sys.modules[type(own).__module__], list[str]()
     folder, name = SPECS[spec].split(":")
     assert f"from fla.ops.{folder} import {name}\n" in exported.text
@@ -101,7 +108,7 @@ def test_fla_accepts_the_arguments_of_the_file(spec: str) -> None:
     trees = [ast.parse(text) for text in sources if f"def {name}(" in text]
     (own,) = (node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
     accepted = {argument.arg for argument in (*own.args.args, *own.args.kwonlyargs)}
-    file = ast.parse(write_file(composer.build(spec, TEACHER)).text)
+    file = ast.parse(written(spec)[1].text)
     calls = [node for node in ast.walk(file) if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
     assert calls
     assert all(not call.args and {keyword.arg for keyword in call.keywords} <= accepted for call in calls)

@@ -33,6 +33,7 @@ from composer.weights.sources import describe_model
 from tests.composer.exporting.models import SHORT, check_equal, generated, of_file, padded, randomised, texts
 from tests.composer.model.models import CAUSAL, FEW, OTHER_CACHES
 from tests.composer.model.shared_layers import parts_of
+from tests.covers import some
 from tests.laws.cases import SMALL as LAW_SIZES
 from tests.laws.cases import around, field_of
 from tests.shipped import on
@@ -57,10 +58,13 @@ ON_HOSTS = {
     "gpt_oss": ("lolcats",),
 }
 """Every host with two specs and every spec on two hosts or more; gpt_oss has attention sinks, and only a window can use them."""
+OFFLOADED = ["lolcats", "lola", "lawcat", "gated-deltanet", "mamba3", "gpt_oss", "gemma2", "mixtral"]
 ONE_LAYER = {"num_hidden_layers": 1}
 IN_SPECS = parts_of(head for name in CAUSAL for head in on(name, LAW_SIZES).heads.values())
 ELSEWHERE = [(role, kind) for role, kinds in CATALOGUE.items() for kind in kinds if (field_of(role), kind) not in IN_SPECS]
 """The parts of no spec above."""
+ALIKE = {("score", kind) for kind in ("absolute_error", "overestimate", "relative_recall")}
+"""Scores that compare a pair with what the state recalls, as `squared_error` does."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +92,7 @@ def test_files_of_shipped_specs_equal_their_models(name: str, hosts: dict[str, P
     check_equal(model.double(), own.double(), 507)
 
 
-@pytest.mark.parametrize("name", ["lolcats", "lola", "lawcat", "gated-deltanet", "mamba3", "gpt_oss", "gemma2", "mixtral"])
+@pytest.mark.parametrize("name", some(OFFLOADED, ["lola", "mamba3", "gpt_oss", "gemma2"]))
 def test_offloaded_weights_change_nothing(name: str, hosts: dict[str, Path], tmp_path: Path) -> None:
     """accelerate loads the parameters of a module when the module is called, and removes them after it."""
     source = ("lolcats", hosts[name]) if name in HOSTS else (name, hosts["llama"])
@@ -214,9 +218,9 @@ def test_files_and_their_forward_functions_are_short(name: str, lines: int) -> N
     [
         ("lolcats", "head.memory.0.size", "window_size"),
         ("lawcat", "head.conv.kernel", "conv_size"),
-        ("lawcat", "head.feature_map.dim", "map_size"),
         ("lolcats", "head.feature_map.dim", "map_size"),
-        ("lolcats-terraced", "head.memory.0.size", "window_size"),
+        pytest.param("lawcat", "head.feature_map.dim", "map_size", marks=pytest.mark.full),
+        pytest.param("lolcats-terraced", "head.memory.0.size", "window_size", marks=pytest.mark.full),
     ],
 )
 def test_another_size_changes_one_line(name: str, field: str, constant: str, hosts: dict[str, Path]) -> None:
@@ -233,7 +237,7 @@ def test_named_sizes_of_a_file_do_not_change_later_models() -> None:
     assert {type(size) for size in sizes} == {int}
 
 
-@pytest.mark.parametrize(("role", "kind"), ELSEWHERE)
+@pytest.mark.parametrize(("role", "kind"), some(ELSEWHERE, set(ELSEWHERE) - ALIKE))
 def test_files_of_other_parts_equal_their_models(role: str, kind: str, hosts: dict[str, Path]) -> None:
     head = around(role.replace(" ", "_"), kind)
     model = randomised(composer.build({"compose": 1, "name": "part", "head": head}, hosts["one layer"]))

@@ -20,6 +20,7 @@ from composer.exporting.native import Native, model_of, native_of
 from composer.exporting.targets import TARGETS
 from composer.spec.loading import load_spec
 from tests.composer.exporting.models import LENGTH, check_equal, generated, in_pieces, padded, randomised, texts
+from tests.covers import some
 
 pytestmark = pytest.mark.long
 
@@ -164,7 +165,7 @@ def exported(tmp_path: Path, quick_comparison: None) -> Path:
 
 
 @pytest.mark.usefixtures("without_comparison")
-@pytest.mark.parametrize("target", ["qwen3_5", "granitemoehybrid", "mistral"])
+@pytest.mark.parametrize("target", some(["qwen3_5", "granitemoehybrid", "mistral"], ["qwen3_5"]))
 def test_trained_students_of_new_specs_are_exported_as_their_target(target: str, tmp_path: Path) -> None:
     """Its spec fits the class from the start, so that nothing is removed from trained weights."""
     (tmp_path / "texts.txt").write_text("the little dog sat in the sun and it was happy. " * 40, encoding="utf-8")

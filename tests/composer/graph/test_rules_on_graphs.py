@@ -33,7 +33,7 @@ def problems_of(graph: HeadGraph) -> list[Problem]:
 
 
 @given(fields=HEADS, both_ways=st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=max(40, settings.default.max_examples))
 def test_every_rule_terminates_on_random_heads(fields: dict[str, Any], both_ways: bool) -> None:
     """Every rule terminates, also on heads that another rule has rejected. A head is rejected if a rule reports a problem."""
     whole = head_of(fields)

@@ -13,6 +13,7 @@ from composer.errors import BuildError, ComposerError, GraphError, SpecError
 from composer.model.mixers import hybrids_run
 from composer.model.state_file import declare_states
 from tests.composer.hosts.families import HYBRIDS, small, tokens
+from tests.covers import some
 
 LENGTH = 17
 pytestmark = pytest.mark.skipif(not hybrids_run(), reason="this version of transformers has no layers with states that continue")
@@ -33,10 +34,12 @@ def in_pieces(model: Any, ids: torch.Tensor, bounds: tuple[int, ...], mask: torc
     return torch.cat(logits, dim=1)
 
 
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("family", some(HYBRIDS, set(HYBRIDS) - {"bamba", "lfm2_moe", "qwen3_5_moe_text"}))
 @torch.no_grad()
 def test_hybrids_equal_their_source_in_pieces_and_with_padding_and_beams(family: str) -> None:
-    """The first piece is shorter than a convolution, and ends in the padding of a row."""
+    """The first piece is shorter than a convolution, and ends in the padding of a row. The families marked ``full`` have the layers
+    of another family.
+    """
     source, ids = small(family), tokens(2, LENGTH)
     student = composer.build("softmax", source)
     expected = source(input_ids=ids, use_cache=False).logits

@@ -45,7 +45,7 @@ def test_generation_with_a_cache_equals_generation_without(spec: str, mode: str)
     assert torch.equal(*texts)
 
 
-@pytest.mark.parametrize(("spec", "length"), [*((spec, 13) for spec in SPECS), ("lolcats", 150)])
+@pytest.mark.parametrize(("spec", "length"), [("lawcat", 13), ("hybrid", 13), ("lolcats", 150)])
 def test_assisted_generation_writes_the_text_that_it_writes_without_a_draft(spec: str, length: int) -> None:
     """A student drafts for its teacher, and is the target of prompt lookup and of another student. A prompt of 150 tokens is read
     before calls are recorded. The text repeats itself, so that drafts are accepted in part."""

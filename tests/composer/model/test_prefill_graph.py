@@ -44,7 +44,7 @@ PROGRAM = """
 """Nothing has run before the call that is compiled: the heads' graphs are lowered within it, and are no part of what it makes."""
 
 
-@pytest.mark.parametrize("part", some(PARTS, list(PARTS)[:2]))
+@pytest.mark.parametrize("part", some(PARTS, list(PARTS)[:1]))
 def test_a_prefill_is_one_graph(part: str) -> None:
     assert printed_of(PARTS[part], PROGRAM, exported=part == next(iter(PARTS))) == "compared"
 

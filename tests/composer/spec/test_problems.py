@@ -32,7 +32,7 @@ def builds(spec: Spec, size: Dimensions) -> bool:
 
 
 @given(document=HEADS, direction=st.sampled_from(["causal", "bidirectional"]))
-@settings(max_examples=200)
+@settings(max_examples=max(40, settings.default.max_examples))
 def test_problems_equal_those_of_a_build(document: dict[str, Any], direction: Literal["causal", "bidirectional"]) -> None:
     """This holds on each source. Problems without a source are wrong on every source."""
     head = head_of(document)

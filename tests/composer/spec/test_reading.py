@@ -215,7 +215,7 @@ def read_or_refused(text: str) -> object:
 
 
 @pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML without libyaml")
-@settings(max_examples=150)
+@settings(max_examples=max(40, settings.default.max_examples))
 @given(PIECES, DAMAGES)
 def test_libyaml_and_pyyaml_read_equally(text: str, damages: list[tuple[int, int, str]]) -> None:
     for place, length, sign in damages:

@@ -21,7 +21,7 @@ from composer.spec.places import plain
 from composer.spec.reading import read_file
 from tests.composer.spec.error_messages import message_of
 
-QUICK = settings(max_examples=80)
+MANY = settings(max_examples=max(40, settings.default.max_examples))
 SHIPPED = [path.read_text(encoding="utf-8") for path in shipped_specs().values()]
 
 
@@ -101,7 +101,6 @@ def shuffled(data: Any, order: random.Random) -> Any:
     return [shuffled(item, order) for item in data] if isinstance(data, list) else data
 
 
-@QUICK
 @given(DOCUMENTS, st.randoms(use_true_random=False), st.sampled_from([None, False, True]), st.sampled_from(["\n", "\r\n"]))
 def test_order_comments_and_style_change_nothing(document: dict, order: random.Random, flow: bool | None, end: str) -> None:
     text = dump(shuffled(document, order), sort_keys=False, default_flow_style=flow, width=10_000)
@@ -149,7 +148,6 @@ def own(child: dict, document: dict) -> dict:
     }
 
 
-@QUICK
 @given(DOCUMENTS, DOCUMENTS, DOCUMENTS)
 def test_chains_of_extends_equal_the_flat_document(first: dict, second: dict, third: dict) -> None:
     middle = {**own(difference(first, second), second), "extends": "first.yaml"}
@@ -158,7 +156,6 @@ def test_chains_of_extends_equal_the_flat_document(first: dict, second: dict, th
         assert load_spec(path / "last.yaml") == load(third)
 
 
-@QUICK
 @given(DOCUMENTS, DOCUMENTS)
 def test_overrides_equal_a_child_with_the_same_values(base: dict, whole: dict) -> None:
     changes = own(difference(base, whole), whole)
@@ -166,7 +163,6 @@ def test_overrides_equal_a_child_with_the_same_values(base: dict, whole: dict) -
         assert load_spec(path / "base.yaml", list(settings_of(changes))) == load(whole)
 
 
-@QUICK
 @given(DOCUMENTS)
 def test_loaded_specs_survive_dump_and_load(document: dict) -> None:
     spec = load(document)
@@ -196,13 +192,12 @@ WORDS = ("compose: 1\n", "name: x\n", "extends: ", "lawcat", "head:", "memory", 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"])) | joined(*"ab:-[]{},&*!|>'\"%@`#?\\~<=. \n\t\r01e", *WORDS)
 
 
-@settings(QUICK, max_examples=300)
+@MANY
 @given(ANY_TEXT)
 def test_any_text_is_a_spec_or_a_spec_error(text: str) -> None:
     complaints(text)
 
 
-@QUICK
 @given(st.binary())
 def test_any_bytes_are_a_spec_or_a_spec_error(content: bytes) -> None:
     with folder(x="") as path:
@@ -210,7 +205,7 @@ def test_any_bytes_are_a_spec_or_a_spec_error(content: bytes) -> None:
         assert all(line.startswith(str(path / "x.yaml")) for line in message_of(path / "x.yaml").splitlines())
 
 
-@settings(QUICK, max_examples=300)
+@MANY
 @given(st.sampled_from(SHIPPED), st.integers(0, 2000), st.integers(0, 8), ANY_TEXT)
 def test_errors_of_damaged_files_have_places_in_the_file(text: str, start: int, length: int, put: str) -> None:
     start %= len(text)
@@ -245,7 +240,7 @@ def broken(draw: st.DrawFn) -> dict:
     return document
 
 
-@settings(QUICK, max_examples=300)
+@MANY
 @given(broken(), st.booleans())
 def test_errors_of_invalid_documents_have_paths_in_the_document(document: dict, flow: bool) -> None:
     text = dump(document, default_flow_style=flow)
@@ -257,7 +252,7 @@ def test_errors_of_invalid_documents_have_paths_in_the_document(document: dict, 
 OVERRIDES = joined(*"=.[]-019{} ", ".memory", ".0", ".size", ".position", "=rope", "=null", "layers", "name")
 
 
-@settings(QUICK, max_examples=300)
+@MANY
 @given(st.sampled_from(sorted(shipped_specs())), OVERRIDES, st.booleans())
 def test_any_override_is_applied_or_raises_a_spec_error(name: str, override: str, sensible: bool) -> None:
     for line in message_of(name, [f"head.{override}=1" if sensible else override]).splitlines():

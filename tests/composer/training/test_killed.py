@@ -47,6 +47,7 @@ def test_runs_killed_while_writing_a_checkpoint_resume(
     assert [path.name for path in (tmp_path / "transfer").iterdir()] == ["step-00000006"], "nothing half-written stays"
 
 
+@pytest.mark.full  # these moments are random
 def test_runs_killed_at_any_moment_resume_to_the_same_output(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
     """The run is killed again and again, with a checkpoint after every step."""
     choice, kills = random.Random(4), 0

@@ -21,12 +21,9 @@ from tests.composer.training.stages import HELD_OUT, ROWS, STAGES, StoppedError,
 
 
 @pytest.mark.parametrize("name", STAGES)
-@pytest.mark.parametrize("stops", [(3,), (1, 4, 6)])
-def test_runs_stopped_at_any_checkpoint_resume_to_the_same_output(
-    tmp_path: Path, uninterrupted: dict[str, Any], name: str, stops: tuple[int, ...]
-) -> None:
-    """The run is stopped after every step with a checkpoint. The watcher is called before the checkpoint is written."""
-    for step in stops:
+def test_runs_stopped_at_any_checkpoint_resume_to_the_same_output(tmp_path: Path, uninterrupted: dict[str, Any], name: str) -> None:
+    """Each step has a checkpoint. The watcher is called before the checkpoint is written."""
+    for step in (1, 4, 6):
         with pytest.raises(StoppedError):
             run(tmp_path, STAGES[name], checkpoint_seconds=0.0, watch=stop_at(step))
     expected, lines = uninterrupted[name]

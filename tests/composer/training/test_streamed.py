@@ -120,12 +120,9 @@ def miscount(path: Path) -> None:
     [
         ("layer-0.safetensors", miscount),
         ("rows-2.hidden", flip),
-        ("rows-2.hidden", halve),
         ("rows-2.hidden", Path.unlink),
         ("held-out-2.hidden", lengthen),
-        ("layer-0.safetensors", flip),
         ("layer-0.safetensors", halve),
-        ("layer-0.safetensors", Path.unlink),
     ],
 )
 def test_damaged_hidden_states_are_computed_again(
@@ -249,14 +246,14 @@ def test_hidden_states_need_the_declared_bytes(three: Path, texts: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "number", "behind"),
+    ("owner", "name", "number"),
     [
-        (Spill, "_fill", 1, True),
-        (Spill, "_fill", 3, True),
-        (Spill, "advance", 1, True),
-        (streamed, "save_file", 1, True),
-        (streamed, "_write_finished", 1, True),
-        (streamed, "_write_finished", 3, True),
+        pytest.param(Spill, "_fill", 1, marks=pytest.mark.full),
+        (Spill, "_fill", 3),
+        (Spill, "advance", 1),
+        (streamed, "save_file", 1),
+        pytest.param(streamed, "_write_finished", 1, marks=pytest.mark.full),
+        (streamed, "_write_finished", 3),
     ],
 )
 def test_runs_killed_between_two_files_resume(
@@ -267,11 +264,10 @@ def test_runs_killed_between_two_files_resume(
     owner: Any,
     name: str,
     number: int,
-    behind: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def child() -> None:
-        killed_at(monkeypatch, owner, name, number, behind=behind)
+        killed_at(monkeypatch, owner, name, number, behind=True)
         run(three, tmp_path / "out", texts, **STREAM)
 
     assert ending(forked(child)) == -signal.SIGKILL
@@ -279,6 +275,7 @@ def test_runs_killed_between_two_files_resume(
     assert same(wanted, tmp_path / "out")
 
 
+@pytest.mark.full  # these moments are random
 def test_runs_killed_at_any_moment_resume(three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]) -> None:
     choice, kills = random.Random(5), 0
     for _ in range(4):

@@ -174,7 +174,7 @@ def test_a_student_is_built_with_the_chosen_heads_by_one_command(tmp_path: Path)
 
 def test_a_step_runs_once_and_records_its_time(tmp_path: Path) -> None:
     messages: list[str] = []
-    words = ["build", "lawcat", "--from", str(ROOT / "examples" / "teacher"), "--force", "-o", str(tmp_path / "built")]
+    words = ["build", "lawcat", "--from", str(ROOT / "examples" / "teacher"), "--dry-run", "-o", str(tmp_path / "built")]
     running.execute_once(tmp_path, "build", words, messages.append)
     running.execute_once(tmp_path, "build", words, messages.append)
     assert messages == [f"{tmp_path.name}: build"]
