@@ -120,7 +120,7 @@ FAULTS: dict[str, tuple[str, dict[str, str]]] = {
         {'self.value = ("conv", "value")': "pass", "if self.memory[name].exact), masses[0])": "if False), masses[0])"},
     ),
     "composer/graph/program.py": (
-        "laws/test_pieces.py composer/training/test_transfer.py",
+        "composer/graph/test_program.py",
         {"if not inputs.value_is_final:": "if True:"},
     ),
     "composer/graph/lowering.py": (

@@ -20,7 +20,7 @@ from composer.graph.graph import INPUTS
 from composer.graph.lowering import BACKENDS, compile_head, lower
 from composer.graph.program import Program
 from composer.graph.wiring import build_graph
-from tests.composer.graph.heads import SIZE, graph_of, shipped
+from tests.composer.graph.heads import SIZE, graph_of, resolved, shipped
 from tests.covers import some
 from tests.laws.cases import SMALL, build_head, covering, every_head, inputs, once, run
 from tests.laws.draw import random_heads
@@ -120,6 +120,17 @@ def test_mixers_of_projections_are_the_first_steps() -> None:
     plain = lower(graph_of({**MIXED, "mix_input": {"kind": "conv", "feeds": "inputs"}, "memory": [
         {"kind": "window", "size": 4, "weight": "token"}, "state"]}))  # fmt: skip
     assert (plain.before, plain.mixed) == ((), ("hidden", "hidden"))
+
+
+def test_final_values_enter_memories_as_they_are() -> None:
+    """As if the head had no convolution of values, which is its only one."""
+    with_conv = {"feature_map": "elu", "conv": {"kernel": 3, "inputs": ["v"]}, "memory": ["state"]}
+    head, data = build_head(resolved(with_conv).heads["head"], SHAPE), inputs(SHAPE, 2, 9)
+    wanted, _ = run(build_head(resolved({**with_conv, "conv": None}).heads["head"], SHAPE), data)
+    values = dataclasses.replace(data.of_head(), value_is_final=True)
+    empty = head.empty_state(2, torch.float64, torch.device("cpu"))
+    torch.testing.assert_close(head(values, empty, "auto")[0], wanted, rtol=1e-9, atol=1e-10)
+    assert not torch.allclose(run(head, data)[0], wanted, rtol=0.01)
 
 
 def test_programs_are_cached_and_immutable() -> None:
