@@ -208,8 +208,8 @@ READS_OF_THEIR_OWN = {
     "composer/exporting/folder.py": 1,  # the licence of this package
     "composer/exporting/gguf/folder.py": 1,  # what its own process wrote
     "composer/exporting/gguf/worker.py": 1,  # what the process that started it wrote
-    "composer/exporting/plain.py": 2,  # what its own process wrote
-    "composer/exporting/plain_worker.py": 1,  # what the process that started it wrote
+    "composer/exporting/comparison.py": 2,  # what its own process wrote
+    "composer/exporting/comparison_worker.py": 1,  # what the process that started it wrote
     "composer/benching/memory.py": 1,  # the kernel's file about this process
     "composer/system/devices.py": 4,  # the kernel's files about this machine
     "composer/graph/measured.py": 1,  # a table of this package

@@ -20,10 +20,10 @@ from blocks.part import Closed
 from composer.drawing.picture import picture
 from composer.errors import ExportError, first_line
 from composer.exporting.card import card
+from composer.exporting.comparison import compare, sample_of
 from composer.exporting.gguf.writing import Gguf
 from composer.exporting.modeling import Exported, write_file
 from composer.exporting.native import Native, native_of, write_weights
-from composer.exporting.plain import compare, sample_of
 from composer.model.classes import Composed
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.writing import to_yaml

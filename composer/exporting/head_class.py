@@ -13,11 +13,11 @@ from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.part import Fresh
 from composer.errors import ExportError
+from composer.exporting.call_recording import Recorded, SizeNumber, give_operators
 from composer.exporting.folding import ArgumentFact, Known, NotNone
 from composer.exporting.functions import Functions
-from composer.exporting.heads import ONE_TOKEN, PIECE, PIECES, SIZES, Method, parameters_of, program_of, record
+from composer.exporting.head_recording import ONE_TOKEN, PIECE, PIECES, SIZES, Method, parameters_of, program_of, record
 from composer.exporting.lines import find_needed, lines_of, plain
-from composer.exporting.recording import Recorded, SizeNumber, give_operators
 from composer.exporting.template import IN_PIECES, ONE_BY_ONE
 from composer.exporting.wrapping import WIDTH, wrap
 from composer.graph.composition import HeadSpec

@@ -18,7 +18,7 @@ from torch import Tensor
 from blocks.kernels import Kernel
 from blocks.operation import FLA, Form, Setting
 from composer.errors import ExportError
-from composer.exporting.recording import NARROW, ProgramRecording
+from composer.exporting.call_recording import NARROW, ProgramRecording
 from composer.graph.program import Step
 
 ON_A_GPU = Setting("cuda", "bfloat16", padded=True, gradients=True)

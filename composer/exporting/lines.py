@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from composer.errors import ExportError
-from composer.exporting.heads import Method
-from composer.exporting.recording import NARROW, WIDE, Recorded
+from composer.exporting.call_recording import NARROW, WIDE, Recorded
+from composer.exporting.head_recording import Method
 
 FOREVER = 1 << 60
 INLINE = frozenset({"index", "attribute", "sign"})

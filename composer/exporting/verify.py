@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from composer.errors import ComposerError, ExportError, first_line
+from composer.exporting.comparison import Comparison, compare, sample_of
 from composer.exporting.folder import ExportRecord, configuration, differences, read_export, text_of, without_adapter
 from composer.exporting.gguf.folder import compare_gguf
 from composer.exporting.gguf.types import INSTALL
-from composer.exporting.plain import Comparison, compare, sample_of
 from composer.system.files import sha256
 from composer.weights.load import load_model
 from composer.weights.record import CONFIG

@@ -45,7 +45,7 @@ from composer.selection.report import (
 from composer.spec.document import Spec
 from composer.spec.loading import load_spec, resolve_spec
 from composer.spec.recipe import Recipe, Stage
-from composer.spec.resolve import fresh_parameters
+from composer.spec.resolve import Resolved, fresh_parameters
 from composer.system.files import sha256
 from composer.tasks.base import Task, rng_of
 from composer.tasks.writer import Writer
@@ -122,26 +122,7 @@ def select_heads(
         subject.spec.recipe, teacher, options.tasks, training, steps=steps, most=options.rows, heads=other_heads
     )
     twins = _draw_twins(teacher, options, training, judged) if options.by == "patched" else []
-    references = [data_identity(reference)["files"] for reference in (*training.data, *training.held_out)]
-    files = {name: digest for digests in references for name, digest in digests.items()}
-    files |= {
-        f"{named.label} {name}": sha256(path) for named in options.tasks for name, path in list_named_files(named.task).items()
-    }
-    settings = HeadSettings(
-        source=fingerprint(teacher.source),
-        sequence=rows.sequence,
-        data=tuple(training.data),
-        held_out_share=training.share,
-        tasks={named.label: named.task.model_dump(mode="json") for named in options.tasks},
-        files=files | tokenizer_identity(teacher.source.folder),
-        seed=training.seed,
-        backend=training.backend,
-        spec=subject.resolved.hash,
-        other=other_heads.hash,
-        student=None if options.student is None else fingerprint(read_student(options.student, (), Recipe()).source),
-        share=share,
-        steps=len(rows),
-    )
+    settings = _settings(subject, teacher, training, options, rows, other_heads, share)
     STORE.begin(out, settings, force=force)
     model = teacher.load(training.device, training.backend)
     gates = gate_layers(model, _heads_to_mix(other, teacher, training, options), heads)
@@ -183,6 +164,38 @@ def select_heads(
     )
     write_result(STORE, selection, {HEADS: draw_heads, CURVE: draw_curve})
     return selection
+
+
+def _settings(
+    subject: HeadSubject,
+    teacher: Teacher,
+    training: TrainingOptions,
+    options: HeadOptions,
+    rows: PackedRows,
+    other_heads: Resolved,
+    share: float,
+) -> HeadSettings:
+    """Return what determines the gates. other_heads: what replaces key heads that are not kept. share: of gates to be open."""
+    references = [data_identity(reference)["files"] for reference in (*training.data, *training.held_out)]
+    files = {name: digest for digests in references for name, digest in digests.items()}
+    files |= {
+        f"{named.label} {name}": sha256(path) for named in options.tasks for name, path in list_named_files(named.task).items()
+    }
+    return HeadSettings(
+        source=fingerprint(teacher.source),
+        sequence=rows.sequence,
+        data=tuple(training.data),
+        held_out_share=training.share,
+        tasks={named.label: named.task.model_dump(mode="json") for named in options.tasks},
+        files=files | tokenizer_identity(teacher.source.folder),
+        seed=training.seed,
+        backend=training.backend,
+        spec=subject.resolved.hash,
+        other=other_heads.hash,
+        student=None if options.student is None else fingerprint(read_student(options.student, (), Recipe()).source),
+        share=share,
+        steps=len(rows),
+    )
 
 
 def _learn(model: ComposedForCausalLM, gates: Gates, rows: PackedRows, out: Path, training: TrainingOptions, share: float) -> None:

@@ -68,10 +68,10 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.fixture
 def quick_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exports are compared in a fork of a process without this package that has imported torch and transformers once."""
-    from composer.exporting import plain
+    from composer.exporting import comparison
     from tests.composer.programs import load_behind_libraries
 
-    monkeypatch.setattr(plain, "subprocess", SimpleNamespace(run=load_behind_libraries, DEVNULL=None))
+    monkeypatch.setattr(comparison, "subprocess", SimpleNamespace(run=load_behind_libraries, DEVNULL=None))
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TextIO
 
 from composer.cli.entry import main
-from composer.exporting import plain_worker
+from composer.exporting import comparison_worker
 from tests.composer.training.processes import ending, forked
 
 ROOT = Path(__file__).parents[2]
@@ -45,12 +45,12 @@ gc.collect(), gc.freeze(), gc.set_threshold(100_000, 50, 50)
 at its first model."""
 LOADER = f"""
 import sys
-sys.modules.update(dict.fromkeys({plain_worker.ABSENT!r}))
+sys.modules.update(dict.fromkeys({comparison_worker.ABSENT!r}))
 import runpy, torch, safetensors.torch, transformers.dynamic_module_utils
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 torch.set_num_threads(1)
 """
-"""What the process of ``composer/exporting/plain.py`` imports before it reads an export."""
+"""What the process of ``composer/exporting/comparison.py`` imports before it reads an export."""
 STARTER = f"""
 import json, os, socket, sys, tempfile, traceback
 sys.path.insert(0, {str(ROOT)!r})
@@ -182,10 +182,10 @@ def printed_behind(imports: str, code: str, folder: Path = ROOT) -> str:
 
 
 def load_behind_libraries(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
-    """Load exports in place of ``subprocess.run`` in ``composer/exporting/plain.py``: in a fork of a process that has imported
+    """Load exports in place of ``subprocess.run`` in ``composer/exporting/comparison.py``: in a fork of a process that has imported
     torch and transformers, which takes seconds, and cannot import this package.
     """
-    program = command[command.index(plain_worker.__file__) :]
+    program = command[command.index(comparison_worker.__file__) :]
     modules = env["HF_MODULES_CACHE"]
     code = f"transformers.dynamic_module_utils.HF_MODULES_CACHE = {modules!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')"
     printed_behind(LOADER, f"import runpy, transformers.dynamic_module_utils\nsys.argv = {program!r}\n{code}")

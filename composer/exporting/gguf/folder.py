@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from composer.errors import ExportError
+from composer.exporting.comparison import TOLERANCES, Comparison, ModelText, compare_logits, sample_of
+from composer.exporting.comparison_worker import KEPT, STEPS
 from composer.exporting.folder import causal, check_export, without_adapter, write_origin
 from composer.exporting.gguf import worker
 from composer.exporting.gguf.types import TYPES, name_of_file, type_of_file
 from composer.exporting.gguf.writing import Gguf, gguf_of, write_gguf
 from composer.exporting.native import native_of
-from composer.exporting.plain import TOLERANCES, Comparison, ModelText, compare_logits, sample_of
-from composer.exporting.plain_worker import KEPT, STEPS
 from composer.system.files import system_errors
 from composer.system.subprocesses import environment_of_child
 from composer.system.trust import load_tokenizer

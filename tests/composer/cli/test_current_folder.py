@@ -56,7 +56,7 @@ WAYS = {
     "composer/ablation/runner.py": "protected_children",
     "composer/benching/memory.py": "environment_of_child",
     "composer/exporting/gguf/folder.py": "environment_of_child",
-    "composer/exporting/plain.py": "environment_of_child",
+    "composer/exporting/comparison.py": "environment_of_child",
     "composer/data/chat_templates.py": "environment_of_child",
 }
 """The files that start processes, and the function of ``composer.system.subprocesses`` by which they do."""

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from composer.exporting.comparison import Comparison
 from composer.exporting.folder import configuration
 from composer.exporting.modeling import Exported, write_file
-from composer.exporting.plain import Comparison
 
 LENGTH, SHORT = 85, 41
 """Tokens of a text: more than the windows of shipped specs, and more than the small windows around single parts."""

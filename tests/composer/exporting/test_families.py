@@ -13,8 +13,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import composer
 from composer.errors import ExportError
 from composer.exporting import folder as folder_module
+from composer.exporting.comparison import Comparison, ModelText, compare
 from composer.exporting.folder import causal
-from composer.exporting.plain import Comparison, ModelText, compare
 from composer.model.mixers import hybrids_run
 from converters.hosts import LATENT
 from tests.composer.exporting.models import randomised

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save
 
 import composer
 from composer.errors import ComposerError, ExportError
+from composer.exporting.comparison import sample_of
 from composer.exporting.folder import text_of
 from composer.exporting.modeling import Exported
-from composer.exporting.plain import sample_of
 from composer.weights.verify import Check
 from tests.composer.exporting.models import LENGTH, generated, padded, randomised, texts
 from tests.composer.programs import LOADER, printed_behind

@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from composer.errors import ExportError
-from composer.exporting import plain_worker
-from composer.exporting.plain_worker import last_logits
+from composer.exporting import comparison_worker
+from composer.exporting.comparison_worker import last_logits
 from composer.system.subprocesses import environment_of_child
 
 ROWS, PADDING = 2, 7
@@ -92,7 +92,7 @@ def compare(exports: Sequence[tuple[Path, bool, ModelText]]) -> list[Comparison]
         ]
         threads = str(torch.get_num_threads())
         environment = environment_of_child(HF_MODULES_CACHE=f"{scratch}/modules", HF_HUB_OFFLINE="1", OMP_NUM_THREADS=threads)
-        command = [sys.executable, "-W", "ignore", plain_worker.__file__, json.dumps(requests), str(texts), str(answers)]
+        command = [sys.executable, "-W", "ignore", comparison_worker.__file__, json.dumps(requests), str(texts), str(answers)]
         ended = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if ended.returncode != 0:
             last = (ended.stderr.strip().splitlines() or ["it wrote no error"])[-1]

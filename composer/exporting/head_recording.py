@@ -13,8 +13,8 @@ from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.operation import EVERY, TORCH, Call, Setting, Slot
 from blocks.part import Fresh
+from composer.exporting.call_recording import NARROW, WIDE, ProgramRecording, Recorded
 from composer.exporting.kernels import with_kernel
-from composer.exporting.recording import NARROW, WIDE, ProgramRecording, Recorded
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import INPUTS, SINKS, Node
 from composer.graph.lowering import Compiled, compile_head

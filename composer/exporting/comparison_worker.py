@@ -1,4 +1,4 @@
-"""The program of the process in which exports are loaded without this package: see ``composer/exporting/plain.py``.
+"""The program of the process in which exports are loaded without this package: see ``composer/exporting/comparison.py``.
 
 It imports torch and transformers alone. This project's packages and others that an export does not need cannot be imported here,
 even if they are installed. Its arguments are the requests as JSON, each a folder with its options, the file of their texts, and
