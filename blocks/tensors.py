@@ -43,6 +43,11 @@ def accumulating(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize >= 4 else torch.float32
 
 
+def slot_dtypes(dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """Return the dtypes of the tensors of a state in a model of this dtype, by the ``dtype`` of their ``Slot``."""
+    return {"pairs": dtype, "state": accumulating(dtype), "int64": torch.int64}
+
+
 def least_mass(dtype: torch.dtype) -> float:
     """Return the smallest sum that counts as a mass. It is above 0, since the gradient of a quotient divides by the square of the
     mass."""

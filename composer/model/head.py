@@ -14,7 +14,7 @@ from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.operation import Call, Setting, State
 from blocks.part import Fresh, Part
-from blocks.tensors import accumulating, as_bool, may_read_numbers
+from blocks.tensors import accumulating, as_bool, may_read_numbers, slot_dtypes
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph
 from composer.graph.lowering import AUTO, Compiled, compile_head
@@ -183,7 +183,7 @@ class Head(nn.Module):
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """Return the state before the first token."""
-        dtypes = {"pairs": dtype, "state": accumulating(dtype), "int64": torch.int64}
+        dtypes = slot_dtypes(dtype)
         return {
             name: torch.full((batch, *slot.shape), slot.empty, dtype=dtypes[slot.dtype], device=device)
             for name, slot in self._slots.items()

@@ -22,7 +22,7 @@ from torch import Tensor
 from blocks.memories.base import Memory
 from blocks.operation import Slot
 from blocks.part import Closed
-from blocks.tensors import accumulating
+from blocks.tensors import slot_dtypes
 from composer.errors import ComposerError
 from composer.model.cache import SEEN, ComposedCache, new_cache
 from composer.model.head import anatomy
@@ -86,7 +86,7 @@ def declare_states(model: Any, tokens: int) -> dict[str, DeclaredState]:
             "The state of this model is not kept in files: layers of its source keep states of another kind beside those of heads. "
             "Pass the text with each call of `compose generate`."
         )
-    dtypes = {"pairs": model.dtype, "state": accumulating(model.dtype), "int64": torch.int64}
+    dtypes = slot_dtypes(model.dtype)
     states = {SEEN: DeclaredState(0, SEEN, (1,), torch.int64, Slot((), "int64"))}
     for module in model.modules():
         if isinstance(module, ComposedHeads):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from blocks.operation import Slot, State
-from blocks.tensors import accumulating
+from blocks.tensors import slot_dtypes
 from composer.vllm.step import EngineCall
 
 ALIGNED = 64
@@ -40,7 +40,7 @@ def layout(slots: Mapping[str, Slot], dtype: torch.dtype, longest: int) -> tuple
 
     dtype: of the model's keys and values. longest: tokens of the longest text.
     """
-    dtypes = {"pairs": dtype, "state": accumulating(dtype), "int64": torch.int64}
+    dtypes = slot_dtypes(dtype)
     fields = [
         Field(name, (longest // slot.every, *slot.shape[1:]), dtypes[slot.dtype], slot.empty, slot.every)
         if slot.grows
