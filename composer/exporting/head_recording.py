@@ -115,44 +115,23 @@ def record(
     program = program_of(code, one_token=one_token)
     batch, length = sizes[0], 1 if one_token else sizes[1]
 
-    def empty(*size: int, dtype: torch.dtype = NARROW) -> Tensor:
-        """Return a computed tensor that needs a gradient: a program that runs with gradients also runs without."""
-        tensor = torch.empty(size, dtype=dtype, device="meta")
-        return tensor.requires_grad_().clone() if dtype.is_floating_point else tensor
-
-    def add_input(name: str, tensor: Tensor) -> Tensor:
-        return recording.add_input(name, tensor)
-
-    inputs = [add_input("hidden", empty(batch, length, shape.hidden_size))]
-    sizes_of = {
-        "query": (shape.heads, shape.head_dim),
-        "key": (shape.key_heads, shape.head_dim),
-        "value": (shape.key_heads, shape.value_dim),
-    }
-    for name, size in sizes_of.items():
-        inputs.append(add_input(name, empty(batch, length, *size)))
-    if shape.sinks:
-        inputs.append(add_input("sinks", empty(shape.heads)))
-    position = add_input("position", empty(batch, length, dtype=torch.int64))
-    valid = None if one_token else add_input("valid", empty(batch, length, dtype=torch.bool))
+    inputs = _add_inputs(recording, shape, batch, length)
+    position = recording.add_input("position", _empty(batch, length, dtype=torch.int64))
+    valid = None if one_token else recording.add_input("valid", _empty(batch, length, dtype=torch.bool))
     if rotation is not None:
         rotation.position = position
         rotation.table = (
-            add_input("cosine", empty(batch, length, shape.head_dim)),
-            add_input("sine", empty(batch, length, shape.head_dim)),
+            recording.add_input("cosine", _empty(batch, length, shape.head_dim)),
+            recording.add_input("sine", _empty(batch, length, shape.head_dim)),
         )
     state = {
-        name: add_input(f'state["{name}"]', empty(batch, *_some(slot), dtype=DTYPES[slot.dtype]))
+        name: recording.add_input(f'state["{name}"]', _empty(batch, *_some(slot), dtype=DTYPES[slot.dtype]))
         for name, slot in code.graph.slots.items()
     }
     modules: dict[str, Any] = {}
     for node in code.graph.parts:
         if node.module not in modules:
-            parameters = {
-                name: add_input(f'self.{node.module}("{name}")', empty(*fresh.shape, dtype=WIDE if fresh.precise else NARROW))
-                for name, fresh in parameters_of(node).items()
-            }
-            modules[node.module] = _module(parameters)
+            modules[node.module] = _add_module(recording, node)
     where = _Place(place)
     call = Call(Tokens(position, None, valid), state, shape, where, in_place)
     steps = program.before if mixing else program.after
@@ -182,6 +161,36 @@ def record(
     outputs = {name: call for name, tensor in result.items() if (call := recording.call_of(tensor)) is not None}
     titles, nodes = tuple(_title(step, names) for step in steps), tuple(step.covers[0].node.name for step in steps)
     return Method(tuple(recording.calls), recording.names, outputs, titles, nodes, where.is_read)
+
+
+def _empty(*size: int, dtype: torch.dtype = NARROW) -> Tensor:
+    """Return a computed tensor that needs a gradient: a program that runs with gradients also runs without."""
+    tensor = torch.empty(size, dtype=dtype, device="meta")
+    return tensor.requires_grad_().clone() if dtype.is_floating_point else tensor
+
+
+def _add_inputs(recording: ProgramRecording, shape: Shape, batch: int, length: int) -> list[Tensor]:
+    """Return the tensors that a head's function receives."""
+    sizes = {
+        "hidden": (batch, length, shape.hidden_size),
+        "query": (batch, length, shape.heads, shape.head_dim),
+        "key": (batch, length, shape.key_heads, shape.head_dim),
+        "value": (batch, length, shape.key_heads, shape.value_dim),
+        **({"sinks": (shape.heads,)} if shape.sinks else {}),
+    }
+    return [recording.add_input(name, _empty(*size)) for name, size in sizes.items()]
+
+
+def _add_module(recording: ProgramRecording, node: Node) -> Any:
+    """Return the module with the parameters of a part."""
+    return _module(
+        {
+            name: recording.add_input(
+                f'self.{node.module}("{name}")', _empty(*fresh.shape, dtype=WIDE if fresh.precise else NARROW)
+            )
+            for name, fresh in parameters_of(node).items()
+        }
+    )
 
 
 def _new_name(slot: str) -> str:
