@@ -291,15 +291,16 @@ def test_the_page_has_the_tables_between_its_marks_and_keeps_the_prose(tmp_path:
     assert text.startswith("# Title\n")
     assert text.endswith("Prose.\n")
     assert "old" not in text
-    heads, reading, compressed, students = text.split("Between.")
+    flagship, heads, _, reading, compressed, students = text.split("Between.")
     assert page.NO_RUN in compressed
+    assert page.NO_RUN in flagship
     assert "| heads-18 |" in heads
     assert "| heads-18 |" not in reading + students
     assert "| teacher |" in students
     assert (tmp_path / "picture.png").is_file()
     details = reference.read_text(encoding="utf-8")
     assert "| teacher | 0.75 ± 0.22" in details.split("## students")[1]
-    assert "compose" in details.split("## heads")[1].split("## reading")[0]
+    assert "compose" in details.split("## heads")[1].split("## selectors")[0]
     page.write(tmp_path, target, tmp_path / "picture.png", reference)
     assert (target.read_text(encoding="utf-8"), reference.read_text(encoding="utf-8")) == (text, details)
 
