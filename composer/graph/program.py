@@ -76,7 +76,7 @@ class HeadInputs:
 
     def detach(self) -> HeadInputs:
         """Return the same inputs, detached from the graph of gradients."""
-        return self.each(Tensor.detach)
+        return self.each(lambda tensor: tensor.detach())
 
     def each(self, change: Callable[[Tensor], Tensor]) -> HeadInputs:
         """Return the inputs with every tensor but those of ``tokens`` changed by a function."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -81,7 +81,8 @@ def calibrate(student: Student, out: str | os.PathLike[str], options: TrainingOp
         run = open_run(student, teacher, {CALIBRATE: stage}, out, options)
         taught, learner = teacher.load(loading_device(options.device), options.backend), load_student(student, options)
         began = time.monotonic()
-        start, solved = _solve(run, stage, learner, taught, _start_transfer(run, stage, learner, taught))
+        advance = counter_of(PARTS, len(list(attentions(learner))), options.watch)
+        start, solved = _solve(run, stage, learner, taught, _start_transfer(run, stage, learner, taught, advance))
         begun = () if start is None else start.calibrated
         parts = {name: tensor for name, tensor in learner.named_parameters() if name.rpartition(".")[0] in begun}
         layers = () if start is None else start.solved
@@ -180,10 +181,16 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
         )
 
 
-def _start_transfer(run: TrainingRun, stage: Transfer, student: ComposedForCausalLM, teacher: ComposedForCausalLM) -> Start | None:
-    """Set the first values of the heads, and warn if their outputs are far from the teacher's in size."""
+def _start_transfer(
+    run: TrainingRun,
+    stage: Transfer,
+    student: ComposedForCausalLM,
+    teacher: ComposedForCausalLM,
+    advance: Callable[[], None] = lambda: None,
+) -> Start | None:
+    """Set the first values of the heads, and warn if their outputs are far from the teacher's in size. advance: called after each
+    layer."""
     check_tokens(run, stage, *next(attentions(student)))
-    advance = counter_of(PARTS, len(list(attentions(student))), run.options.watch)
     beginning = begin_transfer(student, teacher, stage, run.rows, run.options.seed, run.untrained, advance)
     warn_or_raise(warn_of_sizes(beginning.sizes, stage), run.options)
     return beginning.start

@@ -41,7 +41,7 @@ LAYERS = {"alternating-delta": 2}
 DELTA = {"causal_conv1d", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"}
 ANSWERS: dict[tuple[str, str], set[str]] = {
     ("lawcat", "fla"): {"causal_conv1d", "chunk_gla", "fused_recurrent_gla"},
-    ("lawcat", "triton"): {"convolved_shares"},
+    ("lawcat", "triton"): {"shares"},
     ("lolcats", "fla"): {"chunk_simple_gla", "fused_recurrent_simple_gla"},
     ("lolcats", "triton"): {"shares", "attend_jointly", "step_once"},
     ("lola", "fla"): {"chunk_simple_gla"},
@@ -53,7 +53,7 @@ ANSWERS: dict[tuple[str, str], set[str]] = {
     ("forgetting", "fla"): {"parallel_forgetting_attn"},
     ("forgetting", "triton"): set(),
     ("alternating-delta", "fla"): {"parallel_attn", *DELTA},
-    ("alternating-delta", "triton"): {"convolved_shares"},
+    ("alternating-delta", "triton"): {"shares"},
 }
 """The kernels that answer: what else there is in a student runs on PyTorch's forms, as does all of one that has none. LoLA's
 gradients on triton come of a window's kernel and of those: what walks its chunks goes forward alone."""

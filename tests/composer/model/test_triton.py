@@ -69,7 +69,7 @@ def test_logits_and_gradients_on_triton_match_pytorch(spec: str, overrides: tupl
     [
         ("lolcats", (), {"attend_jointly": 2, "step_once": 8, "shares": 20}),
         ("lola", ("head.memory.1.size=6",), {"walk_pairs": 10, "shares": 30}),
-        ("lawcat", (), {"convolved_shares": 20}),
+        ("lawcat", (), {"shares": 20}),
     ],
     ids=["lolcats", "lola", "lawcat"],
 )

@@ -19,7 +19,7 @@ from composer.serving.requests import CompletionRequest, RequestError
 from tests.composer.hosts.families import small
 from tests.composer.hosts.multimodal import multimodal
 from tests.composer.serving.conftest import TEACHER
-from tests.composer.serving.test_text import BYTES
+from tests.composer.serving.test_engine_text import BYTES
 
 LENGTHS = (1, 40, 3, 70, 5)
 SPECS = ("lolcats", "lawcat", "lola", "softmax", "latte-macchiato", "gated-deltanet", "gdn-hybrid", "window")
