@@ -86,19 +86,19 @@ class SizeNumber(int):
 
 def give_operators(numbers: type[int], combine: Callable[[str, int, int, int], Any]) -> None:
     """Give a class of integers the operators that sizes have. combine: receives the symbol, both sides and the result."""
+    compute: dict[str, Callable[[int, int], int]] = {
+        "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod
+    }  # fmt: skip
 
-    def operators_of(compute: Callable[[int, int], int], symbol: str) -> Iterator[Callable[[int, Any], Any]]:
-        def combined(left: Any, right: Any) -> Any:
-            if not (isinstance(left, int) and isinstance(right, int)):
-                return NotImplemented
-            return combine(symbol, left, right, compute(int(left), int(right)))
+    def apply(symbol: str, left: Any, right: Any) -> Any:
+        if not (isinstance(left, int) and isinstance(right, int)):
+            return NotImplemented
+        return combine(symbol, left, right, compute[symbol](int(left), int(right)))
 
-        yield combined
-        yield lambda right, left: combined(left, right)
-
-    for name, symbol in (("add", "+"), ("sub", "-"), ("mul", "*"), ("floordiv", "//"), ("mod", "%")):
-        for prefix, function in zip("_r", operators_of(getattr(operator, name), symbol), strict=True):
-            setattr(numbers, f"__{prefix.strip('_')}{name}__", function)
+    for symbol, function in compute.items():
+        name = function.__name__.strip("_")
+        setattr(numbers, f"__{name}__", lambda left, right, symbol=symbol: apply(symbol, left, right))
+        setattr(numbers, f"__r{name}__", lambda right, left, symbol=symbol: apply(symbol, left, right))
 
 
 give_operators(SizeNumber, lambda symbol, left, right, number: RECORDING[-1].size("operator", symbol, (left, right), number))

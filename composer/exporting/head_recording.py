@@ -22,13 +22,6 @@ from composer.graph.program import CoveredOperation, Program, Step, Value
 from composer.graph.source import names_of, write_source
 from composer.model.heads import with_rotation
 
-# The operations of flash-linear-attention (fla) that a file calls on a GPU, beside the form of PyTorch.
-#
-# A recurrence has the same arguments and results on both backends. Both forms are recorded with the same inputs, as the two
-# branches of a choice. While the form on fla is recorded, ``Kernel.__call__`` is replaced: kernels of Triton do not run on the
-# device meta.
-
-
 SIZES = ((3, 7), (2, 9), (2, 600))
 """Rows and tokens of the recordings that must give the same lines. Two differ by little, so that a difference is found early."""
 PIECE = 64

@@ -11,12 +11,6 @@ from blocks.flow import Tokens
 from blocks.tensors import has_numbers
 from composer.model.call_arguments import AGREE, Documents
 
-# The arguments of a model's call beside its tokens: which are ignored or refused, and the documents of packed rows.
-#
-# The collators of transformers and TRL state documents by bounds, by the number of each token's document, by positions, or by
-# all of these.
-
-
 UNSTATED = Documents()
 """No argument states documents."""
 

@@ -24,6 +24,8 @@ from composer.system.subprocesses import SAFE_PATH, environment_of_child, protec
 from tests.composer.training.runs import RECIPE, SPEC, make_student
 from tests.test_house import ROOT, named
 
+pytestmark = pytest.mark.long
+
 TEXT = "once upon a time there was a cat"
 WORK: tuple[tuple[str, ...], ...] = (
     ("check", "lolcats"),
