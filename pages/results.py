@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import numpy as np
 from pydantic import BaseModel
 
+from blocks.part import field_docs
 from composer.ablation.report import AblationReport
 from composer.benching.report import BenchReport
 from composer.building.folder import BuildReport
@@ -132,7 +133,7 @@ def page() -> str:
     for name, schema in schemas.items():
         lines += [f"\n## {name}\n", _plain(inspect.getdoc(schema) or ""), "\n| field | | |", "|---|---|---|"]
         for field, info in ((field, info) for field, info in schema.model_fields.items() if not info.exclude):
-            lines.append(f"| `{field}` | {_type(info.annotation)} | {_plain(info.description or '')} |")
+            lines.append(f"| `{field}` | {_type(info.annotation)} | {_plain(field_docs(schema).get(field, ''))} |")
     return "\n".join(lines) + "\n"
 
 

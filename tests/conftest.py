@@ -75,6 +75,21 @@ def frozen() -> None:
     gc.freeze()
 
 
+IMPORTED = [0]
+"""The number of modules at the last call of ``freeze``."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def freeze() -> None:
+    """Exclude what imports in tests have created from garbage collection, too. Each training collects several times, and searching
+    all objects of a worker takes half a second.
+    """
+    if len(sys.modules) > IMPORTED[0]:
+        gc.collect()
+        gc.freeze()
+        IMPORTED[0] = len(sys.modules)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def first_configuration() -> Iterator[None]:
     """On a GPU, let Triton's autotuners use their first configuration. Compiling and timing all of them takes minutes for one of
@@ -156,6 +171,7 @@ def pytest_report_header() -> str | None:
 def pytest_collection_finish() -> None:
     """Exclude the objects from before the first test from garbage collection."""
     gc.freeze()
+    IMPORTED[0] = len(sys.modules)
     gc.set_threshold(10_000, 20, 20)
     gc.enable()
     # Around each test pytest puts handlers on every logger that keeps its words to itself, as sixty of torch's do.

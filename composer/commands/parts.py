@@ -9,12 +9,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel
 
 from blocks.catalogue import CATALOGUE
 from blocks.gates import gates_of
 from blocks.memories.base import Memory
-from blocks.part import Closed, Part
+from blocks.part import Closed, Part, field_docs
 from composer.errors import ComposerError
 from composer.options.classes import argument, function_of, options_class
 from composer.options.command import Screen, command
@@ -45,14 +45,15 @@ class FieldFacts(Closed):
         return f"{self.default:g}" if isinstance(self.default, float) else format_value(self.default)
 
 
-def field_facts(name: str, field: FieldInfo, words: str | None = None) -> FieldFacts:
+def field_facts(schema: type[BaseModel], name: str, words: str | None = None) -> FieldFacts:
     """Describe one field of a schema. words: its type in words, if the schema does not determine it."""
+    field = schema.model_fields[name]
     return FieldFacts(
         name=name,
         type=words or _words(field.annotation, field.metadata),
         required=field.is_required(),
         default=None if field.is_required() else _value(field.get_default(call_default_factory=True)),
-        description=plain(field.description or ""),
+        description=plain(field_docs(schema).get(name, "")),
     )
 
 
@@ -159,9 +160,7 @@ def describe_part(part: type[Part]) -> PartFacts:
         equation=part.equation,
         source=part.source,
         fields=tuple(
-            field_facts(name, field, _gates(part) if name == "gate" else None)
-            for name, field in part.model_fields.items()
-            if name != "kind"
+            field_facts(part, name, _gates(part) if name == "gate" else None) for name in part.model_fields if name != "kind"
         ),
     )
 

@@ -69,7 +69,7 @@ def _describe(name: str) -> TaskFacts:
         scored=kind.scored,
         description=plain(inspect.getdoc(kind) or ""),
         source=kind.source,
-        options=tuple(field_facts(key, kind.model_fields[key]) for key in own),
+        options=tuple(field_facts(kind, key) for key in own),
     )
 
 

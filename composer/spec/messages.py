@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from blocks.external_parts import is_outside, remedy
-from blocks.part import FieldError, FieldPath
+from blocks.part import FieldError, FieldPath, field_docs
 from composer.errors import MOST_SHOWN, SpecError
 from composer.spec.fields import Alternatives, choices, fields, is_model, limits, parts, under
 from composer.spec.places import Place, SpecNode, at, brief, nearest
@@ -66,8 +66,8 @@ class Fault:
     @property
     def description(self) -> str:
         """The docstring of the field."""
-        field = fields(self.around).get(self.key)
-        return " ".join((field.description or "").replace("``", "`").split()) if field else ""
+        docs = [field_docs(model).get(self.key, "") for model in self.around if is_model(model) and self.key in model.model_fields]
+        return " ".join(docs[-1].replace("``", "`").split()) if docs else ""
 
 
 def spec_error(error: ValidationError, document: SpecNode, model: type[BaseModel]) -> SpecError:

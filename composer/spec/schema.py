@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
+from blocks.part import field_docs
 from composer.spec.document import Spec
 from composer.spec.inherit import OWN
 
@@ -38,6 +39,8 @@ class _Described(GenerateJsonSchema):
 
     def model_schema(self, schema: Any) -> Schema:
         model, made = schema["cls"], super().model_schema(schema)
+        for name, text in field_docs(model).items():
+            made["properties"].get(name, {}).setdefault("description", text)
         if hasattr(model, "equation"):
             made["title"] = f"{model.role} {model.model_fields['kind'].default}"
             made["description"] = f"{made.get('description', '')}\n\n{model.equation}\n\n{model.source}".strip()

@@ -54,9 +54,12 @@ def main(
         rows=rows,
     )
     try:
-        runs = [
-            run for run in runs_of(read_plan(plan), inputs, work.resolve()) if not only or {run.name, run.folder.name} & set(only)
-        ]
+        runs = list(runs_of(read_plan(plan), inputs, work.resolve()))
+        if only:
+            names = {name for run in runs for name in (run.name, run.folder.name)}
+            if unknown := set(only) - names:
+                raise ValueError(f"{plan} has no {', '.join(sorted(unknown))}; it has {', '.join(sorted(names))}")
+            runs = [run for run in runs if {run.name, run.folder.name} & set(only)]
         kept = runs_folder / plan.stem
         run_all([run for run in runs if not is_kept(run, kept)], jobs, kept)
     except (ComposerError, OSError, ValueError) as error:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from blocks.catalogue import CATALOGUE
+from blocks.part import field_docs
 from composer.errors import SpecError
 from composer.spec import json_schema, load_spec, shipped_specs
 from composer.spec.places import plain
@@ -147,3 +148,9 @@ def test_the_schema_is_equal_at_every_call() -> None:
     before = copy.deepcopy(json_schema())
     assert json_schema() == before
     assert yaml.safe_load(yaml.safe_dump(before)) == before
+
+
+def test_fields_are_described_by_the_strings_below_them_and_by_those_of_their_bases() -> None:
+    text = field_docs(CATALOGUE["feature map"]["hedgehog"])["linear"]
+    assert text == "Apply a learned matrix per head first."
+    assert SCHEMA["$defs"]["Hedgehog"]["properties"]["linear"]["description"] == text

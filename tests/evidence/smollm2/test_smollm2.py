@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 import yaml
 
 import composer
@@ -319,3 +320,9 @@ def test_kept_results_belong_to_students_and_seeds_of_the_plan(path: Path) -> No
         name, _, seed = file.stem.rpartition("-")
         assert (name, int(seed)) in names
         assert read_result(name, int(seed), folder) is not None
+
+
+def test_names_that_the_plan_lacks_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        main.main(teacher="teacher", data=["texts.txt"], only=["lolcats", "nobody"])
+    assert "has no nobody; it has gated-deltanet, gated-deltanet-0, " in capsys.readouterr().err
