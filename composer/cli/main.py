@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "build": "Build a model: the source's weights, the spec's heads.",
-    "lock": "Write everything that decides the bytes of a build to a file.",
     "calibrate": "Start a built model near its teacher, without training.",
     "distill": "Train a built model to imitate its teacher.",
     "train": "Train a model that was built from nothing.",

@@ -102,7 +102,6 @@ def test_the_list_of_commands_is_complete() -> None:
         "generate",
         "inspect",
         "join",
-        "lock",
         "logits",
         "merge",
         "new",

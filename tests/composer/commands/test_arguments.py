@@ -155,7 +155,6 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
     ),
     "inspect": (("TEACHER",), {"--length": 2, "--queries": 2, "--seed": 0}),
     "join": (("m", "a", "b", "-o", "o"), {"--drop": 0}),
-    "lock": (("lolcats", "--from", "TEACHER", "-o", "o"), {"--seed": LEAST_SEED}),
     "logits": (
         ("TEACHER", "--data", "passkey", "-o", "o"),
         {"--sequence": 2, "--seed": 0, "--batch": 1, "--temperature": 0.01, "--top-k": 1},
@@ -209,7 +208,6 @@ SEEDED = {
     "build": lambda seed: composer.build("lolcats", TEACHER, seed=seed),
     "build_folder": lambda seed: composer.build_folder("lolcats", TEACHER, "out", seed=seed),
     "generate": lambda seed: composer.generate(TEACHER, "Once", max_new_tokens=1, temperature=1.0, seed=seed),
-    "lock": lambda seed: composer.lock("lolcats", TEACHER, "out.lock.yaml", seed=seed, force=True),
     "sample": lambda seed: composer.sample(TEACHER, "texts.jsonl", texts=1, length=4, seed=seed),
 }
 

@@ -36,7 +36,6 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "join": (TEACHER, "a.state", "b.state", "both.state"),
     "load": (TEACHER,),
     "load_spec": ("lolcats",),
-    "lock": ("lolcats", TEACHER, "out.lock.yaml"),
     "logits": (TEACHER, "stories", "out"),
     "merge": (TEACHER,),
     "export": (TEACHER,),
