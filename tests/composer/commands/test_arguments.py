@@ -154,7 +154,6 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
         {"--max-new-tokens": 1, "--seed": LEAST_SEED, "--temperature": 0.0, "--top-p": 0.0},
     ),
     "inspect": (("TEACHER",), {"--length": 2, "--queries": 2, "--seed": 0}),
-    "join": (("m", "a", "b", "-o", "o"), {"--drop": 0}),
     "logits": (
         ("TEACHER", "--data", "passkey", "-o", "o"),
         {"--sequence": 2, "--seed": 0, "--batch": 1, "--temperature": 0.01, "--top-k": 1},

@@ -33,7 +33,6 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "explain": ("lolcats", TEACHER),
     "generate": (TEACHER, "once"),
     "inspect": (TEACHER,),
-    "join": (TEACHER, "a.state", "b.state", "both.state"),
     "load": (TEACHER,),
     "load_spec": ("lolcats",),
     "logits": (TEACHER, "stories", "out"),
