@@ -2,9 +2,10 @@
 
     python benchmarks/assisted.py TEACHER BOOK.txt [--lengths 512,2048,8192] [--dtype float32] [--out FOLDER]
 
-The student is *kept-18* of benchmarks/joined.py: 18 of 90 key heads keep all pairs, others are windows with sinks. A round of
-assisted generation is a call of 2 tokens of the draft, one of 1 token for each further draft, and a call of the target with all
-of them. Times are the thread's processor time after a text of ``--lengths`` tokens, medians of 5 calls, of 8 for one token.
+The student is *kept-18*, which is not trained: 18 of 90 key heads of SmolLM2-135M keep all pairs, as in
+`evidence/smollm2/gates/all.json`, and others are windows with sinks. A round of assisted generation is a call of 2 tokens of the
+draft, one of 1 token for each further draft, and a call of the target with all of them. Times are the thread's processor time after
+a text of ``--lengths`` tokens, medians of 5 calls, of 8 for one token.
 
 ``--accepted TEXTS`` generates 64 tokens greedily after as many texts of each length instead. It prints the tokens of a round, with
 the target's own, and the processor time of a token relative to generation without drafts, reading the text left out.
@@ -24,13 +25,22 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM
 
-from benchmarks.joined import build_students
+import composer
 from composer.model.generation import PIECE
 from composer.training.rows import tokenizer_of
 from composer.weights.load import load_model
+from evidence.smollm2.choices import build_rules, choose_heads, read_gates
+from evidence.smollm2.plan import HERE, Keep
 
 TOKENS = (1, 2, 4, 8, 16)
 NEW, DRAFTS = 64, 5
+
+
+def build_student(teacher: str, out: Path) -> Path:
+    """Build *kept-18* in float32, and return its folder."""
+    kept = choose_heads(Keep(by="gates", heads=18), read_gates(HERE / "gates" / "all.json"), 0)
+    overrides = [f"layers={build_rules('streaming', (), teacher, kept)}"]
+    return composer.build_folder("streaming", teacher, out / "kept-18", overrides=overrides, dtype="float32", force=True).out
 
 
 @torch.no_grad()
@@ -94,11 +104,11 @@ def main() -> None:
     parser.add_argument("book", type=Path)
     parser.add_argument("--lengths", default="512,2048,8192")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--out", type=Path, default=Path("build-output/joined"))
+    parser.add_argument("--out", type=Path, default=Path("build-output/assisted"))
     parser.add_argument("--accepted", type=int, metavar="TEXTS")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    folder = build_students(options.teacher, options.out)["kept-18"]
+    folder = build_student(options.teacher, options.out)
     source = AutoModelForCausalLM.from_pretrained(options.teacher, dtype=getattr(torch, options.dtype)).eval()
     models = {"source": source, "kept-18": load_model(folder, options.dtype, "cpu").eval()}
     book = tokenizer_of(folder)(options.book.read_text("utf-8"))["input_ids"]

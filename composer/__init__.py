@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from composer.commands.export import export
     from composer.commands.generate import generate
     from composer.commands.inspect import inspect
-    from composer.commands.join import join
-    from composer.commands.lock import lock
     from composer.commands.logits import logits
     from composer.commands.new import new, schema
     from composer.commands.parts import parts
@@ -72,11 +70,9 @@ __all__ = [
     "export",
     "generate",
     "inspect",
-    "join",
     "known_tasks",
     "load",
     "load_spec",
-    "lock",
     "logits",
     "merge",
     "new",

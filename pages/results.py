@@ -19,8 +19,6 @@ from composer.building.folder import BuildReport
 from composer.commands.distill import MergeReport
 from composer.commands.export import ExportReport
 from composer.commands.generate import Generated
-from composer.commands.join import JoinedState
-from composer.commands.lock import LockReport
 from composer.commands.read import ReadText
 from composer.commands.sample import Sampled
 from composer.evaluation.cells import CellKey, SampleResult
@@ -53,8 +51,6 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "export": ("", ExportReport),
     "generate": ("", Generated),
     "inspect": ("", Findings),
-    "join": ("", JoinedState),
-    "lock": ("", LockReport),
     "logits": ("", WrittenLogits),
     "merge": ("", MergeReport),
     "parts": ("a list, one per part", ("role", "kind", "description", "equation", "source", "fields")),

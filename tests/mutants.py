@@ -111,7 +111,7 @@ FAULTS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "composer/model/attention.py": (MODEL, {"held.differentiated or torch.is_grad_enabled()": "torch.is_grad_enabled()"}),
-    "composer/model/state_file.py": ("composer/model/test_state_file_join.py", {"dropped, before - dropped)": "dropped, before)"}),
+    "composer/model/state_file.py": ("composer/model/test_state_file.py", {"- 1 - place) % count": "- place) % count"}),
     "composer/model/generation.py": (f"{MODEL} composer/model/test_state_file.py", {"columns == length + 1": "columns == length"}),
     "composer/graph/composition.py": (GRAPH, {"[ALL, *names], strict=False": "[ALL, ALL, *names], strict=False"}),
     "composer/graph/rules.py": (GRAPH, {"        if memory.bounded:\n            continue\n": "        continue\n"}),

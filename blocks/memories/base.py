@@ -253,13 +253,6 @@ class Memory(Part):
         same outputs if a query sees only these. None if there is none."""
         return None
 
-    def join(self, first: State, second: State, dropped: int, offset: int) -> State | str:
-        """Return the state after two texts, given the state of each text alone, or the reason why they cannot be joined.
-
-        dropped: the number of pairs at the start of the second text that are left out. offset: added to positions of the second.
-        """
-        return "such a memory does not keep the pairs of a text one by one"
-
     def matrix(self, state: State) -> Float[Tensor, "B N F V"] | None:
         """Return the matrix in which this state sums pairs, as in the equation, whatever the layout of the state: in float64,
         without normaliser. None if there is no such matrix."""

@@ -55,9 +55,6 @@ class First(Holding):
                 ("size",),
             )
 
-    def join(self, first: State, second: State, dropped: int, offset: int) -> State | str:
-        return first if bool((first["position"] >= 0).all()) else f"it holds fewer than {self.size} pairs of the first text"
-
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         return (Form(EVERY, "the first pairs, masked", self.compute_output),)
 

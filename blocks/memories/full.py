@@ -17,7 +17,6 @@ from blocks.gates.none import NoGate
 from blocks.kernels import Refused
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
-from blocks.memories.stored_pairs import move_pairs
 from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, Slot, State, row_obstacle, size_obstacle
 from blocks.part import Parameters
 from blocks.softmax import dense, fla_forms, native_step, native_step_obstacle, single
@@ -104,15 +103,6 @@ class Full(Memory):
         if self.fades or self.length_scale is not None:
             return None
         return f"{{kind: window, size: {window}, evict: drop}}"
-
-    def join(self, first: State, second: State, dropped: int, offset: int) -> State | str:
-        if self.fades:
-            return "its pairs lose weight with age, and states do not have the decay of the whole second text"
-        later = {name: tensor[:, dropped:] for name, tensor in second.items()}
-        if bool((later["position"] < 0).any()):
-            return "another memory keeps pairs of the second text"
-        later = move_pairs(later, self.rotation, offset)
-        return {name: torch.cat((tensor, later[name]), dim=1) for name, tensor in first.items()}
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         masked = partial(self.compute_output, attention=self.attend_masked)

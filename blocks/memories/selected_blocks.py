@@ -56,9 +56,6 @@ class SelectedBlocks(Blocks):
     def pairs_held(self, shape: Shape, tokens: int) -> float:
         return tokens
 
-    def join(self, first: State, second: State, dropped: int, offset: int) -> State | str:
-        return "the blocks of the second text would begin at other tokens"
-
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         one_query = "one query against the pairs of its blocks"
         return (

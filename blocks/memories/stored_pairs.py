@@ -68,13 +68,6 @@ def _zeros(pairs: Pairs, like: Tensor) -> Tensor:
     return like.new_zeros(*pairs.value.shape[:2], *like.shape[2:])
 
 
-def move_pairs(state: State, rotation: Position, offset: int) -> State:
-    """Return pairs at positions that are later by ``offset``, with their keys rotated to these."""
-    position = state["position"]
-    key = rotation.rotate(rotation.rotate_back(state["key"], position), position + offset)
-    return {"key": key, "value": state["value"], "position": position + offset}
-
-
 def keep_present(pairs: Pairs, present: Bool[Tensor, "B E"]) -> Pairs:
     """Mark some of the pairs as absent."""
     return replace(pairs, position=pairs.position.masked_fill(~present, -1))

@@ -21,7 +21,6 @@ from blocks.memories.stored_pairs import (
     by_place,
     entry_at,
     keep_present,
-    move_pairs,
     pairs_of,
     place_of,
     state_of,
@@ -119,13 +118,6 @@ class Window(Holding):
     def inputs(self, shape: Shape) -> tuple[Port, ...]:
         """features: of the states below that sparse caches compare with the exact weights, by the number that this window sums."""
         return (*super().inputs(shape), Port("features", Kind.FEATURES, many=True, needed=False))
-
-    def join(self, first: State, second: State, dropped: int, offset: int) -> State | str:
-        if not (self.drops and self.is_sliding):
-            return "the pairs that it evicts enter another memory"
-        if bool((second["position"] < dropped).any()):
-            return f"it holds fewer than {self.size} pairs of the second text"
-        return {name: tensor.roll(offset, dims=1) for name, tensor in move_pairs(second, self.rotation, offset).items()}
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         step, blocks = "one query against the ring of pairs", "blocks of queries against their own and the previous window"

@@ -1,1 +1,1 @@
-"""Builds models out of a spec and a source: as a folder, in memory, from a lock, and again after training."""
+"""Builds models out of a spec and a source: as a folder, in memory, and again after training."""

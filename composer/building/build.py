@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from composer.building.lock import Lock, read_lock
-from composer.errors import BuildError, ComposerError, SourceError, translate_errors
+from composer.errors import BuildError, ComposerError, translate_errors
 from composer.graph.lowering import AUTO
 from composer.options.arguments import DtypeLike, named_dtype
 from composer.options.classes import option, options_class
@@ -150,58 +148,14 @@ class BuildOptions(
     progress: bool | Progress = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
     def check(self) -> None:
-        if read_lock(self.spec) is not None:
-            self.check_locked()
-            return
         check_origin(self.source, self.fresh, self.revision)
         super().check()
         if self.source is None and self.lolcats:
             raise BuildError("--lolcats is for a model with a source: name the source with --from")
 
-    def check_locked(self) -> None:
-        """Raise BuildError for options that a lock has already decided."""
-        decided = {
-            "--fresh": self.fresh,
-            "--set": self.overrides,
-            "--seed": self.seed,
-            "--dtype": self.dtype,
-            "--tokenizer": self.tokenizer,
-            "--text-only": self.text_only,
-            "--lolcats": self.lolcats,
-            "--revision": self.revision if self.source is None else None,
-        }
-        if flags := [flag for flag, value in decided.items() if value]:
-            raise BuildError(f"{self.spec} is a lock, which decides {flags[0]}: leave that out, or lock the spec again.")
-
 
 @translate_errors
 def run_build(options: BuildOptions) -> BuildReport:
-    if (lock := read_lock(options.spec)) is not None:
-        return _build_locked(lock, options)
-    return _build(options)
-
-
-def _build_locked(lock: Lock, options: BuildOptions) -> BuildReport:
-    """Build from a lock. Raises BuildError for a source or a result with other bytes, with nothing written."""
-    source, revision = options.source, options.revision
-    lock.check_parts(options.spec)
-    if lock.source is None and source is not None:
-        raise BuildError(f"--from {source}: {options.spec} is locked without a source: leave it out.")
-    if lock.source is not None:
-        if source is None:
-            source, revision = lock.source.reference, None
-        try:
-            opened = open_model(source, revision, lock.dtype, text_only=lock.text_only)
-        except SourceError as error:
-            raise SourceError(f"{error} A copy of the locked source, {lock.source.reference}, is named with --from.") from error
-        lock.check_source(opened)
-    decided = {name: getattr(lock, name) for name in ("spec", "seed", "dtype", "tokenizer", "text_only")}
-    fixed = replace(options, **decided, source=source, revision=revision, fresh=lock.source is None, hash_contents=True)
-    return _build(fixed, lock, options.spec)
-
-
-def _build(options: BuildOptions, lock: Lock | None = None, named: object = None) -> BuildReport:
-    """Build a model. lock: what its spec and its files are compared with before they are in place. named: its file."""
     from composer.building.folder import build_folder as write_folder
 
     loaded = load_spec(options.spec, options.overrides)
@@ -212,8 +166,6 @@ def _build(options: BuildOptions, lock: Lock | None = None, named: object = None
         described = describe_model(options.source, options.revision, text_only=options.text_only)
         resolved = resolve_spec(loaded, dimensions(described.trunk))
         source = open_model(options.source, options.revision, options.dtype, text_only=options.text_only)
-    if lock is not None:
-        lock.check_spec(resolved, named)
     with progress_callback(options.progress, _bar_of, "name", "bar", "bytes", "speed") as moved:
         return write_folder(
             resolved,
@@ -229,7 +181,6 @@ def _build(options: BuildOptions, lock: Lock | None = None, named: object = None
             dry_run=options.dry_run,
             progress=moved,
             lolcats=options.lolcats,
-            check=None if lock is None else lock.check_built,
         )
 
 

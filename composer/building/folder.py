@@ -126,7 +126,6 @@ def build_folder(
     dry_run: bool = False,
     progress: Progress | None = None,
     lolcats: Sequence[str | os.PathLike[str]] = (),
-    check: Callable[[Record], None] | None = None,
 ) -> BuildReport:
     """Build ``resolved`` into the folder ``out``, which appears whole or not at all.
 
@@ -141,7 +140,6 @@ def build_folder(
     - force: replaces a model at ``out``.
     - dry_run: makes the plan and checks, but writes nothing.
     - lolcats: LoLCATs' checkpoints, with the heads' parameters and adapters to merge.
-    - check: called with the record before the folder is in place. An error that it raises leaves nothing written.
 
     Raises ``BuildError`` and ``SourceError``; the source is only ever read.
     """
@@ -209,9 +207,7 @@ def build_folder(
             parts=list_stored_parts(resolved),
             versions=versions(),
         )
-        record = complete_folder(folder, config, record, target.name)
-        if check is not None:
-            check(record)
+        complete_folder(folder, config, record, target.name)
         total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return report(files, total)
 

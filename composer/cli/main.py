@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "build": "Build a model: the source's weights, the spec's heads.",
-    "lock": "Write everything that decides the bytes of a build to a file.",
     "calibrate": "Start a built model near its teacher, without training.",
     "distill": "Train a built model to imitate its teacher.",
     "train": "Train a model that was built from nothing.",
@@ -53,7 +52,6 @@ COMMANDS = {
     "explain": "Explain what a spec costs on a source, before it is built.",
     "inspect": "Inspect a model: what heads attend to, and what states recall.",
     "read": "Read a text once, and write the model's state after it.",
-    "join": "Join the states of two texts that were read apart.",
     "generate": "Continue a prompt with a model, or answer it with --chat.",
     "logits": "Write a teacher's logits, for students to learn from.",
     "chat": "Talk with a model in its chat template: each line is a message.",

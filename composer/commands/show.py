@@ -29,7 +29,7 @@ from composer.options.shared import (
 )
 from composer.reporting.tables import Readable, View
 from composer.reporting.terminal import print_document, print_json, print_table, say
-from composer.spec.built_models import lock_document
+from composer.spec.built_models import document_of
 from composer.spec.code import Listing, code_of
 from composer.spec.document import Spec
 from composer.spec.loading import expand, load_spec, resolve_spec
@@ -54,7 +54,7 @@ class ShownSpec(Readable, Closed):
     def yaml(self) -> str:
         """The document as YAML that reads back as itself, below a comment with its hash."""
         heading = f"# {self.name} on {self.on}, resolved. Hash of what it means: {self.hash}\n" if self.hash else ""
-        return heading + to_yaml(lock_document(self.document) if self.hash else self.document)
+        return heading + to_yaml(document_of(self.document) if self.hash else self.document)
 
     def view(self) -> View:
         return View("", verbatim=self.yaml)

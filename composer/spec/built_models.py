@@ -1,4 +1,4 @@
-"""Specs that no file of the user has: those of built models, of locks, and of the Hub.
+"""Specs that no file of the user has: those of built models, and of the Hub.
 
 A built model is a spec, too: the one that its folder was built from. A stored spec is whole: it leaves nothing to its source, and
 holds the source's sizes as ``dimensions``. On the Hub a spec is ``hub:OWNER/NAME[@REVISION]``, or
@@ -22,12 +22,12 @@ from converters.errors import ConverterError
 from converters.hub import HUB, fetch_files
 
 WHOLE = "a stored spec is whole, and extends no other file"
-"""The problem with ``extends`` in a lock or in a record, which would open a file that nobody has named."""
+"""The problem with ``extends`` in a record, which would open a file that nobody has named."""
 DEFAULT = "head"
 """The name in a resolved spec of the head of all layers that no rule names."""
 
 
-def lock_document(resolved: Mapping[str, Any]) -> dict[str, Any]:
+def document_of(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document of a spec that resolves to the same on the same source. resolved: as its JSON is.
 
     A spec with its own trunk has no ``dimensions``: its trunk has all sizes.
@@ -85,20 +85,15 @@ def read_built(folder: Path, shown: str) -> SpecNode:
     if not isinstance(document, Mapping):
         raise SpecError(at(place, (), "damaged, or of another version: it does not describe the model's heads"))
     node = from_plain(document, place=place)
-    check_whole(node)
-    return node
-
-
-def check_whole(stored: SpecNode) -> None:
-    """Raise SpecError for a spec of a lock or of a record that extends another."""
-    if (extends := stored.child("extends")) is not None:
+    if (extends := node.child("extends")) is not None:
         raise SpecError(at(extends.where, ("extends",), WHOLE))
+    return node
 
 
 def _read_resolved_document(folder: Path) -> dict[str, Any] | None:
     document = read_object_within(folder, CONFIG).get(SPEC_KEYS[0])
     try:
-        return None if document is None else lock_document(document)
+        return None if document is None else document_of(document)
     except (AttributeError, KeyError, TypeError, ValueError):  # no build wrote this config
         return None
 

@@ -17,7 +17,7 @@ from yaml.composer import Composer
 from yaml.resolver import BaseResolver
 
 from composer.errors import SpecError
-from composer.spec.built_models import check_whole, is_built, read_built
+from composer.spec.built_models import is_built, read_built
 from composer.spec.places import DEEPEST, Place, SpecNode, at, brief
 from converters.bounded import read_bytes, reason
 
@@ -210,9 +210,6 @@ def read_spec(text: str, shown: str) -> SpecNode:
         if text.strip() and not VERSION.search(text):
             raise SpecError(at(Place(shown, 1, 1), (), "no spec: it has no `compose: 1`")) from None
         raise
-    if root.child("lock") is not None and (spec := root.child("spec")) is not None and isinstance(spec.value, dict):
-        root = spec  # of a lock
-        check_whole(root)
     if root.child("compose") is None:
         raise SpecError(at(root.where, ("compose",), "missing. A spec begins with `compose: 1`"))
     return root

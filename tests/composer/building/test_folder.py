@@ -16,13 +16,14 @@ from composer.building import folder as build_module
 from composer.errors import BuildError
 from composer.weights import sources
 from composer.weights.plan import FRESH_FILE
-from composer.weights.record import RECORD, read_record
+from composer.weights.record import CARD, RECORD, read_record
 from composer.weights.sources import open_model
 from converters.source import open_source
 from tests.checkpoints import LLAMA3_ROPE, edit_config, edit_tensors, fingerprint, llama, logits
 from tests.composer.exporting.models import of_file, uncompared
 from tests.composer.hosts.families import small
 from tests.composer.weights.students import LAWCAT, LOLCATS, SOFTMAX, build, loaded, resolved_for, weights
+from tests.gguf_files import gguf_model, write_gguf
 
 VARIANTS = {
     "gqa": {},
@@ -129,6 +130,23 @@ def test_small_files_are_copied(source: Path, tmp_path: Path):
         assert not os.path.samefile(source / name, tmp_path / "out" / name)
     assert (tmp_path / "out" / "additional_chat_templates" / "rag.jinja").exists()
     assert "own card" not in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_builds_of_a_source_and_of_its_copy_have_the_same_bytes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+):
+    """This includes quantised sources, which are unpacked anew. The record and the card name folders."""
+    first = write_gguf(tmp_path / "tiny.Q8_0.gguf", gguf_model("llama")) if packed else source
+    (tmp_path / "elsewhere").mkdir()
+    second = (shutil.copy if packed else shutil.copytree)(first, tmp_path / "elsewhere" / first.name)
+    contents = []
+    for path in (first, Path(second)):
+        monkeypatch.setenv("COMPOSER_CACHE", str(path.with_name("cache")))
+        out = composer.build_folder("lolcats", path, path.with_name("out"), seed=3, dtype="bfloat16").out
+        assert composer.verify(out).ok
+        contents.append({file.name: file.read_bytes() for file in out.iterdir() if file.name not in (RECORD, CARD)})
+    assert contents[0] == contents[1]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import composer
+from composer.errors import SpecError
 from composer.spec.loading import load_spec
 from composer.weights.record import read_record
 from tests.composer.cli.conftest import Compose
@@ -54,24 +55,24 @@ def test_built_models_can_be_copied_and_extended_as_specs(compose: Compose, here
 
 def test_a_resolved_spec_in_a_file_has_the_same_hash(compose: Compose, here: Path) -> None:
     text = compose("show", "lolcats", "--from", "teacher").stdout
-    Path("locked.yaml").write_text(text)
+    Path("resolved.yaml").write_text(text)
     named_hash = text.splitlines()[0].rpartition(" ")[2]
-    assert compose("show", "locked.yaml", "--from", "teacher").stdout == text
-    (answer,) = json.loads(compose("check", "locked.yaml", "--json").stdout)
+    assert compose("show", "resolved.yaml", "--from", "teacher").stdout == text
+    (answer,) = json.loads(compose("check", "resolved.yaml", "--json").stdout)
     assert (answer["ok"], answer["hash"]) == (True, named_hash)
-    assert json.loads(compose("explain", "locked.yaml", "--json").stdout)["hash"] == named_hash
-    result = compose("build", "locked.yaml", "--fresh")
+    assert json.loads(compose("explain", "resolved.yaml", "--json").stdout)["hash"] == named_hash
+    result = compose("build", "resolved.yaml", "--fresh")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "this spec has no `trunk`" in result.stderr
 
 
 def test_built_models_and_resolved_specs_need_no_source(compose: Compose, here: Path) -> None:
     """`explain`, `show --code` and `draw` need no --from for a built model, a resolved spec or a spec with a trunk."""
-    Path("locked.yaml").write_text(compose("show", "lolcats", "--from", "teacher").stdout)
+    Path("resolved.yaml").write_text(compose("show", "lolcats", "--from", "teacher").stdout)
     trunk = "trunk: {width: 32, layers: 2, heads: 4, key_heads: 2, vocabulary: 64}"
     Path("whole.yaml").write_text(f"compose: 1\nname: lolcats\nextends: lolcats\n{trunk}\n")
     sizes = "the sizes that it was resolved for"
-    for spec, on in (("model", "model"), ("locked.yaml", sizes), ("whole.yaml", "its own trunk")):
+    for spec, on in (("model", "model"), ("resolved.yaml", sizes), ("whole.yaml", "its own trunk")):
         assert composer.explain(spec).on == on
         assert json.loads(compose("explain", spec, "--json").stdout)["on"] == on
         assert compose("explain", spec).stdout.startswith(f"lolcats on {on}\n")
@@ -79,7 +80,7 @@ def test_built_models_and_resolved_specs_need_no_source(compose: Compose, here: 
         assert code.exit_code == 0, code.stderr
         assert code.stdout.startswith(f"# lolcats on {on}: backend auto on cpu, ")
     assert code.stdout.partition("\n")[2] == compose("show", "whole.yaml", "--fresh", "--code").stdout.partition("\n")[2]
-    drawn = composer.draw("locked.yaml").svg
+    drawn = composer.draw("resolved.yaml").svg
     assert sizes in drawn
     assert "Llama-3.2-1B" not in drawn
     assert "Llama-3.2-1B" in composer.draw("lolcats").svg
@@ -102,6 +103,19 @@ def test_a_shipped_spec_keeps_its_name(compose: Compose, student: Path) -> None:
     Path("lawcat").symlink_to(student)
     assert load_spec("lawcat").name == "lawcat"
     assert load_spec("./lawcat").name == "lolcats"
+
+
+def test_the_spec_in_a_record_reads_no_other_file(here: Path) -> None:
+    shutil.copytree(here.resolve(), "forged")
+    Path("secret.yaml").write_text("compose: 1\nname: secret\nhead: {memory: [full]}\n")
+    record = json.loads(Path("forged/composition.json").read_text())
+    record["spec"] = {"compose": 1, "name": "mine", "extends": str(Path("secret.yaml").resolve())}
+    Path("forged/composition.json").write_text(json.dumps(record))
+    for read in (composer.show, composer.load_spec):
+        with pytest.raises(SpecError, match="extends: a stored spec is whole, and extends no other file"):
+            read("forged")
+    (check,) = [check for check in composer.verify("forged").failed if check.what == "spec"]
+    assert check.detail == "a stored spec is whole, and extends no other file"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"spec": 3}', '{"spec": {"compose": 1, "name": "x", "head": 3}}'])

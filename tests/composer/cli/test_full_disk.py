@@ -21,7 +21,6 @@ COMMANDS = {
     "generate": "generate STUDENT --prompt once --max-new-tokens 2 --state-out out",
     "logits": "logits TEACHER --data TEXT,limit=4 --sequence 16 -o out",
     "build": "build lolcats --from TEACHER -o out",
-    "lock": "lock lolcats --from TEACHER -o out.yaml",
     "draw": "draw lolcats -o out.svg",
     "new": "new out.yaml",
 }

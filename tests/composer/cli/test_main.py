@@ -101,8 +101,6 @@ def test_the_list_of_commands_is_complete() -> None:
         "export",
         "generate",
         "inspect",
-        "join",
-        "lock",
         "logits",
         "merge",
         "new",

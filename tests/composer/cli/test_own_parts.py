@@ -74,7 +74,7 @@ def test_every_command_has_the_option_parts() -> None:
 
 @pytest.mark.usefixtures("quick_comparison")
 def test_parts_of_another_package_work_in_all_commands(compose: Compose, teacher: Path, tmp_path: Path) -> None:
-    """The commands are check, explain, draw, build, show, save, load, generate, inspect, lock, export and verify."""
+    """The commands are check, explain, draw, build, show, save, load, generate, inspect, export and verify."""
     (tmp_path / "mine.yaml").write_text(SPEC, encoding="utf-8")
     source = ("mine.yaml", "--from", teacher)
     assert "window → own_part_strided → state" in run(compose, "check", *source, *OWN)
@@ -148,7 +148,6 @@ def built(compose: Compose, mine: Path, teacher: Path, tmp_path: Path) -> Path:
     """A model with a gate from a file, built in a separate registry."""
     with restored():
         run(compose, "build", "slow.yaml", "--from", teacher, "-o", "built", "--parts", mine)
-        run(compose, "lock", "slow.yaml", "--from", teacher, "-o", "slow.lock.yaml")
     return tmp_path / "built"
 
 
@@ -189,17 +188,6 @@ def test_a_changed_file_is_noted(compose: Compose, built: Path, mine: Path) -> N
     result = compose("generate", "built", "--prompt", "once", "--max-new-tokens", "1", "--parts", mine)
     assert result.exit_code == 0
     assert 'the part "mine.slow" is of mine.py, SHA-256 ' in " ".join(result.output.split())
-
-
-def test_a_lock_holds_its_parts(compose: Compose, built: Path, mine: Path, teacher: Path) -> None:
-    with restored():
-        assert "name that file with --parts" in " ".join(compose("build", "slow.lock.yaml", "-o", "again").output.split())
-    with restored():
-        run(compose, "build", "slow.lock.yaml", "-o", "again", "--parts", mine)
-    mine.write_text(f"{GATE}\n# another line\n", encoding="utf-8")
-    result = compose("build", "slow.lock.yaml", "-o", "third", "--parts", mine)
-    assert result.exit_code == 2
-    assert "is locked with other parts" in " ".join(result.output.split())
 
 
 def test_another_process_sees_installed_parts(tmp_path: Path, built: Path, mine: Path) -> None:

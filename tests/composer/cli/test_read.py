@@ -154,30 +154,6 @@ def test_growing_states_are_reported_and_continue(compose: Compose, teacher: Pat
     assert answer["new_text"] == whole["new_text"]
 
 
-def test_states_that_were_read_apart_join(compose: Compose, teacher: Path) -> None:
-    """The first layer has the keys and values of both texts read as one. The first word of the second text is left out."""
-    first, second = "once upon a time ", TEXT.split(" ", 1)[1]
-    for name, text in (("a", first), ("b", TEXT), ("whole", first + second)):
-        Path(f"{name}.txt").write_text(text)
-    assert compose("build", "softmax", "--from", teacher, "-o", "full").exit_code == 0
-    before, after, whole = (composer.read("full", f"{name}.txt", f"{name}.state") for name in ("a", "b", "whole"))
-    message = refused(compose, "join", "full", "a.state", "b.state", "-o", "c.state")
-    assert "full has several layers, or learned positions" in message
-    assert "Accept it with --approximate" in message
-    message = refused(compose, "join", "full", "a.state", "b.state", "--approximate", "--drop", 1000, "-o", "c.state")
-    assert "--drop 1000: the second text has" in message
-    assert not Path("c.state").exists()
-    joined = composer.join("full", "a.state", "b.state", "c.state", drop=1, approximate=True)
-    assert joined.tokens == before.tokens + after.tokens - 1 == whole.tokens
-    assert (joined.exact, joined.state_bytes) == (False, whole.state_bytes)
-    actual, wanted = load_file("c.state"), load_file("whole.state")
-    assert actual.keys() == wanted.keys()
-    for name in (name for name in wanted if name.startswith("layers.0.")):
-        torch.testing.assert_close(actual[name], wanted[name], rtol=1e-4, atol=1e-4)
-    answer = answered(compose, "full", "--state", "c.state", "--prompt", PROMPT, "--max-new-tokens", 4)
-    assert answer["state_tokens"] == joined.tokens
-
-
 def refused(compose: Compose, *arguments: object) -> str:
     result = compose(*arguments)
     assert result.exit_code == 2, result.output

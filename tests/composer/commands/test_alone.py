@@ -52,7 +52,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "expand": lambda overrides: composer.expand("ablations/lawcat-rope", overrides=overrides),
     "explain": lambda overrides: composer.explain("lawcat", TEACHER, overrides=overrides),
     "load_spec": lambda overrides: composer.load_spec("lawcat", overrides),
-    "lock": lambda overrides: composer.lock("lawcat", TEACHER, "out.lock.yaml", overrides=overrides),
     "select": lambda overrides: composer.select("lawcat", TEACHER, "texts.jsonl", "out", keep=1, overrides=overrides),
     "show": lambda overrides: composer.show("lawcat", overrides=overrides),
     "train": lambda overrides: composer.train("built", "texts.jsonl", overrides=overrides),

@@ -154,8 +154,6 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
         {"--max-new-tokens": 1, "--seed": LEAST_SEED, "--temperature": 0.0, "--top-p": 0.0},
     ),
     "inspect": (("TEACHER",), {"--length": 2, "--queries": 2, "--seed": 0}),
-    "join": (("m", "a", "b", "-o", "o"), {"--drop": 0}),
-    "lock": (("lolcats", "--from", "TEACHER", "-o", "o"), {"--seed": LEAST_SEED}),
     "logits": (
         ("TEACHER", "--data", "passkey", "-o", "o"),
         {"--sequence": 2, "--seed": 0, "--batch": 1, "--temperature": 0.01, "--top-k": 1},
@@ -209,7 +207,6 @@ SEEDED = {
     "build": lambda seed: composer.build("lolcats", TEACHER, seed=seed),
     "build_folder": lambda seed: composer.build_folder("lolcats", TEACHER, "out", seed=seed),
     "generate": lambda seed: composer.generate(TEACHER, "Once", max_new_tokens=1, temperature=1.0, seed=seed),
-    "lock": lambda seed: composer.lock("lolcats", TEACHER, "out.lock.yaml", seed=seed, force=True),
     "sample": lambda seed: composer.sample(TEACHER, "texts.jsonl", texts=1, length=4, seed=seed),
 }
 

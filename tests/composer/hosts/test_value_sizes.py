@@ -118,12 +118,12 @@ def test_exports_rotate_whole_keys() -> None:
         causal(composer.build("softmax", small("deepseek_v3")))
 
 
-def test_a_locked_spec_is_for_values_of_one_size(sources: dict[int, Path], tmp_path: Path) -> None:
-    locked = tmp_path / "locked.yaml"
-    composer.lock("lolcats", sources[8], locked)
-    composer.build(locked, sources[8])
+def test_a_resolved_spec_is_for_values_of_one_size(sources: dict[int, Path], tmp_path: Path) -> None:
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(composer.show("lolcats", sources[8]).yaml)
+    composer.build(resolved, sources[8])
     with pytest.raises(SpecError, match=r"value_dim 8 \(here 16\)"):
-        composer.build(locked, sources[16])
+        composer.build(resolved, sources[16])
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ TERMS = {"LICENSE": "Terms of the source.\n", "NOTICE": "Whose weights these are
 FIELDS = {"license": "llama3.2", "license_name": "theirs", "license_link": "LICENSE"}
 CARD = f"---\n{yaml.safe_dump({'tags': ['x'], **FIELDS}, sort_keys=False)}---\n# The source\n"
 QUICK = [f"recipe.{stage}.{rest}" for stage in ("transfer", "finetune") for rest in ("epochs=null", "steps=1")]
-BUILT = ("built", "locked", "distilled", "merged", "student", "native-student", "packed")
+BUILT = ("built", "distilled", "merged", "student", "native-student", "packed")
 SAVED = ("saved", "saved-from-memory")
 """Folders that transformers writes, without a card."""
 EXPORTED = ("exported", "native")
@@ -47,8 +47,6 @@ def written(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = add_licence(shutil.copytree(teacher, root / "source"))
     (root / "text.txt").write_text("once upon a time there was a cat and it slept\n" * 40)
     composer.build_folder("lolcats", source, root / "built")
-    composer.lock("lolcats", source, root / "built.lock.yaml")
-    composer.build_folder(root / "built.lock.yaml", out=root / "locked")
     composer.distill(root / "built", str(root / "text.txt"), root / "distilled", overrides=[*QUICK, "recipe.sequence=8"])
     composer.merge(root / "distilled", root / "merged")
     composer.build_folder("linear", root / "merged", root / "student")

@@ -48,8 +48,7 @@ def test_text_logits_equal_those_of_the_whole_model(family: str, tmp_path: Path)
     assert student.config.model_type.removeprefix("composed_") != family
 
 
-def test_text_decoders_are_checked_explained_and_locked(tmp_path: Path) -> None:
-    """The lock records the text decoder, and its build gives the same bytes."""
+def test_text_decoders_are_checked_and_explained(tmp_path: Path) -> None:
     multimodal("gemma3").save_pretrained(tmp_path / "source")
     composer.build_folder("lolcats", tmp_path / "source", tmp_path / "student", text_only=True)
     record = read_record(tmp_path / "student")
@@ -61,13 +60,6 @@ def test_text_decoders_are_checked_explained_and_locked(tmp_path: Path) -> None:
     assert composer.diff("lolcats", "lolcats", tmp_path / "source", text_only=True).hashes == (record.spec_hash,) * 2
     assert "<svg" in composer.draw("lolcats", tmp_path / "source", text_only=True).svg
     assert composer.code("lolcats", tmp_path / "source", text_only=True).heads
-    report = composer.lock("lolcats", tmp_path / "source", tmp_path / "mine.lock.yaml", text_only=True)
-    assert report.spec_hash == record.spec_hash
-    assert "text_only: true" in report.out.read_text(encoding="utf-8")
-    built = composer.build_folder(report.out, out=tmp_path / "locked")
-    assert built.out == tmp_path / "locked"
-    with pytest.raises(BuildError, match="is a lock, which decides `text_only=True`"):
-        composer.build_folder(report.out, out=tmp_path / "again", text_only=True)
     for function in (composer.explain, composer.check, composer.show, composer.draw, composer.code):
         with pytest.raises(ComposerError, match="text_only=True` is for a model with a source"):
             function("lolcats", text_only=True)

@@ -1,4 +1,4 @@
-"""Any contents of a state file, a lock or a record are used for a continuation, a build or a push, or rejected with a message."""
+"""Any contents of a state file or a record are used for a continuation or a push, or rejected with a message."""
 
 from __future__ import annotations
 
@@ -17,12 +17,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 import composer
-from composer.building.lock import read_lock
 from composer.model.cache import new_cache
 from composer.model.state_file import METADATA, load_cache, save_cache
 from composer.publishing.contents import contents_of
-from composer.spec.places import plain
-from composer.spec.reading import read_file
 from composer.weights.record import RECORD
 from composer.weights.verify import verify
 from tests.checkpoints import llama
@@ -59,16 +56,6 @@ def state() -> bytes:
     save_cache(path, cache_of_text, model(), OWNER)
     assert load_cache(path, model(), OWNER).get_seq_length() == READ
     return path.read_bytes()
-
-
-@cache
-def lock() -> Path:
-    """A source, and the lock of a model of it."""
-    folder = Path(tempfile.mkdtemp())
-    llama(folder / "source")
-    composer.lock("lolcats", folder / "source", folder / "spec.lock.yaml")
-    assert read_lock(folder / "spec.lock.yaml") is not None
-    return folder
 
 
 def damaged_state(content: bytes, how: tuple[str, Any]) -> bytes:
@@ -109,7 +96,9 @@ def forged_state(content: bytes, where: str, changes: Any) -> bytes:
 @cache
 def student() -> Path:
     """The folder of a model."""
-    return composer.build_folder("lolcats", lock() / "source", Path(tempfile.mkdtemp()) / "built", copy=True).out
+    folder = Path(tempfile.mkdtemp())
+    llama(folder / "source")
+    return composer.build_folder("lolcats", folder / "source", folder / "built", copy=True).out
 
 
 @fuzz(HOW, examples=160)
@@ -121,21 +110,6 @@ def test_damaged_states_are_loaded_or_refused(how: Any, folder: Path) -> None:
     if continued is not None:
         with torch.no_grad():
             assert bool(model()(tokens(1, 2), past_key_values=continued).logits.isfinite().all())
-
-
-@fuzz(st.tuples(st.just("tree"), EDITS) | st.tuples(st.just("bytes"), CUTS), examples=40)
-def test_damaged_locks_are_built_or_refused(how: Any, folder: Path) -> None:
-    """An accepted lock names its source and its files, and builds them, or nothing."""
-    path, content = folder / "spec.lock.yaml", (lock() / "spec.lock.yaml").read_bytes()
-    kind, changes = how
-    if kind == "tree":
-        document = json.loads(json.dumps(plain(read_file(lock() / "spec.lock.yaml", "spec.lock.yaml"))))
-        path.write_bytes(as_json(edited(document, changes)))
-    else:
-        path.write_bytes(cut(content, changes))
-    out = folder / "built"
-    built = outcome(lambda: composer.build_folder(path, lock() / "source", out, force=True))
-    assert built is None or composer.verify(out).ok
 
 
 PUSHED = (

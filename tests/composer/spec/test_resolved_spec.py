@@ -6,7 +6,7 @@ import pytest
 
 from blocks.positions import Llama3Scaling
 from composer.errors import SpecError
-from composer.spec.built_models import lock_document
+from composer.spec.built_models import document_of
 from composer.spec.dimensions import Dimensions
 from composer.spec.loading import load_specs, resolve_spec
 from composer.spec.places import plain
@@ -25,11 +25,11 @@ SCALED = EXAMPLE.model_copy(
 
 
 def written(resolved: Resolved) -> dict[str, object]:
-    return plain(read_text(to_yaml(lock_document(resolved.model_dump(mode="json"))), "locked.yaml"))
+    return plain(read_text(to_yaml(document_of(resolved.model_dump(mode="json"))), "resolved.yaml"))
 
 
 @pytest.mark.parametrize("name", shipped_specs())
-def test_a_locked_spec_reads_back_with_the_same_hash(name: str) -> None:
+def test_a_resolved_spec_reads_back_with_the_same_hash(name: str) -> None:
     for spec in load_specs(name).values():
         for size in (None,) if spec.trunk else (EXAMPLE, SCALED):
             resolved = resolve_spec(spec, size)
@@ -37,7 +37,7 @@ def test_a_locked_spec_reads_back_with_the_same_hash(name: str) -> None:
             assert resolve_spec(written(resolved), size).hash == resolved.hash
 
 
-def test_a_locked_spec_does_not_depend_on_the_source() -> None:
+def test_a_resolved_spec_does_not_depend_on_the_source() -> None:
     """Another rotation base changes the spec's meaning and not that of the resolved spec."""
     other = EXAMPLE.model_copy(update={"rope_theta": 5e5})
     resolved = resolve_spec("lolcats", EXAMPLE)
@@ -59,7 +59,7 @@ def test_other_sizes_are_refused() -> None:
     assert resolve_spec(document, other, ["dimensions=null"]).dimensions == other
 
 
-def test_layers_and_groups_of_heads_are_locked() -> None:
+def test_layers_and_groups_of_heads_are_written() -> None:
     size = Dimensions(hidden_size=64, layers=6, heads=8, key_heads=4, head_dim=8, rope_theta=1e4)
     spec = {
         "compose": 1,
