@@ -24,7 +24,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from types import UnionType
@@ -268,7 +270,8 @@ def function_of(
 
     def function(*values: Arguments.args, **named: Arguments.kwargs) -> Result:
         try:
-            return run(options(*values, **named))
+            with default_gradients():
+                return run(options(*values, **named))
         except ComposerError as error:
             error.args = (in_python(str(error), options_of(cls)), *error.args[1:])
             raise
@@ -289,6 +292,19 @@ def function_of(
     function.__signature__ = inspect.Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
     function.__annotations__ = {entry.name: entry.annotation for entry in parameters} | {"return": returned}
     return function
+
+
+@contextmanager
+def default_gradients() -> Iterator[None]:
+    """For the block, PyTorch records gradients, as in a command. Under a caller's ``torch.no_grad`` nothing could be trained, and
+    an export would have no gradients.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def documentation(cls: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,9 +39,17 @@ def randomised(model: Any, seed: int = 0) -> Any:
     return model.eval()
 
 
+FILES: dict[str, Exported] = {}
+"""The files of models that have been exported, by their configs, on which alone they depend."""
+
+
 def of_file(model: Any) -> tuple[Exported, Any]:
     """Return the exported file of a model, and the model that this file builds with the same weights."""
-    exported = write_file(model)
+    config = json.dumps(model.config.to_dict(), sort_keys=True, default=str)
+    if config not in FILES:
+        with torch.enable_grad():
+            FILES[config] = write_file(model)
+    exported = FILES[config]
     module = ModuleType(f"exported_{exported.file}")
     sys.modules[module.__name__] = module  # dataclasses look there
     exec(compile(exported.text, f"{exported.file}.py", "exec"), vars(module))

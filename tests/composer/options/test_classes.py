@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -58,6 +59,10 @@ class DrawnOptions(SetOption, GraphOption):
 
 def run_cook(options: CookOptions) -> CookOptions:
     return options
+
+
+def run_modes(options: CookOptions) -> tuple[bool, bool]:
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
 
 cook = function_of(CookOptions, run_cook)
@@ -218,3 +223,12 @@ def test_each_command_is_derived_from_its_class(command: Any) -> None:
         assert field.description[0].isupper() or field.description[0].isdigit()
         assert field.description.endswith(".")
     assert (command.options.__doc__ or "").partition("\n")[0].endswith(".")
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_functions_record_gradients_in_any_mode_of_their_caller(mode: Any) -> None:
+    """As in a command. Otherwise nothing could be trained, and the code of an export would compute no gradients."""
+    with mode():
+        before = run_modes(CookOptions("soup"))
+        assert function_of(CookOptions, run_modes)("soup") == (True, False)
+        assert run_modes(CookOptions("soup")) == before != (True, False)
