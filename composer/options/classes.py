@@ -26,7 +26,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from types import UnionType
@@ -270,7 +270,7 @@ def function_of(
 
     def function(*values: Arguments.args, **named: Arguments.kwargs) -> Result:
         try:
-            with default_gradients():
+            with default_modes():
                 return run(options(*values, **named))
         except ComposerError as error:
             error.args = (in_python(str(error), options_of(cls)), *error.args[1:])
@@ -295,15 +295,17 @@ def function_of(
 
 
 @contextmanager
-def default_gradients() -> Iterator[None]:
-    """For the block, PyTorch records gradients, as in a command. Under a caller's ``torch.no_grad`` nothing could be trained, and
-    an export would have no gradients.
+def default_modes() -> Iterator[None]:
+    """For the block, PyTorch's modes are those of a new process. Under a caller's ``torch.no_grad`` nothing could be trained, and
+    an export would have no gradients; under ``torch.autocast`` calibration would solve equations in bfloat16.
     """
     torch = sys.modules.get("torch")
     if torch is None:
         yield
         return
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            stack.enter_context(torch.autocast(device, enabled=False))
         yield
 
 

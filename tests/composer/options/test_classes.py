@@ -61,8 +61,8 @@ def run_cook(options: CookOptions) -> CookOptions:
     return options
 
 
-def run_modes(options: CookOptions) -> tuple[bool, bool]:
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+def run_modes(options: CookOptions) -> tuple[bool, ...]:
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
 
 
 cook = function_of(CookOptions, run_cook)
@@ -225,10 +225,10 @@ def test_each_command_is_derived_from_its_class(command: Any) -> None:
     assert (command.options.__doc__ or "").partition("\n")[0].endswith(".")
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_functions_record_gradients_in_any_mode_of_their_caller(mode: Any) -> None:
-    """As in a command. Otherwise nothing could be trained, and the code of an export would compute no gradients."""
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_functions_run_in_the_modes_of_a_command(mode: Any) -> None:
+    """In those of their caller, nothing could be trained, and the code of an export would compute no gradients."""
     with mode():
         before = run_modes(CookOptions("soup"))
-        assert function_of(CookOptions, run_modes)("soup") == (True, False)
-        assert run_modes(CookOptions("soup")) == before != (True, False)
+        assert function_of(CookOptions, run_modes)("soup") == (True, False, False)
+        assert run_modes(CookOptions("soup")) == before != (True, False, False)
