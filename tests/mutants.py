@@ -54,7 +54,7 @@ FAULTS: dict[str, tuple[str, dict[str, str]]] = {
             "(back >= 0) & (back <= farthest)": "(back >= 0) & (back < farthest)",
             "position = position.masked_fill(~tokens.valid, -1)": "pass",
             "position.masked_fill(segment[:, :length] != segment[:, size:], -1)": "position.clone()",
-            "held_on.position.masked_fill(~current, -1)": "held_on.position",
+            "last_pairs.position.masked_fill(~current, -1)": "last_pairs.position",
             "mask_bias(back <= tokens.position": "mask_bias(back < tokens.position",
         },
     ),
@@ -78,7 +78,7 @@ FAULTS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "blocks/memories/sparse.py": (
         f"blocks/memories/test_sparse.py {LAWS}",
-        {'held["position"].masked_fill(held["segment"] != tokens.last_segment()[..., None], -1)': 'held["position"]'},
+        {'cache["position"].masked_fill(cache["segment"] != tokens.last_segment()[..., None], -1)': 'cache["position"]'},
     ),
     "blocks/memories/latents.py": (
         f"blocks/memories/test_latents.py {LAWS}",

@@ -74,7 +74,7 @@ def sample_of(model: Any) -> ModelText:
 def _most_held(model: Any) -> int:
     """Return the pairs that the bounded memories of a head hold, in the head that holds most."""
     heads = model.config.read_spec().heads.values()
-    return max((sum(memory.held for memory in head.memory) for head in heads), default=0)
+    return max((sum(memory.capacity for memory in head.memory) for head in heads), default=0)
 
 
 def compare(exports: Sequence[tuple[Path, bool, ModelText]]) -> list[Comparison]:

@@ -11,7 +11,7 @@ has them, ``parts["feature_map"](map_queries, rotated_query)``, so that hooks, a
 
 A form with a parameter ``call`` receives a ``Call`` in place of state and tokens, and all inputs by name::
 
-    (state,), new_state = parts["state"](run_state, call.of(STATE), features=state_features, keys=state_keys, recurrence=STEP)
+    (state,), new_state = parts["state"](run_state, call.part(STATE), features=state_features, keys=state_keys, recurrence=STEP)
 
 ``run_…`` is its function, and the constant in capitals is the operation: its part, its shape, and the names of its tensors in the
 head's state.
@@ -57,7 +57,7 @@ INDENT = "    "
 def running_part(operation: CoveredOperation, call: Call, module: Callable[..., Any]) -> RunningPart:
     """Return an operation of the head that a form calls itself. module: with the part's parameters."""
     assert operation.node.part is not None, "the head's own inputs and output have no form"
-    return RunningPart(operation.node.part, call.of(operation), module, operation.runs)
+    return RunningPart(operation.node.part, call.part(operation), module, operation.runs)
 
 
 PROVIDED = {"__package__": __package__, "running_part": running_part, "Refused": Refused, "warn_fallback": warn_fallback}
@@ -229,7 +229,7 @@ class _Writer:
         run, constants = self._form(step)
         if len(step.covers) == 1:
             (covered,) = step.covers
-            arguments = [run, f"call.of({self._operation(covered)})", *_keywords(self._arguments(covered) | constants)]
+            arguments = [run, f"call.part({self._operation(covered)})", *_keywords(self._arguments(covered) | constants)]
             return _call(f'{targets[0]} = parts["{covered.node.module}"](', arguments, ")")
         running_parts, inputs = [], []
         for name, covered in zip(step.names, step.covers, strict=True):

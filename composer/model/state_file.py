@@ -229,8 +229,8 @@ def _problem_of_numbers(slot: Slot, tensor: Tensor) -> str | None:
     problems = {
         "values that are no numbers": tensor.isnan(),
         "infinite values": tensor.isinf() & (tensor != slot.empty),
-        f"values below {slot.least:g}": bounded < slot.least,
-        f"values above {slot.most:g}": bounded > slot.most,
+        f"values below {slot.minimum:g}": bounded < slot.minimum,
+        f"values above {slot.maximum:g}": bounded > slot.maximum,
     }
     return next((problem for problem, wrong in problems.items() if bool(wrong.any())), None)
 

@@ -37,7 +37,7 @@ def ordinary_inputs(inputs: HeadInputs) -> HeadInputs:
     further = tokens.segment, tokens.valid, tokens.index, tokens.coordinates
     segment, valid, index, places = (None if of is None else ordinary(of) for of in further)
     own_tokens = Tokens(ordinary(tokens.position), segment, valid, index, coordinates=places)
-    return replace(inputs.each(ordinary), tokens=own_tokens)
+    return replace(inputs.map_tensors(ordinary), tokens=own_tokens)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Piece:
 def step_by_step(head: Head, backend: str, inputs: HeadInputs, *, gradients: bool) -> HeadFunctions:
     """Return the functions for such inputs, without the forms that join memories to their read, so that each memory has its own
     output."""
-    apart = tuple(pattern for pattern in PATTERNS if pattern.whole)
+    apart = tuple(pattern for pattern in PATTERNS if pattern.is_closed)
     tokens = inputs.tokens
     setting = Setting(
         inputs.value.device.type,
@@ -118,7 +118,7 @@ class _Watcher:
         self.values |= zip(covered.gives, outputs, strict=True)
         node = covered.node
         if not self._gradients and node.part is not None and node.main:
-            shown = self._parts[node.module](node.part.shows, call.of(covered), inputs_of(covered, self.values))
+            shown = self._parts[node.module](node.part.shows, call.part(covered), inputs_of(covered, self.values))
             self.shown |= {(node.name, name): what for name, what in shown.items()}
         for value, port in zip(covered.gives, node.operation.gives, strict=True):
             if port.kind is Kind.VALUE:

@@ -159,7 +159,8 @@ def check_lengths(rows: PackedRows, heads: Resolved) -> None:
 
 def exact_pairs(resolved: Resolved) -> int:
     """Return the most pairs that a head of a spec keeps exactly, beside the source's own attention."""
-    return max(sum(memory.held for memory in head.memory if memory.exact and memory.bounded) for head in resolved.heads.values())
+    heads = resolved.heads.values()
+    return max(sum(memory.capacity for memory in head.memory if memory.exact and memory.bounded) for head in heads)
 
 
 def write_rows(rows: PackedRows, tasks: Sequence[Task], writer: Writer, split: Split, seed: int, count: int) -> PackedRows:

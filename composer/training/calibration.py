@@ -308,7 +308,7 @@ class _Calibration:
         if next(module.parameters(), None) is None or node.module in self._trained:
             return
         attended = self._measure_attention(memory)
-        if not bool(attended.held.any()):
+        if not bool(attended.in_memory.any()):
             return  # the rows are too short for this memory to hold a pair
         if maps:
             query, key, decay = self._map_inputs(node, memory)
@@ -328,7 +328,7 @@ class _Calibration:
         nearest = distance.masked_fill(~held, int(distance.max())).amin(-1, keepdim=True)
         weights = wanted * held
         return Attended(
-            held=held,
+            in_memory=held,
             weights=weights,
             outside=(wanted.sum(-1) - weights.sum(-1)).clamp(min=0),
             age=(distance - nearest).clamp(min=0).to(wanted.dtype),

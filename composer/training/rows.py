@@ -163,7 +163,7 @@ def _pairs_above(head: HeadSpec, source: str) -> float:
     counts, sources = [], sources_of_pairs(head)
     for memory in head.memory:
         if sources.get(memory.called) == source:
-            counts.append(memory.held + _pairs_above(head, memory.called) if memory.exact and memory.bounded else 0)
+            counts.append(memory.capacity + _pairs_above(head, memory.called) if memory.exact and memory.bounded else 0)
     return min(counts, default=inf)
 
 
