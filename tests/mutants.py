@@ -105,12 +105,12 @@ FAULTS: dict[str, tuple[str, dict[str, str]]] = {
     "composer/model/cache.py": (
         f"{MODEL} composer/model/test_cuda_graph.py",
         {
-            "left -= call.length": "left -= 1",
+            "remaining -= call.length": "remaining -= 1",
             "self.columns -= tokens_to_remove": "self.columns -= 0",
             "== seen).all())": "== seen).any())",
         },
     ),
-    "composer/model/attention.py": (MODEL, {"held.differentiated or torch.is_grad_enabled()": "torch.is_grad_enabled()"}),
+    "composer/model/attention.py": (MODEL, {"layer_state.differentiated or torch.is_grad_enabled()": "torch.is_grad_enabled()"}),
     "composer/model/state_file.py": ("composer/model/test_state_file_join.py", {"dropped, before - dropped)": "dropped, before)"}),
     "composer/model/generation.py": (f"{MODEL} composer/model/test_state_file.py", {"columns == length + 1": "columns == length"}),
     "composer/graph/composition.py": (GRAPH, {"[ALL, *names], strict=False": "[ALL, ALL, *names], strict=False"}),
@@ -127,7 +127,7 @@ FAULTS: dict[str, tuple[str, dict[str, str]]] = {
         f"{GRAPH} laws/test_batch.py",
         {"= lower(self.graph, backend, setting)": "= lower(self.graph, backend, setting._replace(documents=False))"},
     ),
-    "composer/weights/plan.py": ("composer/weights/test_plan.py", {"elif own[name].shape != shape:": "elif False:"}),
+    "composer/weights/plan.py": ("composer/weights/test_plan.py", {"elif parameters[name].shape != shape:": "elif False:"}),
     "composer/weights/save.py": (
         "composer/weights/test_save.py",
         {"if not torch.equal(expected.to(part.dtype), part):": "if False:"},

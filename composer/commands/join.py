@@ -60,7 +60,7 @@ class JoinOptions(ForceOption, BackendOption, DeviceOption, PartsOption):
     drop: int = option(
         "Tokens at the start of the second text to leave out, such as a heading. Many heads attend to the first tokens of a text.",
         default=0,
-        least=0,
+        minimum=0,
     )
     approximate: bool = option("Accept a state that is not exact, that of a model with several layers.", default=False)
 

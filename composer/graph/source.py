@@ -235,22 +235,22 @@ class _Writer:
         for name, covered in zip(step.names, step.covers, strict=True):
             running_parts.append(f'"{name}": {self._running_part(covered)},')
             inputs += _call(f'"{name}": dict(', _keywords(self._arguments(covered)), "),")
-        left = _call("(", [f"({target})" for target in targets], f") = {run}(")
+        targets_text = _call("(", [f"({target})" for target in targets], f") = {run}(")
         lists = [line for entries in (running_parts, inputs) for line in ("{", *_indent(entries), "},")]
-        return [*left, *_indent([*lists, *(f"{constant}," for constant in _keywords(constants))]), ")"]
+        return [*targets_text, *_indent([*lists, *(f"{constant}," for constant in _keywords(constants))]), ")"]
 
     def _plain_assignment(self, covered: CoveredOperation, run: Callable[..., Any]) -> list[str]:
         """Return the call of a function that receives what its parameters name, in place of a ``Call``. It returns its outputs, and
         the new state if it has one. Only a function with ``parameters`` is called through their module."""
         function, constants = (run.func, run.keywords) if isinstance(run, partial) else (run, {})
         state = [f'"{name}": call.state["{full}"]' for name, full in covered.slots.items()]
-        known = {"tokens": "call.tokens", "in_place": "call.in_place", "state": "\n".join(_call("{", state, "}"))}
-        known |= self._arguments(covered) | self._constants(constants)
+        values = {"tokens": "call.tokens", "in_place": "call.in_place", "state": "\n".join(_call("{", state, "}"))}
+        values |= self._arguments(covered) | self._constants(constants)
         name, parameters = self._function(function), dict(signature(function).parameters)
         start, arguments = (f'parts["{covered.node.module}"](', [name]) if parameters.pop("parameters", None) else (f"{name}(", [])
         is_positional = True
         for parameter in parameters.values():
-            argument = known.get(parameter.name)
+            argument = values.get(parameter.name)
             if argument is None or (argument == "{}" and parameter.default is not parameter.empty):
                 is_positional = False
             else:

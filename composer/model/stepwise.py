@@ -35,7 +35,7 @@ def ordinary_inputs(inputs: HeadInputs) -> HeadInputs:
     """Return the same inputs; tensors of inference mode are copied."""
     tokens = inputs.tokens
     further = tokens.segment, tokens.valid, tokens.index, tokens.coordinates
-    segment, valid, index, places = (None if of is None else ordinary(of) for of in further)
+    segment, valid, index, places = (None if tensor is None else ordinary(tensor) for tensor in further)
     own_tokens = Tokens(ordinary(tokens.position), segment, valid, index, coordinates=places)
     return replace(inputs.map_tensors(ordinary), tokens=own_tokens)
 
@@ -149,11 +149,11 @@ def _columns(head: Head, inputs: HeadInputs, bounds: tuple[int, ...]) -> Iterato
         yield slice(0, length)
         return
     batch, heads = inputs.query.shape[0], inputs.query.shape[2]
-    most = max(16, min(LONGEST, MOST_NUMBERS // max(1, batch * heads * length)))
+    piece_length = max(16, min(LONGEST, MOST_NUMBERS // max(1, batch * heads * length)))
     edges = {0, length, *(bound for bound in bounds if 0 < bound < length)}
     start = 0
     for end in sorted(edges - {0}):
-        count = math.ceil((end - start) / most)
+        count = math.ceil((end - start) / piece_length)
         for index in range(count):
             yield slice(start + (end - start) * index // count, start + (end - start) * (index + 1) // count)
         start = end

@@ -92,7 +92,7 @@ def read_built(folder: Path, shown: str) -> SpecNode:
 def check_whole(stored: SpecNode) -> None:
     """Raise SpecError for a spec of a lock or of a record that extends another."""
     if (extends := stored.child("extends")) is not None:
-        raise SpecError(at(extends.where, ("extends",), WHOLE))
+        raise SpecError(at(extends.start, ("extends",), WHOLE))
 
 
 def _read_resolved_document(folder: Path) -> dict[str, Any] | None:

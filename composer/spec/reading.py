@@ -214,7 +214,7 @@ def read_spec(text: str, shown: str) -> SpecNode:
         root = spec  # of a lock
         check_whole(root)
     if root.child("compose") is None:
-        raise SpecError(at(root.where, ("compose",), "missing. A spec begins with `compose: 1`"))
+        raise SpecError(at(root.start, ("compose",), "missing. A spec begins with `compose: 1`"))
     return root
 
 
