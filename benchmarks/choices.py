@@ -33,7 +33,7 @@ from blocks.memories.sparse import Sparse
 from composer.model.cache import new_cache
 from composer.model.hosts import attentions
 
-FALLING, WORTH = sparse.pairs_to_evict, Sparse._worth
+FALLING, WORTH = sparse.pairs_to_evict, Sparse._score
 
 
 class Choices:
@@ -46,7 +46,7 @@ class Choices:
         self.sums: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def record_eligible(self, memory: Sparse, eligible: Any, below: Any, place: tuple[int, int]) -> Any:
-        """Replace ``Sparse._worth``: keep a reference to the competing pairs, and return their scores."""
+        """Replace ``Sparse._score``: keep a reference to the competing pairs, and return their scores."""
         self.eligible, self.place = eligible, place
         return WORTH(memory, eligible, below, place)
 
@@ -89,7 +89,7 @@ class Choices:
 
         with (
             mock.patch.object(sparse, "pairs_to_evict", self.pairs_to_evict),
-            mock.patch.object(Sparse, "_worth", worth),
+            mock.patch.object(Sparse, "_score", worth),
             torch.no_grad(),
         ):
             yield

@@ -25,15 +25,15 @@ HALVINGS = 40
 class Attended:
     """The attention of a teacher's heads to the pairs of one memory, at Q query tokens of each row.
 
-    held: which pairs the memory holds. weights: the teacher's attention weights on these pairs, 0 elsewhere. outside: its weight on
-    all other pairs. age: tokens since a pair entered the memory. share: the memory's current share in the output of its head.
+    in_memory: which pairs the memory holds. weights: the teacher's attention weights on these pairs, 0 elsewhere. outside: its
+    weight on all other pairs. age: tokens since a pair entered the memory. share: the memory's current share in the head's output.
     balanced: whether the head learns a weight between this memory and others, so that the memory can have any share; None if their
     masses have no common denominator, so that shares do not depend on the feature map. query, key: the inputs of the memory's
     feature map. decay: the natural logarithm of the memory's mean decay per token; both are None without a feature map, and before
     they are measured.
     """
 
-    held: Bool[Tensor, "B Q H T"]
+    in_memory: Bool[Tensor, "B Q H T"]
     weights: Float[Tensor, "B Q H T"]
     outside: Float[Tensor, "B Q H"]
     age: Float[Tensor, "B Q H T"]
@@ -45,7 +45,7 @@ class Attended:
 
     def mean_age(self, heads: int) -> Float[Tensor, " n"]:
         """Return the mean age of the pairs that each of ``heads`` groups of heads attends to, in tokens."""
-        weighed = self.weights + FAINT * self.held
+        weighed = self.weights + FAINT * self.in_memory
         mass, aged = weighed.sum((0, 1, 3)), (weighed * self.age).sum((0, 1, 3))
         mass, aged = mass.view(heads, -1).sum(1), aged.view(heads, -1).sum(1)
         return aged / mass.clamp(min=torch.finfo(mass.dtype).tiny)
@@ -60,8 +60,8 @@ class Attended:
         wanted_t, over the tokens at which both the memory and other pairs have weight. It is 0 for heads without such tokens."""
         wanted = self.weights.sum(-1)
         choice = (self.share > 0) & (self.share < 1) & (wanted + self.outside > 0)
-        whole = (wanted + self.outside).masked_fill(~choice, 1.0)
-        target = (wanted / whole).masked_fill(~choice, 0.0).sum((0, 1))
+        total = (wanted + self.outside).masked_fill(~choice, 1.0)
+        target = (wanted / total).masked_fill(~choice, 0.0).sum((0, 1))
         logits = torch.logit(self.share.masked_fill(~choice, 0.5).double())
         low, high = logits.new_full(target.shape, -WIDEST), logits.new_full(target.shape, WIDEST)
         for _ in range(HALVINGS):
@@ -106,15 +106,15 @@ def divergence(attended: Attended, scores: Float[Tensor, "B Q H T"], outside_log
     """Return the cross-entropy between the teacher's weights and weights in proportion to exp(scores), averaged by the
     teacher's weight. It is over the pairs in the memory. ``outside_logit`` is the logarithm of the mass of everything else,
     which counts as one more pair."""
-    held, wanted = attended.held, attended.weights
-    scores = scores.masked_fill(~held, -math.inf)
+    in_memory, wanted = attended.in_memory, attended.weights
+    scores = scores.masked_fill(~in_memory, -math.inf)
     if outside_logit is not None:
-        is_held = held.any(-1, keepdim=True)
+        has_pairs = in_memory.any(-1, keepdim=True)
         scores = torch.cat((scores, outside_logit[..., None]), dim=-1)
-        wanted = torch.cat((wanted, attended.outside[..., None]), dim=-1) * is_held
-        held = torch.cat((held, is_held), dim=-1)
-    any_held = held.any(-1, keepdim=True)
-    shares = scores.masked_fill(~any_held, 0.0).log_softmax(-1).masked_fill(~held, 0.0)
+        wanted = torch.cat((wanted, attended.outside[..., None]), dim=-1) * has_pairs
+        in_memory = torch.cat((in_memory, has_pairs), dim=-1)
+    has_weights = in_memory.any(-1, keepdim=True)
+    shares = scores.masked_fill(~has_weights, 0.0).log_softmax(-1).masked_fill(~in_memory, 0.0)
     return -(wanted * shares).sum() / wanted.sum().clamp(min=torch.finfo(wanted.dtype).tiny)
 
 

@@ -95,7 +95,7 @@ def register_parts(references: Iterable[str | os.PathLike[str]]) -> tuple[str, .
 
     A reference is a file if it ends in ``.py`` or has a path's separator.
     """
-    whole = []
+    full_names = []
     for reference in references:
         text = os.fspath(reference)
         is_file = text.endswith(".py") or os.sep in text or isinstance(reference, os.PathLike)
@@ -108,8 +108,8 @@ def register_parts(references: Iterable[str | os.PathLike[str]]) -> tuple[str, .
                 module = _import(name)
                 _register_module(module, _origin_of_module(module))
             _NAMED[name] = None
-        whole.append(name)
-    return tuple(whole)
+        full_names.append(name)
+    return tuple(full_names)
 
 
 def _import(name: str) -> ModuleType:
@@ -179,9 +179,9 @@ def _register_module(module: ModuleType, origin: PartOrigin) -> None:
 def _add_patterns(module: ModuleType, patterns: Patterns) -> None:
     from blocks.pattern import Pattern
 
-    new = [item for name, item in vars(module).items() if isinstance(item, Pattern) and not name.startswith("_")]
-    known = (*patterns.outside, *patterns.built_in)
-    patterns.outside += tuple(item for item in new if not any(item is other for other in known))
+    module_patterns = [item for name, item in vars(module).items() if isinstance(item, Pattern) and not name.startswith("_")]
+    registered_patterns = (*patterns.outside, *patterns.built_in)
+    patterns.outside += tuple(item for item in module_patterns if not any(item is other for other in registered_patterns))
 
 
 def _public(module: ModuleType) -> Iterator[type[Part]]:

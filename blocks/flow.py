@@ -135,7 +135,7 @@ class Rotation(Protocol):
 class Pairs:
     """Pairs of one key and one value: those of the call, one per token, or those that a memory evicts during it.
 
-    key: rotated by ``by`` at its position (None: not rotated). convolved: the key for feature maps, not rotated, with its own
+    key: rotated by ``rotation`` at its position (None: not rotated). convolved: the key for feature maps, not rotated, with its own
     number of heads (None: the head has no convolution, and the maps read ``key``). position: position in the document, -1
     for an absent pair; with an axis of heads if each query head has its own pairs. arrival: the column of the token at which each
     pair is evicted, not decreasing over the pairs of a row. None: pair and token share their column. numbers: further numbers of
@@ -150,29 +150,29 @@ class Pairs:
     position: Int[Tensor, "B E"] | Int[Tensor, "B E K"]
     arrival: Int[Tensor, "B E"] | None = None
     numbers: Mapping[str, Float[Tensor, "B E n"]] = field(default_factory=dict)
-    by: Rotation | None = None
+    rotation: Rotation | None = None
     tokens: Tokens | None = None
     max_per_token: int = 1
     known_present: bool = False
 
-    def rotate(self, by: Rotation) -> Float[Tensor, "B E K D"]:
-        """Return the keys, rotated by ``by``."""
-        if self.by is by or (by.idle if self.by is None else self.by.base == by.base):
+    def rotate(self, rotation: Rotation) -> Float[Tensor, "B E K D"]:
+        """Return the keys, rotated by ``rotation``."""
+        if self.rotation is rotation or (rotation.idle if self.rotation is None else self.rotation.base == rotation.base):
             return self.key
-        if self.by is None and self.tokens is not None:
-            return by.rotate_tokens(self.key, self.tokens)
-        return self._at(by, self.key if self.by is None else self.by.rotate_back(self.key, self.position))
+        if self.rotation is None and self.tokens is not None:
+            return rotation.rotate_tokens(self.key, self.tokens)
+        return self._rotate_key(rotation, self.key if self.rotation is None else self.rotation.rotate_back(self.key, self.position))
 
-    def mappable(self, by: Rotation) -> Float[Tensor, "B E N D"]:
-        """Return the keys that enter a feature map, rotated by ``by``."""
-        return self.rotate(by) if self.convolved is None else self._at(by, self.convolved)
+    def mappable(self, rotation: Rotation) -> Float[Tensor, "B E N D"]:
+        """Return the keys that enter a feature map, rotated by ``rotation``."""
+        return self.rotate(rotation) if self.convolved is None else self._rotate_key(rotation, self.convolved)
 
-    def to_storage(self, by: Rotation) -> Pairs:
-        """Return the pairs as a memory stores them, with keys rotated by ``by``."""
-        return replace(self, key=self.rotate(by), by=by)
+    def to_storage(self, rotation: Rotation) -> Pairs:
+        """Return the pairs as a memory stores them, with keys rotated by ``rotation``."""
+        return replace(self, key=self.rotate(rotation), rotation=rotation)
 
-    def _at(self, by: Rotation, raw: Tensor) -> Tensor:
-        return by.rotate(raw, self.position) if self.tokens is None else by.rotate_tokens(raw, self.tokens)
+    def _rotate_key(self, rotation: Rotation, key: Tensor) -> Tensor:
+        return rotation.rotate(key, self.position) if self.tokens is None else rotation.rotate_tokens(key, self.tokens)
 
     @property
     def present(self) -> Bool[Tensor, "B E"] | Bool[Tensor, "B E K"]:
@@ -184,11 +184,11 @@ class Pairs:
         is padding."""
         return self.known_present or (self.tokens is not None and self.tokens.valid is None)
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Pairs:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Pairs:
         """Apply a function to all tensors of the pairs. The arrival is dropped."""
         key, convolved = change(self.key), None if self.convolved is None else change(self.convolved)
         numbers = {name: change(entries) for name, entries in self.numbers.items()}
-        return Pairs(key, convolved, change(self.value), change(self.position), numbers=numbers, by=self.by)
+        return Pairs(key, convolved, change(self.value), change(self.position), numbers=numbers, rotation=self.rotation)
 
     def append(self, later: Pairs) -> Pairs:
         """Concatenate these pairs and ``later``. Numbers that ``later`` lacks are 0 there."""
@@ -201,7 +201,12 @@ class Pairs:
         key, convolved = join(self.key, later.key), None if self.convolved is None else join(self.convolved, later.convolved)
         numbers = {name: join(entries, later.numbers.get(name)) for name, entries in self.numbers.items()}
         return Pairs(
-            key, convolved, join(self.value, later.value), join(self.position, later.position), numbers=numbers, by=self.by
+            key,
+            convolved,
+            join(self.value, later.value),
+            join(self.position, later.position),
+            numbers=numbers,
+            rotation=self.rotation,
         )
 
 

@@ -163,7 +163,7 @@ class Form:
 class Slot:
     """One tensor of a state, per batch row.
 
-    - least, most: bounds of the numbers after any text, in the columns of the last axis from ``bounded_from`` on.
+    - minimum, maximum: bounds of the numbers after any text, in the columns of the last axis from ``bounded_from`` on.
     """
 
     shape: tuple[int, ...]
@@ -171,8 +171,8 @@ class Slot:
     """The model's own dtype is "pairs", the accumulating one "state"."""
     empty: float = 0.0
     """The value before the first token."""
-    least: float = -math.inf
-    most: float = math.inf
+    minimum: float = -math.inf
+    maximum: float = math.inf
     bounded_from: int = 0
     order: Literal["any", "ring", "first"] = "any"
     """The order of positions, in a memory that receives every pair as its token is read: "ring" if a pair overwrites the oldest,
@@ -218,7 +218,7 @@ class Call:
     needs_mass: bool = True
     """A read needs this memory's lse."""
 
-    def of(self, operation: Any) -> Call:
+    def part(self, operation: Any) -> Call:
         """Return the call of an operation in the head whose call this is, with the operation's state and shape. operation: a
         ``CoveredOperation`` of ``composer.graph.program``."""
         slots = operation.slots

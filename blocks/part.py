@@ -79,13 +79,13 @@ class FieldError(ValueError):
         self.path = path
 
 
-def _whole(value: Any) -> Any:
+def _check_integer(value: Any) -> Any:
     if isinstance(value, bool | float):
         raise PydanticKnownError("int_type")
     return value
 
 
-Whole = BeforeValidator(_whole)
+Integer = BeforeValidator(_check_integer)
 """For numbers in a ``Literal``, which otherwise accepts all values that equal them: true and 1.0 for 1."""
 Silu = BeforeValidator(lambda value: "silu" if isinstance(value, str) and value == "swish" else value)
 """For the name of an activation: x·sigmoid(x) is ``silu``, as in PyTorch, and its other name ``swish`` is read, too."""
@@ -198,8 +198,8 @@ def bare(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
-def in_order(inputs: tuple[Word, ...], known: Iterable[str]) -> tuple[Word, ...]:
-    """Return the names of a user's list in the order of ``known``. Raise ValueError if a name occurs twice."""
+def in_order(inputs: tuple[Word, ...], order: Iterable[str]) -> tuple[Word, ...]:
+    """Return the names of a user's list, sorted as in ``order``. Raise ValueError if a name occurs twice."""
     if len(set(inputs)) < len(inputs):
         raise ValueError("names an input twice")
-    return tuple(sorted(inputs, key=list(known).index))
+    return tuple(sorted(inputs, key=list(order).index))

@@ -53,6 +53,6 @@ class Pattern:
     names, and returns what the operations' own forms would return: outputs and state, in the order of ``nodes``."""
     leader: str = ""
     """The name of the operation whose setting the forms must fit; left out, the first."""
-    whole: bool = False
+    is_closed: bool = False
     """No other operation reads the outputs of the operations before the last, and the last reads no other partials; so the forms
     need not return these outputs."""

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from blocks import initialise
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
-from blocks.part import Fresh, Parameters, Part, Per, Whole
+from blocks.part import Fresh, Integer, Parameters, Part, Per
 from blocks.registry import Role
 from blocks.tensors import accumulating, affine
 
@@ -50,7 +50,7 @@ class Learned(Rate):
     source: ClassVar[str] = "Yang et al. 2024, arXiv:2406.06484; up to 2: Grazzi et al. 2024, arXiv:2411.12537"
     incidental: ClassVar[frozenset[str]] = frozenset({"bias"})
     kind: Literal["learned"] = "learned"
-    largest: Annotated[Literal[1, 2], Whole] = 1
+    largest: Annotated[Literal[1, 2], Integer] = 1
     """With 2, the state can also reverse the sign of the value of a key. With 1, it can only replace the value."""
     bias: Annotated[float | Literal[False], BeforeValidator(_number)] = 0.0
     """b at the start; false: no b."""

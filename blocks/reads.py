@@ -218,8 +218,8 @@ def gated(partial: Partials, weight: Logits) -> Float[Tensor, "B T H V"]:
 
 def _logits(partial: Partials, weight: Logits, default: Tensor) -> list[Tensor]:
     """Return the logit of each memory: that of its weight, or else its own."""
-    own = {name: default if memory.logit is None else memory.logit for name, memory in partial.items()}
-    return [weight.get(name, logit) for name, logit in own.items()]
+    logits = {name: default if memory.logit is None else memory.logit for name, memory in partial.items()}
+    return [weight.get(name, logit) for name, logit in logits.items()]
 
 
 def _between(partials: Partials, logit: Tensor) -> Tensor:

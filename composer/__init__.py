@@ -115,11 +115,11 @@ registration.register()
 
 def __getattr__(name: str) -> Any:
     # The functions are imported at their first use, so that the command line can handle Ctrl-C from the start.
-    own = _AS_COMMANDS.get(name, name)
-    if own not in __all__:
+    public_name = _AS_COMMANDS.get(name, name)
+    if public_name not in __all__:
         raise AttributeError(f"module 'composer' has no attribute {name!r}")
-    attribute = _import(own)
-    return _check_arguments_of(own) if callable(attribute) and not isinstance(attribute, type) else attribute
+    attribute = _import(public_name)
+    return _check_arguments_of(public_name) if callable(attribute) and not isinstance(attribute, type) else attribute
 
 
 def _import(name: str) -> Any:

@@ -46,8 +46,8 @@ class Mistake:
     def __str__(self) -> str:
         """``file:line:column path: message``, without unknown elements."""
         spot = f"{self.path}: {self.message}" if self.path else self.message
-        where = self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
-        return spot if where is None else f"{where}  {spot}"
+        file_place = self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
+        return spot if file_place is None else f"{file_place}  {spot}"
 
 
 MOST_SHOWN = 100
@@ -87,8 +87,8 @@ def _limit_number(mistakes: list[Mistake]) -> tuple[Mistake, ...]:
     return tuple(shown)
 
 
-def _beginning(text: str, most: int = LONGEST_MISTAKE) -> str:
-    return text if len(text) <= most else f"{text[:most]}…"
+def _beginning(text: str, max_length: int = LONGEST_MISTAKE) -> str:
+    return text if len(text) <= max_length else f"{text[:max_length]}…"
 
 
 class GraphError(SpecError):

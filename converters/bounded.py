@@ -63,15 +63,15 @@ def appending(path: Path) -> Iterator[BinaryIO]:
         yield stream
 
 
-def check_file(path: Path, most: int | None = None) -> None:
-    """Raise OSError unless the path is a regular file that may be read, of at most ``most`` bytes.
+def check_file(path: Path, max_bytes: int | None = None) -> None:
+    """Raise OSError unless the path is a regular file that may be read, of at most ``max_bytes`` bytes.
 
     Call it before a library opens the path itself: most libraries wait for a pipe, and read a device to its end.
     """
     with open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
-    if most is not None and size > most:
-        raise _too_large(path, most)
+    if max_bytes is not None and size > max_bytes:
+        raise _too_large(path, max_bytes)
 
 
 def files_matching(folder: Path, patterns: Iterable[str]) -> list[str]:
@@ -93,46 +93,46 @@ def files_matching(folder: Path, patterns: Iterable[str]) -> list[str]:
     return sorted(names)
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """Return all of a regular file. Raises OSError, also if it has more than ``most`` bytes."""
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """Return all of a regular file. Raises OSError, also if it has more than ``max_bytes`` bytes."""
     with open_regular(path) as stream:
-        content = stream.read(most + 1)
-    if len(content) > most:
-        raise _too_large(path, most)
+        content = stream.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise _too_large(path, max_bytes)
     return content
 
 
-def read_text(path: Path, most: int) -> str:
-    """Return the text of a file in UTF-8, with ``\\n`` at the end of every line. Raises OSError, also if it has more than ``most``
-    bytes, and ValueError."""
-    return read_bytes(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+def read_text(path: Path, max_bytes: int) -> str:
+    """Return the text of a file in UTF-8, with ``\\n`` at the end of every line. Raises OSError, also if it has more than
+    ``max_bytes`` bytes, and ValueError."""
+    return read_bytes(path, max_bytes).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_json(path: Path, most: int) -> Any:
+def read_json(path: Path, max_bytes: int) -> Any:
     """Return the contents of a JSON file. Raises OSError and ValueError."""
-    return parse_json(read_bytes(path, most))
+    return parse_json(read_bytes(path, max_bytes))
 
 
-def read_object(path: Path, most: int = MOST_CONFIG) -> dict[str, Any]:
+def read_object(path: Path, max_bytes: int = MOST_CONFIG) -> dict[str, Any]:
     """Return the contents of a JSON file; empty where there is none, or no object in it, which the file's own reader reports."""
     try:
-        content = read_json(path, most)
+        content = read_json(path, max_bytes)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
-def read_object_within(folder: Path, name: str, most: int = MOST_CONFIG) -> dict[str, Any]:
+def read_object_within(folder: Path, name: str, max_bytes: int = MOST_CONFIG) -> dict[str, Any]:
     """``read_object`` of a file in a folder; empty also for links that lead out of it."""
     try:
-        return read_object(within(folder, name), most)
+        return read_object(within(folder, name), max_bytes)
     except OSError:
         return {}
 
 
-def read_json_bytes(path: Path, most: int) -> bytes:
+def read_json_bytes(path: Path, max_bytes: int) -> bytes:
     """Return all of a JSON file for a parser that lists every mistake. Raises OSError, also for too many values."""
-    content = read_bytes(path, most)
+    content = read_bytes(path, max_bytes)
     try:
         check_memory(content, value_bytes=_MISTAKE_BYTES)
     except ValueError as error:
@@ -145,10 +145,10 @@ def check_memory(text: str | bytes, factor: int = MEMORY_FACTOR, value_bytes: in
 
     A list of three bytes needs twenty times as many. Brackets and commas within strings count, too, as this is fast.
     """
-    most, count = max(MOST_MEMORY, factor * len(text)), cast("Callable[..., int]", text.count)
+    max_bytes, count = max(MOST_MEMORY, factor * len(text)), cast("Callable[..., int]", text.count)
     opening, mapping, comma = ("[", "{", ",") if isinstance(text, str) else (b"[", b"{", b",")
-    if _CONTAINER_BYTES * (count(opening) + count(mapping)) + value_bytes * count(comma) > most:
-        raise ValueError(f"its lists, mappings and values may need more than {most:,} bytes of memory")
+    if _CONTAINER_BYTES * (count(opening) + count(mapping)) + value_bytes * count(comma) > max_bytes:
+        raise ValueError(f"its lists, mappings and values may need more than {max_bytes:,} bytes of memory")
 
 
 def parse_json(
@@ -197,11 +197,11 @@ def parse_list(stream: BinaryIO, longest: int) -> Iterator[tuple[Any, int]]:
             yield _checked(item), end - start
             place, mark = closing.end(), closing[1]
             continue
-        held = text[place:]  # an item goes on in the next piece
-        if len(held) > longest or not (more := read(max(_PIECE, len(held)))):
-            raise ValueError(problem if len(held) <= longest else f"an item of the list has more than {longest:,} characters")
-        text, place = held + more, 0
-        check_memory(text if len(held) > _PIECE else "", factor=0)
+        unparsed = text[place:]  # an item goes on in the next piece
+        if len(unparsed) > longest or not (piece := read(max(_PIECE, len(unparsed)))):
+            raise ValueError(problem if len(unparsed) <= longest else f"an item of the list has more than {longest:,} characters")
+        text, place = unparsed + piece, 0
+        check_memory(text if len(unparsed) > _PIECE else "", factor=0)
     while not (after := text[place:].strip()):
         text, place = read(_PIECE), 0
         if not text:
@@ -286,9 +286,9 @@ def brief(value: object) -> str:
     return shorten(text)
 
 
-def shorten(text: str, most: int = _SHOWN) -> str:
-    """Return the first ``most`` characters of a text, with escapes for those that cannot be shown."""
-    text = text if len(text) <= most else f"{text[:most]}…"
+def shorten(text: str, max_length: int = _SHOWN) -> str:
+    """Return the first ``max_length`` characters of a text, with escapes for those that cannot be shown."""
+    text = text if len(text) <= max_length else f"{text[:max_length]}…"
     return text if text.isprintable() else repr(text)[1:-1]
 
 
@@ -312,8 +312,8 @@ def list_first(names: Iterable[str]) -> str:
     return ", ".join([*map(shorten, every[:_LISTED]), *more])
 
 
-def _too_large(path: Path, most: int) -> OSError:
-    return OSError(errno.EFBIG, f"larger than {most:,} bytes, the most that are read of such a file", str(path))
+def _too_large(path: Path, max_bytes: int) -> OSError:
+    return OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes, the most that are read of such a file", str(path))
 
 
 def _descriptor(path: Path, flags: int = os.O_RDONLY) -> int:

@@ -50,7 +50,7 @@ def read_config(config: Config, notes: list[str]) -> Trunk:
     """Return the trunk in Llama's keys and in our own. The keys for heads are not read here."""
     if config.get(ADAPTER_KEY) is not None:
         adapter_folder(config[ADAPTER_KEY])
-    own = {
+    composed_config = {
         *SPEC_KEYS,
         *TRUNK_KEYS,
         ADAPTER_KEY,
@@ -58,15 +58,15 @@ def read_config(config: Config, notes: list[str]) -> Trunk:
         "problem_type",
         *(["auto_map"] if config.get("auto_map") == AUTO_MAP else []),
     }
-    trunk = read_trunk({key: value for key, value in config.items() if key not in own}, notes)
+    trunk = read_trunk({key: value for key, value in config.items() if key not in composed_config}, notes)
     return replace(
         trunk,
         activation=word(config, "hidden_act", get_args(Activation)),
         norm=word(config, "norm_type", get_args(TrunkNorm)),
         mlp=word(config, "mlp_type", get_args(MLP)),
         position_embedding=word(config, "position_embedding", get_args(PositionEmbedding)),
-        dropout=number(config, "residual_dropout", 0.0, most=1),
-        labels=positive_int(config, "labels", most=MOST_LABELS) if config.get("labels") is not None else None,
+        dropout=number(config, "residual_dropout", 0.0, maximum=1),
+        labels=positive_int(config, "labels", maximum=MOST_LABELS) if config.get("labels") is not None else None,
     )
 
 

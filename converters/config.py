@@ -21,16 +21,16 @@ LARGEST_NUMBER = 1e12
 """The largest rate, base or deviation that is accepted; float32 holds its square."""
 
 
-def positive_int(config: Mapping[str, object], key: str, default: int | None = None, most: int = LARGEST) -> int:
+def positive_int(config: Mapping[str, object], key: str, default: int | None = None, maximum: int = LARGEST) -> int:
     """Return a count; ``default`` where the key is missing or null, an error where there is none."""
-    expected = f"a positive whole number of at most {most:,}"
-    return _check(config, key, default, expected, lambda v: v if _is_int(v) and 0 < v <= most else None)
+    expected = f"a positive whole number of at most {maximum:,}"
+    return _check(config, key, default, expected, lambda v: v if _is_int(v) and 0 < v <= maximum else None)
 
 
-def number(config: Mapping[str, object], key: str, default: float | None = None, most: float = LARGEST_NUMBER) -> float:
+def number(config: Mapping[str, object], key: str, default: float | None = None, maximum: float = LARGEST_NUMBER) -> float:
     """Return a number of at least 0."""
-    expected = f"a number from 0 to {most:g}"
-    return _check(config, key, default, expected, lambda v: float(v) if is_number(v) and 0 <= v <= most else None)
+    expected = f"a number from 0 to {maximum:g}"
+    return _check(config, key, default, expected, lambda v: float(v) if is_number(v) and 0 <= v <= maximum else None)
 
 
 def positive_number(config: Mapping[str, object], key: str, default: float | None = None) -> float:
@@ -43,9 +43,9 @@ def switch(config: Mapping[str, object], key: str, default: bool) -> bool:
     return _check(config, key, default, "true or false", lambda v: v if isinstance(v, bool) else None)
 
 
-def word(config: Mapping[str, object], key: str, known: tuple[str, ...]) -> Any:
-    """Return one of the words in ``known``; the first if the key is missing or null."""
-    return _check(config, key, known[0], f"one of {', '.join(known)}", lambda v: v if v in known else None)
+def word(config: Mapping[str, object], key: str, words: tuple[str, ...]) -> Any:
+    """Return one of the words in ``words``; the first if the key is missing or null."""
+    return _check(config, key, words[0], f"one of {', '.join(words)}", lambda v: v if v in words else None)
 
 
 def token_ids(config: Mapping[str, object], key: str, vocabulary: int, default: int | None) -> int | list[int] | None:
@@ -81,17 +81,17 @@ def encode_floats(value: Any) -> Any:
     """Return a value of a config with infinite numbers and NaN written as transformers writes them."""
     if isinstance(value, float) and not math.isfinite(value):
         return {FLOAT: "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
-    return _each(value, encode_floats)
+    return _map_values(value, encode_floats)
 
 
 def decode_floats(value: Any) -> Any:
     """Return a value of a config with the numbers that ``encode_floats`` has written."""
     if isinstance(value, Mapping) and value.keys() == {FLOAT} and isinstance(value[FLOAT], str) and value[FLOAT] in _FLOATS:
         return _FLOATS[value[FLOAT]]
-    return _each(value, decode_floats)
+    return _map_values(value, decode_floats)
 
 
-def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+def _map_values(value: Any, change: Callable[[Any], Any]) -> Any:
     """Change all that a value of JSON contains."""
     if isinstance(value, Mapping):
         return {key: change(item) for key, item in value.items()}

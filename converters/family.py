@@ -22,7 +22,7 @@ class NameTable:
 
     def __init__(self, rows: Mapping[str, str]) -> None:
         self.rows = dict(rows)
-        self._inverse = {canonical: own for own, canonical in self.rows.items()}
+        self._inverse = {canonical: stored_name for stored_name, canonical in self.rows.items()}
 
     def canonical(self, name: str) -> str | None:
         return _translate(name, self.rows)
@@ -31,7 +31,7 @@ class NameTable:
         return _translate(name, self._inverse)
 
 
-def fits(pattern: str, name: str) -> bool:
+def matches(pattern: str, name: str) -> bool:
     return _compile(pattern).fullmatch(name) is not None
 
 
@@ -83,4 +83,4 @@ class Family:
 
     def reason_to_pass_over(self, name: str) -> str | None:
         """Return why a tensor of this name is passed over; None where it is not."""
-        return next((reason for pattern, reason in self.passed_over.items() if fits(pattern, name)), None)
+        return next((reason for pattern, reason in self.passed_over.items() if matches(pattern, name)), None)

@@ -116,9 +116,11 @@ def _read(file: Path, stream: BufferedReader) -> GgufHeader:
     if version not in VERSIONS:
         order = ", of a machine with another byte order" if version & 0xFFFF == 0 else ""
         raise WeightsError(f"{file} is a GGUF file of version {version}{order}; versions 2 and 3, little-endian, are read.")
-    for count, most, what in ((tensor_count, MOST_TENSORS, "tensors"), (key_count, MOST_KEYS, "entries of metadata")):
-        if count > most:
-            raise WeightsError(f"{file} claims {count:,} {what}; at most {most:,} are read. The file is damaged: fetch it again.")
+    for count, limit, subject in ((tensor_count, MOST_TENSORS, "tensors"), (key_count, MOST_KEYS, "entries of metadata")):
+        if count > limit:
+            raise WeightsError(
+                f"{file} claims {count:,} {subject}; at most {limit:,} are read. The file is damaged: fetch it again."
+            )
     if not tensor_count:
         raise WeightsError(f"{file} has no tensors: expected a model, not a vocabulary alone.")
     reader = _Reader(file, stream, min(size, MOST_HEADER), size)
@@ -163,8 +165,8 @@ class _Reader:
         except UnicodeDecodeError as error:
             raise self.damage_error(f"a string that is not UTF-8, at byte {error.start} of it") from error
 
-    def damage_error(self, what: str) -> WeightsError:
-        return WeightsError(f"{self.file} has a damaged header: {what}. Fetch it again.")
+    def damage_error(self, problem: str) -> WeightsError:
+        return WeightsError(f"{self.file} has a damaged header: {problem}. Fetch it again.")
 
 
 def _metadata(reader: _Reader, count: int) -> tuple[dict[str, MetadataValue], dict[str, int]]:
@@ -209,12 +211,12 @@ def _check_lists(reader: _Reader, lists: Mapping[str, int], tensors: Iterable[Gg
     """Raise WeightsError if a list is longer than the model can need: a vocabulary has no more tokens than embeddings."""
     embeddings = next((tensor.shape[0] for tensor in tensors if tensor.name == EMBEDDING), 0)
     for key, count in lists.items():
-        most = MOST_VALUES
+        limit = MOST_VALUES
         if key.startswith(VOCABULARY):
-            most = max(most, embeddings * (MOST_MERGES if key == MERGES else 1))
-        if count > most:
+            limit = max(limit, embeddings * (MOST_MERGES if key == MERGES else 1))
+        if count > limit:
             raise reader.damage_error(
-                f"{brief(key)} has {count:,} elements; at most {most:,} are read for {embeddings:,} embeddings"
+                f"{brief(key)} has {count:,} elements; at most {limit:,} are read for {embeddings:,} embeddings"
             )
 
 

@@ -217,10 +217,10 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
         notes.append("config.json names its own code (auto_map); it was not run, and transformers' code is used.")
     of_caches = filter(config.get, OF_CACHES)
     left_out = (*OWN_KEYS, *of_caches, "auto_map", "model_type", "architectures")
-    kept = {key: value for key, value in config.items() if key not in left_out}
-    kept["model_type"], family, decoder = model_type, model_type, WHOLE.get(model_type)
+    host_config = {key: value for key, value in config.items() if key not in left_out}
+    host_config["model_type"], family, decoder = model_type, model_type, WHOLE.get(model_type)
     if decoder is not None:
-        config = kept["text_config"] = _decoder_config(kept)
+        config = host_config["text_config"] = _decoder_config(host_config)
         family = str(config["model_type"])
     line, refused = LINES.get(family, USUAL), _refusal(family, config)
     if refused is not None:
@@ -233,7 +233,7 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
     key_heads = line.key_heads if line.key_heads is not None and config.get("multi_query", True) else None
     sizes = _head_sizes(family, config, line, hidden, heads)
     layers = count_of_layers(family, config)
-    layers = layers or _positive(config, "num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS)
+    layers = layers or _positive(config, "num_hidden_layers", "n_layer", "num_layers", maximum=MOST_LAYERS)
     if refused is None:
         layers_without_attention(family, config, layers)
         check_rotary(family, config, sizes.turned)
@@ -247,8 +247,8 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
         value_dim=None if sizes.value == sizes.key else sizes.value,
         cached=sizes.cached,
         max_positions=_positive(config, "max_position_embeddings", "n_positions", default=2048),
-        dtype=read_dtype(kept),
-        config=encode_floats(kept),
+        dtype=read_dtype(host_config),
+        config=encode_floats(host_config),
         attention=line.attention if decoder is None else line.attention.replace("model.", f"model.{decoder}.", 1),
         refused=refused,
         windows=None if refused else local_layers(family, config, layers),
@@ -261,8 +261,8 @@ def _decoder_config(config: Config) -> dict[str, Any]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:
-        whole = CONFIG_MAPPING[str(config["model_type"])].from_dict(dict(config))
-        text = encode_floats(whole.get_text_config(decoder=True).to_dict())
+        model_config = CONFIG_MAPPING[str(config["model_type"])].from_dict(dict(config))
+        text = encode_floats(model_config.get_text_config(decoder=True).to_dict())
         # As in a file, where all keys are strings.
         return json.loads(json.dumps({key: text[key] for key in text if key not in (*DTYPE_KEYS, "transformers_version")}))
     except Exception as error:  # values of a config that transformers does not check end in any error
@@ -311,10 +311,10 @@ def _has_no_decoder(config: Config) -> bool:
     return config.get("is_encoder_decoder") is True or is_encoder or ("patch_size" in config and "vocab_size" not in config)
 
 
-def _positive(config: Config, *keys: str, default: int | None = None, most: int | None = None) -> int:
+def _positive(config: Config, *keys: str, default: int | None = None, maximum: int | None = None) -> int:
     """Return the value of the first of several keys that the config has."""
     key = next((key for key in keys if config.get(key) is not None), keys[0])
-    return positive_int(config, key, default) if most is None else positive_int(config, key, default, most)
+    return positive_int(config, key, default) if maximum is None else positive_int(config, key, default, maximum)
 
 
 EVERY = frozenset({"mistral", "mixtral", "ministral", "phi3", "phimoe", "starcoder2"})

@@ -39,16 +39,16 @@ def fetch(
     """
     beside = ["*.safetensors", INDEX, CARD, *BROUGHT_ALONG] if weights else TOKENIZER if tokenizer else ()
     wanted = ["config.json", ADAPTER_CONFIG, *beside] if file is None else [glob.escape(file), CARD, *LICENCE_FILES]
-    with _asking(repo_id, revision):
+    with _hub_request(repo_id, revision):
         from huggingface_hub import snapshot_download
 
         folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=wanted, ignore_patterns=_LEFT_THERE))
         commit = folder.name if _COMMIT.fullmatch(folder.name) else None
-        if weights and file is None and (own := _beside(folder)):
-            snapshot_download(repo_id, revision=commit or revision, allow_patterns=own)
+        if weights and file is None and (file_names := _beside(folder)):
+            snapshot_download(repo_id, revision=commit or revision, allow_patterns=file_names)
     if file is not None and not (folder / file).exists():
-        where = _where(repo_id, revision)
-        raise HubError(f"{where} has no file {file!r}, or the Hub cannot be reached. Check the name on the model's page.")
+        model_name = _name_of(repo_id, revision)
+        raise HubError(f"{model_name} has no file {file!r}, or the Hub cannot be reached. Check the name on the model's page.")
     return folder, commit
 
 
@@ -57,7 +57,7 @@ def fetch_files(repo_id: str, revision: str | None, names: Iterable[str]) -> Pat
 
     Raises HubError as ``fetch`` does.
     """
-    with _asking(repo_id, revision):
+    with _hub_request(repo_id, revision):
         from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(repo_id, revision=revision, allow_patterns=[glob.escape(name) for name in sorted(names)]))
@@ -72,9 +72,11 @@ def fetch_recorded(repo_id: str, revision: str | None) -> Path:
     folder = fetch_files(repo_id, revision, (RECORD, EXPORT))
     names = read_recorded_names(folder)
     if not names:
-        raise HubError(f"{_where(repo_id, revision)} has no {RECORD} and no {EXPORT}; expected a model that `compose push` wrote.")
+        raise HubError(
+            f"{_name_of(repo_id, revision)} has no {RECORD} and no {EXPORT}; expected a model that `compose push` wrote."
+        )
     if len(names) > MOST_FILES:
-        raise HubError(f"The record of {_where(repo_id, revision)} names {len(names):,} files; expected at most {MOST_FILES:,}.")
+        raise HubError(f"The record of {_name_of(repo_id, revision)} names {len(names):,} files; expected at most {MOST_FILES:,}.")
     commit = folder.name if _COMMIT.fullmatch(folder.name) else revision
     return fetch_files(repo_id, commit, names)
 
@@ -92,12 +94,12 @@ def read_recorded_names(folder: Path) -> set[str]:
     return set()
 
 
-def _where(repo_id: str, revision: str | None) -> str:
+def _name_of(repo_id: str, revision: str | None) -> str:
     return f"{repo_id!r}" + (f" at revision {revision!r}" if revision else "")
 
 
 @contextmanager
-def _asking(repo_id: str, revision: str | None) -> Iterator[None]:
+def _hub_request(repo_id: str, revision: str | None) -> Iterator[None]:
     """For the block, limit the time for an answer of the Hub, and raise errors of ``huggingface_hub`` as HubErrors."""
     if not _REPO_ID.fullmatch(repo_id) or len(repo_id) > LONGEST_ID:
         raise HubError(
@@ -105,16 +107,18 @@ def _asking(repo_id: str, revision: str | None) -> Iterator[None]:
         )
     from huggingface_hub import constants, errors
 
-    where = _where(repo_id, revision)
+    model_name = _name_of(repo_id, revision)
     if not _is_offline():
-        _LOG.info(f"Requesting {where} from the Hub, with a limit of {patience()} s for each answer (HF_HUB_ETAG_TIMEOUT) …")
+        _LOG.info(f"Requesting {model_name} from the Hub, with a limit of {patience()} s for each answer (HF_HUB_ETAG_TIMEOUT) …")
     try:
         with checked_answers():
             yield
     except HubError:
         raise
     except errors.GatedRepoError as error:
-        raise HubError(f"{where} is gated: accept its terms on its page on the Hub, then log in with `hf auth login`.") from error
+        raise HubError(
+            f"{model_name} is gated: accept its terms on its page on the Hub, then log in with `hf auth login`."
+        ) from error
     except errors.RevisionNotFoundError as error:
         raise HubError(f"{repo_id!r} has no revision {revision!r}. Name a branch, a tag or a commit.") from error
     except errors.RepositoryNotFoundError as error:
@@ -131,13 +135,16 @@ def _asking(repo_id: str, revision: str | None) -> Iterator[None]:
         else:
             reason, remedy = "the Hub cannot be reached", "Connect"
         raise HubError(
-            f"{where} is not a folder here, not (or not all) in the Hub's local cache, and {reason}. {remedy}, or name a folder."
+            f"{model_name} is not a folder here, not (or not all) in the Hub's local cache, and {reason}. {remedy}, or name a "
+            "folder."
         ) from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
-        raise HubError(f"Fetching {where} failed: {_on_one_line(error)}") from error
+        raise HubError(f"Fetching {model_name} failed: {_on_one_line(error)}") from error
     except Exception as error:  # for an answer of another form, the library raises errors of any class
         problem = _on_one_line(error).rstrip(".")
-        raise HubError(f"Fetching {where} failed, as {constants.ENDPOINT} does not answer as a Hub does: {problem}.") from error
+        raise HubError(
+            f"Fetching {model_name} failed, as {constants.ENDPOINT} does not answer as a Hub does: {problem}."
+        ) from error
 
 
 def _on_one_line(error: Exception) -> str:

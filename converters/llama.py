@@ -128,7 +128,7 @@ def read_trunk(config: Config, notes: list[str]) -> Trunk:
         vocabulary_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=positive_int(config, "intermediate_size"),
-        layers=positive_int(config, "num_hidden_layers", most=MOST_LAYERS),
+        layers=positive_int(config, "num_hidden_layers", maximum=MOST_LAYERS),
         heads=heads,
         key_heads=positive_int(config, "num_key_value_heads", heads),
         head_dim=positive_int(config, "head_dim", _head_dim(config, hidden, heads)),
@@ -144,7 +144,7 @@ def read_trunk(config: Config, notes: list[str]) -> Trunk:
         eos_token_id=token_ids(config, "eos_token_id", vocabulary, 2),
         pad_token_id=token_id(config, "pad_token_id", vocabulary),
         dtype=read_dtype(config),
-        initializer_range=number(config, "initializer_range", 0.02, most=1),
+        initializer_range=number(config, "initializer_range", 0.02, maximum=1),
     )
     unknown = sorted(set(config) - _READ - _HARMLESS - set(_NEUTRAL))
     if unknown:
@@ -190,10 +190,10 @@ def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None
     theta = positive_number(positions, "rope_theta", positive_number(config, "rope_theta", 10000.0))
     kind = _kind(positions)
     if kind == "default":
-        known: tuple[str, ...] = ()
+        scaling_keys: tuple[str, ...] = ()
         scaling = None
     elif kind == "llama3":
-        known = _SCALING_KEYS
+        scaling_keys = _SCALING_KEYS
         scaling = RopeScaling(
             factor=positive_number(positions, "factor"),
             low_freq_factor=positive_number(positions, "low_freq_factor"),
@@ -208,7 +208,7 @@ def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None
             "'default' and 'llama3'. "
             "A model stretched in another way would compute something else than its source."
         )
-    unknown = sorted(set(positions) - {"rope_theta", "rope_type", "type", *known})
+    unknown = sorted(set(positions) - {"rope_theta", "rope_type", "type", *scaling_keys})
     if unknown:
         raise ConfigError(f"config.json has unknown rotary settings for the type {kind!r}: {list_first(unknown)}.")
     return theta, scaling

@@ -89,8 +89,8 @@ def read_lolcats(paths: Sequence[Path]) -> Lolcats:
                 continue
             (side, key), stored = place, Stored(path, str(name), tensor)
             if (before := stored_by_side[side].get(key)) is not None:
-                where = f"twice in {path}" if before.file == path else f"in {before.file} and in {path}"
-                raise WeightsError(f"{shorten(stored.name)} is {where}: which one counts? Name the one file that is meant.")
+                places = f"twice in {path}" if before.file == path else f"in {before.file} and in {path}"
+                raise WeightsError(f"{shorten(stored.name)} is {places}: which one counts? Name the one file that is meant.")
             stored_by_side[side][key] = stored
         if strange:
             raise WeightsError(
@@ -106,24 +106,24 @@ def _place(name: str) -> tuple[str, tuple[int, str]] | None:
     layer = _LAYER.fullmatch(name)
     if layer is None:
         return None
-    if (own := _PARAMETERS.get(layer[2])) is not None:
-        return _PARAMETER, (int(layer[1]), own)
+    if (parameter := _PARAMETERS.get(layer[2])) is not None:
+        return _PARAMETER, (int(layer[1]), parameter)
     factor = _FACTOR.fullmatch(layer[2])
     return (factor[2], (int(layer[1]), factor[1])) if factor else None
 
 
 def _state(path: Path) -> Mapping[object, Any]:
     """Return the names and tensors of a file."""
-    held = _unpickle(path)
-    if not isinstance(held, Mapping):
-        raise WeightsError(f"{path} holds a {type(held).__name__}; expected a mapping of names to tensors.")
+    contents = _unpickle(path)
+    if not isinstance(contents, Mapping):
+        raise WeightsError(f"{path} holds a {type(contents).__name__}; expected a mapping of names to tensors.")
     for key in _HELD_IN:
-        if isinstance(held.get(key), Mapping):
-            beside = [_describe(name, value) for name, value in held.items() if name != key and not _is_note(value)]
+        if isinstance(contents.get(key), Mapping):
+            beside = [_describe(name, value) for name, value in contents.items() if name != key and not _is_note(value)]
             if beside:
                 raise WeightsError(f"{path} holds more than the weights of {key!r}: {list_first(beside)}. Save those alone.")
-            return held[key]
-    return held
+            return contents[key]
+    return contents
 
 
 def _unpickle(path: Path) -> object:

@@ -21,16 +21,16 @@ PACKAGES: Mapping[str, str | None] = {
 TEXT = "text_config"
 
 
-def check_unpackable(kind: str, where: object) -> None:
-    """Raise ConfigError if transformers cannot unpack this kind of quantisation here. where: the model, for messages."""
+def check_unpackable(kind: str, model: object) -> None:
+    """Raise ConfigError if transformers cannot unpack this kind of quantisation here. model: its name, for messages."""
     if kind not in PACKAGES:
         raise ConfigError(
-            f"{where} is quantised ({kind}), and transformers does not unpack such weights on a CPU. Build from the checkpoint "
+            f"{model} is quantised ({kind}), and transformers does not unpack such weights on a CPU. Build from the checkpoint "
             f"that was quantised, or from another one of the same model: {', '.join(PACKAGES)} and GGUF files are unpacked."
         )
     package = PACKAGES[kind]
     if package is not None and importlib.util.find_spec(package.replace("-", "_")) is None:
-        raise ConfigError(f"Unpacking {where} ({kind}) needs the package {package}: pip install {package}")
+        raise ConfigError(f"Unpacking {model} ({kind}) needs the package {package}: pip install {package}")
 
 
 def quantisation_of(config: Mapping[str, Any]) -> str | None:

@@ -35,8 +35,8 @@ def check_rotary(model_type: str, config: Config, head_dim: int) -> None:
     head_dim: numbers of a query head.
     """
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    for where, settings in _settings(key, config.get(key)):
-        _check(model_type, config, head_dim, where, settings)
+    for field, settings in _settings(key, config.get(key)):
+        _check(model_type, config, head_dim, field, settings)
 
 
 def _settings(key: str, settings: object) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -52,31 +52,31 @@ def _settings(key: str, settings: object) -> Iterator[tuple[str, Mapping[str, ob
         yield key, settings
 
 
-def _check(model_type: str, config: Config, head_dim: int, where: str, settings: Mapping[str, object]) -> None:
+def _check(model_type: str, config: Config, head_dim: int, field: str, settings: Mapping[str, object]) -> None:
     name = "rope_type" if "rope_type" in settings else "type"
     kind = settings.get(name, "default")
     old = kind in OLD_NAMES.get(model_type, ())
     if old and settings.get(LENGTH) is None:
         raise ConfigError(
-            f"config.json has {where}.{name}: {brief(kind)}, an old name of 'longrope', without {where}.{LENGTH}, which "
+            f"config.json has {field}.{name}: {brief(kind)}, an old name of 'longrope', without {field}.{LENGTH}, which "
             "transformers does not read. Write 'longrope' in its place, in a copy of the model."
         )
     if not old and (not isinstance(kind, str) or kind not in NUMBERS):
         near = " 'su' is the old name of 'longrope'." if kind == "su" else ""
         raise ConfigError(
-            f"config.json has {where}.{name}: {brief(kind)}; transformers has rotary positions of the types "
+            f"config.json has {field}.{name}: {brief(kind)}; transformers has rotary positions of the types "
             f"{', '.join(NUMBERS)}.{near}"
         )
     kind = "longrope" if old else str(kind)
     for number in NUMBERS[kind]:
         positive_number(settings, number)
     if kind == "longrope":
-        _check_factors(config, head_dim, where, settings)
+        _check_factors(config, head_dim, field, settings)
     if settings.get(LENGTH) is not None:
         positive_int(settings, LENGTH)
 
 
-def _check_factors(config: Config, head_dim: int, where: str, settings: Mapping[str, object]) -> None:
+def _check_factors(config: Config, head_dim: int, field: str, settings: Mapping[str, object]) -> None:
     share = positive_number(settings, "partial_rotary_factor", positive_number(config, "partial_rotary_factor", 1.0))
     pairs = int(head_dim * share) // 2
     for key in FACTORS:
@@ -84,7 +84,7 @@ def _check_factors(config: Config, head_dim: int, where: str, settings: Mapping[
         if not isinstance(factors, list) or len(factors) != pairs or not all(map(is_number, factors)):
             actual = f"a list of {len(factors)}" if isinstance(factors, list) else brief(factors)
             raise ConfigError(
-                f"config.json has {where}.{key}: {actual}; expected a list of {pairs} numbers, one for each pair that rotates."
+                f"config.json has {field}.{key}: {actual}; expected a list of {pairs} numbers, one for each pair that rotates."
             )
 
 
@@ -129,13 +129,13 @@ def _rotation(config: Config, settings: Config, *, nested: bool) -> LengthRotati
     old = kind in OLD_NAMES.get(family, ())
     if not old and kind not in LENGTH_DEPENDENT:
         return None
-    longest, own = config.get("max_position_embeddings"), settings.get(LENGTH)
+    max_length, original_length = config.get("max_position_embeddings"), settings.get(LENGTH)
     if kind == "dynamic":
-        return LengthRotation("dynamic", _number(longest))
+        return LengthRotation("dynamic", _number(max_length))
     # transformers prefers the length of the config to that of the settings, except where these are nested or have an old name.
     of_config = config.get(LENGTH, LENGTHS.get(family))
-    first, second = (own, of_config) if nested or old else (of_config, own)
-    return LengthRotation("longrope", _number(first) or _number(second) or _number(longest))
+    first, second = (original_length, of_config) if nested or old else (of_config, original_length)
+    return LengthRotation("longrope", _number(first) or _number(second) or _number(max_length))
 
 
 def _number(value: object) -> int | None:

@@ -87,8 +87,8 @@ def read_packed_shard(file: Path) -> Shard:
     return _shard(file, _check_packed)
 
 
-def read_header(file: Path, most: int = MOST_NAMES) -> SafetensorsHeader:
-    """Read the header of a safetensors file of at most ``most`` bytes. Raises WeightsError."""
+def read_header(file: Path, max_bytes: int = MOST_NAMES) -> SafetensorsHeader:
+    """Read the header of a safetensors file of at most ``max_bytes`` bytes. Raises WeightsError."""
     try:
         with open_regular(file) as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -96,8 +96,8 @@ def read_header(file: Path, most: int = MOST_NAMES) -> SafetensorsHeader:
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
             if start + stream.read(len(_GIT_LFS) - len(start)) == _GIT_LFS:
                 raise WeightsError(f"{file} is a Git LFS pointer, not the weights: run `git lfs pull` there.")
-            if most < length <= size - 8:
-                raise WeightsError(f"{file} has a header of {length:,} bytes; at most {most:,} are read.")
+            if max_bytes < length <= size - 8:
+                raise WeightsError(f"{file} has a header of {length:,} bytes; at most {max_bytes:,} are read.")
             if not 2 <= length <= size - 8:
                 raise WeightsError(
                     f"{file} ({size:,} bytes) does not begin with a safetensors header: it is truncated or not of that "
@@ -225,8 +225,8 @@ def check_places(file: Path, places: Iterable[tuple[int, int, int, str]], start:
             )
         expected = end
     if expected != size:
-        what = "truncated" if size < expected else "longer than its header states"
-        raise WeightsError(f"{file} is {what}: {size:,} bytes where its header describes {expected:,}. Fetch it again.")
+        damage = "truncated" if size < expected else "longer than its header states"
+        raise WeightsError(f"{file} is {damage}: {size:,} bytes where its header describes {expected:,}. Fetch it again.")
 
 
 def _is_count(value: object) -> bool:

@@ -199,11 +199,11 @@ def open_source(folder: Path) -> Source:
     if not (source.config.get("dtype") or source.config.get("torch_dtype")):
         [(dtype, _)] = Counter(tensor.dtype for tensor in tensors.values()).most_common(1)
         trunk = replace(trunk, dtype=dtype)
-    where = f"{folder}: config.json"
+    config_path = f"{folder}: config.json"
     check_names(folder, tensors)
     if isinstance(trunk, Host):
-        check_layers(where, trunk.layers, len(tensors))
-    check_sizes(where, source.config, max(math.prod(tensor.shape) for tensor in tensors.values()))
+        check_layers(config_path, trunk.layers, len(tensors))
+    check_sizes(config_path, source.config, max(math.prod(tensor.shape) for tensor in tensors.values()))
     _check_generation(folder, trunk)
     return Source(
         folder=folder,
@@ -242,10 +242,10 @@ def check_opened_by_libraries(folder: Path) -> None:
         _check_readable(folder, name)
 
 
-def _check_readable(folder: Path, name: str, most: int | None = None) -> None:
+def _check_readable(folder: Path, name: str, max_bytes: int | None = None) -> None:
     path = _own_file(folder, name)
     try:
-        check_file(path, most)
+        check_file(path, max_bytes)
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {reason(error)}.") from error
 
@@ -279,21 +279,21 @@ def weight_files(folder: Path, read: Callable[[Path], Shard] = read_shard) -> di
     return shards
 
 
-def check_layers(where: str, layers: int, tensors: int) -> None:
-    """Raise ConfigError if a config has more layers than its weights have tensors. where: the config, for messages.
+def check_layers(subject: str, layers: int, tensors: int) -> None:
+    """Raise ConfigError if a config has more layers than its weights have tensors. subject: the config, for messages.
 
     transformers makes modules before it compares them with the weights, which needs time and memory.
     """
     if layers > tensors:
-        raise ConfigError(f"{where} has {layers:,} layers, and only {tensors} tensors.")
+        raise ConfigError(f"{subject} has {layers:,} layers, and only {tensors} tensors.")
 
 
-def check_sizes(where: str, config: Mapping[str, Any], largest: int) -> None:
-    """Raise ConfigError if a config has a larger size than its weights can have. largest: the most numbers of any tensor."""
-    most = max(FREE_SIZE, largest)
+def check_sizes(subject: str, config: Mapping[str, Any], tensor_size: int) -> None:
+    """Raise ConfigError if a config has a larger size than its weights can have. tensor_size: the most numbers of any tensor."""
+    limit = max(FREE_SIZE, tensor_size)
     for key, value in config.items():
-        if isinstance(value, int) and value > most and any(word in key for word in SIZES):
-            raise ConfigError(f"{where} has {key}: {brief(value)}; no tensor has as many numbers.")
+        if isinstance(value, int) and value > limit and any(word in key for word in SIZES):
+            raise ConfigError(f"{subject} has {key}: {brief(value)}; no tensor has as many numbers.")
 
 
 def _check_generation(folder: Path, trunk: Sizes) -> None:

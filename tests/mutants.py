@@ -54,7 +54,7 @@ FAULTS: dict[str, tuple[str, dict[str, str]]] = {
             "(back >= 0) & (back <= farthest)": "(back >= 0) & (back < farthest)",
             "position = position.masked_fill(~tokens.valid, -1)": "pass",
             "position.masked_fill(segment[:, :length] != segment[:, size:], -1)": "position.clone()",
-            "held_on.position.masked_fill(~current, -1)": "held_on.position",
+            "last_pairs.position.masked_fill(~current, -1)": "last_pairs.position",
             "mask_bias(back <= tokens.position": "mask_bias(back < tokens.position",
         },
     ),
@@ -78,7 +78,7 @@ FAULTS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "blocks/memories/sparse.py": (
         f"blocks/memories/test_sparse.py {LAWS}",
-        {'held["position"].masked_fill(held["segment"] != tokens.last_segment()[..., None], -1)': 'held["position"]'},
+        {'cache["position"].masked_fill(cache["segment"] != tokens.last_segment()[..., None], -1)': 'cache["position"]'},
     ),
     "blocks/memories/latents.py": (
         f"blocks/memories/test_latents.py {LAWS}",
@@ -105,12 +105,12 @@ FAULTS: dict[str, tuple[str, dict[str, str]]] = {
     "composer/model/cache.py": (
         f"{MODEL} composer/model/test_cuda_graph.py",
         {
-            "left -= call.length": "left -= 1",
+            "remaining -= call.length": "remaining -= 1",
             "self.columns -= tokens_to_remove": "self.columns -= 0",
             "== seen).all())": "== seen).any())",
         },
     ),
-    "composer/model/attention.py": (MODEL, {"held.differentiated or torch.is_grad_enabled()": "torch.is_grad_enabled()"}),
+    "composer/model/attention.py": (MODEL, {"layer_state.differentiated or torch.is_grad_enabled()": "torch.is_grad_enabled()"}),
     "composer/model/state_file.py": ("composer/model/test_state_file.py", {"- 1 - place) % count": "- place) % count"}),
     "composer/model/generation.py": (f"{MODEL} composer/model/test_state_file.py", {"columns == length + 1": "columns == length"}),
     "composer/graph/composition.py": (GRAPH, {"[ALL, *names], strict=False": "[ALL, ALL, *names], strict=False"}),
@@ -127,7 +127,7 @@ FAULTS: dict[str, tuple[str, dict[str, str]]] = {
         f"{GRAPH} laws/test_batch.py",
         {"= lower(self.graph, backend, setting)": "= lower(self.graph, backend, setting._replace(documents=False))"},
     ),
-    "composer/weights/plan.py": ("composer/weights/test_plan.py", {"elif own[name].shape != shape:": "elif False:"}),
+    "composer/weights/plan.py": ("composer/weights/test_plan.py", {"elif parameters[name].shape != shape:": "elif False:"}),
     "composer/weights/save.py": (
         "composer/weights/test_save.py",
         {"if not torch.equal(expected.to(part.dtype), part):": "if False:"},

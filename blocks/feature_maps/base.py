@@ -169,10 +169,10 @@ class FeatureMap(Part):
         outside_logit: Tensor | None = None
         if attended.balanced is not None:
             # The mass of everything outside the memory, from the memory's share with its initial features.
-            mass = self._scores(parameters, attended).masked_fill(~attended.held, -math.inf).logsumexp(-1)
+            mass = self._scores(parameters, attended).masked_fill(~attended.in_memory, -math.inf).logsumexp(-1)
             least = torch.finfo(mass.dtype).eps
             outside_logit = mass - torch.logit(attended.share.to(mass.dtype), least)
-            outside_logit = outside_logit.masked_fill(~attended.held.any(-1), 0.0).detach()
+            outside_logit = outside_logit.masked_fill(~attended.in_memory.any(-1), 0.0).detach()
         start = dict(parameters)
         if attended.balanced:
             start[BALANCE] = attended.weights.new_zeros(shape.heads)

@@ -14,11 +14,11 @@ from blocks.legend import Float, Int, Tensor
 class Evictions:
     """Which entries are in the state, and which in the window: the tables of ``blocks.fused.window_and_state``.
 
-    held: number of entries before those of the call. reach: F ≤ t + reach, where F entries are evicted by token t. entries: the
-    largest number of evicted entries.
+    past_length: number of entries before those of the call. reach: F ≤ t + reach, where F entries are evicted by token t. entries:
+    the largest number of evicted entries.
     """
 
-    held: int
+    past_length: int
     reach: int
     entries: int
     rows: Int[Tensor, "B 4"]

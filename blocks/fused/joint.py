@@ -73,17 +73,18 @@ class _AttendJointly(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """wide: keep the output in float32. Rounding it to bfloat16 would add an error to the weight's gradient at every token,
         up to half of a gradient whose terms nearly cancel."""
-        sizes = _Sizes.of(query, key, query_features, key_features, evictions, row_max, block)
+        sizes = _Sizes.from_tensors(query, key, query_features, key_features, evictions, row_max, block)
         decay = _decays(log_decay, sizes.count, block, evictions)
         laid, last = _sum_up(sizes, key_features, value, decay, evictions, state)
         output = torch.empty_like(query, dtype=torch.float32 if wide else query.dtype)
-        kept = [_rows(query) for _ in range(3)]
+        statistics = [_rows(query) for _ in range(3)]
         place = torch.empty(query.shape[:3], dtype=torch.int32, device=query.device)
         forward.compute_output[sizes.of_queries](
             query, key, value, query_features, key_features, *decay, weight, evictions.evicted, evictions.start, evictions.rows,
-            *laid, output, *kept, place, *sizes.lengths, evictions.held, sizes.scale, *_strides(weight), **sizes.blocks(),
+            *laid, output, *statistics, place, *sizes.lengths, evictions.past_length, sizes.scale, *_strides(weight),
+            **sizes.blocks(),
         )  # fmt: skip
-        saved = (query, key, value, query_features, key_features, *decay, weight, state, last, output, *kept, place)
+        saved = (query, key, value, query_features, key_features, *decay, weight, state, last, output, *statistics, place)
         ctx.save_for_backward(*saved)
         ctx.evictions, ctx.sizes = evictions, sizes
         return output.to(query.dtype), last
@@ -92,9 +93,9 @@ class _AttendJointly(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, of_last: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         query, key, value, query_features, key_features, *others = ctx.saved_tensors
-        decay, (weight, state, last, output, *kept, place) = tuple(others[:4]), others[4:]
+        decay, (weight, state, last, output, *statistics, place) = tuple(others[:4]), others[4:]
         evictions, sizes = ctx.evictions, ctx.sizes
-        mass_of_all, share, largest = kept
+        mass_of_all, share, largest = statistics
         upstream = upstream.contiguous()
         even = (upstream.float() * output.float()).sum(-1)
         of_last = torch.zeros_like(last) if of_last is None else of_last.contiguous()
@@ -104,7 +105,7 @@ class _AttendJointly(torch.autograd.Function):
         of_query, of_query_features, of_weight = torch.empty_like(query), torch.empty_like(query_features), _rows(query)
         backward.of_queries[sizes.of_queries](
             query, key, value, key_features, *tables, *laid, *arrived, of_query, of_query_features, of_weight,
-            *sizes.lengths, evictions.held, sizes.scale, *_strides(weight), **sizes.blocks(),
+            *sizes.lengths, evictions.past_length, sizes.scale, *_strides(weight), **sizes.blocks(),
         )  # fmt: skip
         of_state = torch.empty_like(state)
         backward.of_states[sizes.of_tiles](
@@ -115,17 +116,17 @@ class _AttendJointly(torch.autograd.Function):
         of_key, of_value, of_key_features = (torch.empty_like(tensor) for tensor in (key, value, key_features))
         backward.of_pairs[sizes.of_pairs](
             query, key, value, query_features, key_features, *tables, *laid, *arrived, of_weight, of_key, of_value,
-            of_key_features, *sizes.lengths, evictions.held, evictions.reach, sizes.scale, *_strides(weight),
+            of_key_features, *sizes.lengths, evictions.past_length, evictions.reach, sizes.scale, *_strides(weight),
             ROWS=min(sizes.block, ROWS), **sizes.blocks(),
         )  # fmt: skip
         of_decay = None
         if any(tensor is not None for tensor in decay):
             query_terms = (query_features * of_query_features).unflatten(2, (state.shape[1], -1)).sum(3)
-            evicted_terms, left = key_features * of_key_features, (of_last * last).sum(3)
+            evicted_terms, last_terms = key_features * of_key_features, (of_last * last).sum(3)
             if decay[1] is None:
-                query_terms, evicted_terms, left = (terms.sum(-1) for terms in (query_terms, evicted_terms, left))
+                query_terms, evicted_terms, last_terms = (terms.sum(-1) for terms in (query_terms, evicted_terms, last_terms))
             passed = _without_evicted(query_terms, evicted_terms, evictions)
-            of_decay = passed.flip(1).cumsum(1).flip(1) + left[:, None]
+            of_decay = passed.flip(1).cumsum(1).flip(1) + last_terms[:, None]
         of_weight = None if weight is None else of_weight
         return of_query, of_key, of_value, of_query_features, of_key_features, of_decay, of_weight, of_state, None, None, None, None
 
@@ -144,7 +145,7 @@ class _Sizes:
     dtype: torch.dtype
 
     @staticmethod
-    def of(
+    def from_tensors(
         query: Tensor, key: Tensor, query_features: Tensor, key_features: Tensor, evictions: Evictions, row_max: bool, block: int
     ) -> _Sizes:
         batch, tokens, heads, dim = query.shape

@@ -217,28 +217,28 @@ def walk_pairs(
     """Return the head's output, and the places of the pairs that the cache holds at the end. weights: of the window and the
     cache, B T H."""
     batch, length, heads, dim = query.shape
-    held, wide, size = cache.key.shape[1], query_features.shape[-1], chunks.size
+    cache_size, wide, size = cache.key.shape[1], query_features.shape[-1], chunks.size
     output = torch.zeros_like(query, memory_format=torch.contiguous_format)
-    members = torch.arange(held, dtype=torch.int32, device=query.device).expand(batch, heads, -1).contiguous()
-    competing = width(held + size)
+    members = torch.arange(cache_size, dtype=torch.int32, device=query.device).expand(batch, heads, -1).contiguous()
+    competing = width(cache_size + size)
     scored, evicted_places = state.new_empty(batch, heads, 2, competing), members.new_empty(batch, heads, competing)
     columns, exact = width(dim), products_of(query.dtype)[1]
     fine = "ieee" if exact == "ieee" else "tf32x3"
     shared, feature_heads = key.shape[2], (key_features.shape[2], cache.features.shape[2])
-    constants = {"H": heads, "K": shared, "N": feature_heads[0], "M": feature_heads[1], "D": dim, "F": wide, "S": held}
+    constants = {"H": heads, "K": shared, "N": feature_heads[0], "M": feature_heads[1], "D": dim, "F": wide, "S": cache_size}
     constants |= {"BLOCK": width(size), "SOME": SOME, "EB": competing, "DB": columns, "FB": width(wide, 32)}
     constants |= {"ROW_MAX": row_max, "KEEP": scores.keep, "ERROR": scores.error, "EXPONENTIAL": maximum is not None}
     constants |= {"BY_FEATURE": decay is not None and decay.dim() == 4, "PRECISION": exact, "EXACT": fine}
     strides = [number for weight in weights for number in ((0, 0, 0) if weight is None else weight.stride())]
     inputs = (tensor.contiguous() for tensor in (query, key, value, position, query_features, key_features))
-    kept = (tensor.contiguous() for tensor in (cache.key, cache.value, cache.features, cache.position))
+    cache_tensors = (tensor.contiguous() for tensor in (cache.key, cache.value, cache.features, cache.position))
     further = (
         None if tensor is None else tensor.contiguous() for tensor in (scores.length, decay, chunks.chunk_starts, chunks.start)
     )
     nothing = state.new_empty(1)
     written = state, nothing if maximum is None else maximum, nothing if scores.worth is None else scores.worth
     walk[batch * heads,](
-        *inputs, *kept, *weights, *further, chunks.rows, scores.resolution, *written, members, scored, evicted_places, output,
-        length, key.shape[1], key_features.shape[1], size, 1 / math.sqrt(dim), *strides, **constants,
+        *inputs, *cache_tensors, *weights, *further, chunks.rows, scores.resolution, *written, members, scored, evicted_places,
+        output, length, key.shape[1], key_features.shape[1], size, 1 / math.sqrt(dim), *strides, **constants,
     )  # fmt: skip
     return output, members

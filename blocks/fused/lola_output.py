@@ -113,11 +113,11 @@ def evict(
                 mapped = features_of(held_features, key_features, entry, late, old, new, feature, m, n, M, N, F)
                 peak = tl.maximum(peak, tl.max(tl.where((place < evicted)[:, None], mapped, float("-inf")), 0))
             finite = tl.where(peak == float("-inf"), 0.0, peak)
-            left = tl.exp(before - finite)
-            matrix, masses = matrix * left[:, None], masses * left
+            state_factor = tl.exp(before - finite)
+            matrix, masses = matrix * state_factor[:, None], masses * state_factor
         elif decay is not None:
-            left = tl.exp(load_decay(decay, row, feature, F, BY_FEATURE))
-            matrix, masses = matrix * left[:, None], masses * left
+            state_factor = tl.exp(load_decay(decay, row, feature, F, BY_FEATURE))
+            matrix, masses = matrix * state_factor[:, None], masses * state_factor
         for low in range(0, evicted, SOME):
             place = low + offsets
             entry, old, new, late = of_evicted(evicted_places, place, evicted, S)
@@ -227,28 +227,28 @@ def compute_output(
         masses = tl.load(state + feature * (D + 1) + D, mask=feature < F, other=0.0)
         if EXPONENTIAL:
             stands = tl.load(maximum + feature, mask=feature < F, other=float("-inf"))
-            whole = tl.zeros((FB,), tl.float32)
+            decay_sum = tl.zeros((FB,), tl.float32)
             if decay is not None:
                 passed = later(decay, row, feature, here, line, F, BY_FEATURE)
-                whole = tl.sum(passed, 0)
+                decay_sum = tl.sum(passed, 0)
                 stands += tl.where(entered, 0.0, load_decay(decay, started, feature, F, BY_FEATURE))
                 queries += tl.cumsum(passed, 0)
             queries = tl.exp(queries + stands[None, :] - largest[:, None])
         elif decay is not None:
             passed = later(decay, row, feature, here, line, F, BY_FEATURE)
-            left = tl.exp(tl.where(entered, 0.0, load_decay(decay, started, feature, F, BY_FEATURE)))
-            matrix, masses = matrix * left[:, None], masses * left
+            decay_factor = tl.exp(tl.where(entered, 0.0, load_decay(decay, started, feature, F, BY_FEATURE)))
+            matrix, masses = matrix * decay_factor[:, None], masses * decay_factor
             queries *= tl.exp(tl.cumsum(passed, 0))
         mass += tl.sum(queries * masses[None, :], 1)
         total = tl.dot(queries, matrix, total, input_precision=PRECISION)
         if decay is not None:
             tl.debug_barrier()  # Several threads may hold the same number; wait until all have read it.
             if EXPONENTIAL:
-                tl.store(maximum + feature, stands + whole, mask=feature < F)
+                tl.store(maximum + feature, stands + decay_sum, mask=feature < F)
             else:
-                left = tl.exp(tl.sum(passed, 0))
-                put(state, feature * (D + 1), column, matrix * left[:, None], feature < F, columns)
-                tl.store(state + feature * (D + 1) + D, masses * left, mask=feature < F)
+                decay_factor = tl.exp(tl.sum(passed, 0))
+                put(state, feature * (D + 1), column, matrix * decay_factor[:, None], feature < F, columns)
+                tl.store(state + feature * (D + 1) + D, masses * decay_factor, mask=feature < F)
     some = mass > LEAST
     top = tl.where(some, tl.log2(tl.where(some, mass, 1.0)) + largest * LOG2_E, float("-inf"))
     total *= tl.where(some, 1.0 / tl.where(some, mass, 1.0), 0.0)[:, None]
@@ -284,11 +284,11 @@ def compute_output(
         logits = tl.where(sees, logits, float("-inf"))
         higher = tl.maximum(top, tl.max(logits, 1))
         finite = tl.where(higher == float("-inf"), 0.0, higher)
-        weights, left = tl.exp2(logits - finite[:, None]), tl.exp2(top - finite)
+        weights, correction = tl.exp2(logits - finite[:, None]), tl.exp2(top - finite)
         numbers = tile(held_value, (entry * H + h) * D, column, old, columns)
         numbers += tile(value, (late * K + k) * D, column, new, columns)
-        total = tl.dot(weights.to(numbers.dtype), numbers, total * left[:, None], input_precision=PRECISION)
-        sums, top = sums * left + tl.sum(weights, 1), higher
+        total = tl.dot(weights.to(numbers.dtype), numbers, total * correction[:, None], input_precision=PRECISION)
+        sums, top = sums * correction + tl.sum(weights, 1), higher
     put(output, row * D, column, total / tl.where(sums > 0, sums, 1.0)[:, None], here, columns)
 
 

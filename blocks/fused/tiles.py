@@ -59,10 +59,10 @@ def products_of(dtype: torch.dtype) -> tuple[torch.dtype, str]:
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32, "ieee" if exact else "tf32"
 
 
-def width(size: int, most: int = 1 << 30) -> int:
-    """Return the number of columns of a tile for ``size`` numbers, at most ``most``: a power of 2, at least 16, the smallest
+def width(size: int, limit: int = 1 << 30) -> int:
+    """Return the number of columns of a tile for ``size`` numbers, at most ``limit``: a power of 2, at least 16, the smallest
     size of a product."""
-    return min(max(1 << (size - 1).bit_length(), 16), most)
+    return min(max(1 << (size - 1).bit_length(), 16), limit)
 
 
 def parts(size: int, part: int) -> int:

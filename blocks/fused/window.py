@@ -2,8 +2,8 @@
 
     query B T H D    key, value B E K D    output B T H D    lse B T H
 
-Query t sees the entries from ``first`` to ``held + t`` that are pairs, fewer than ``reach`` before its own. With p a pair's share,
-ȯ and l̇ what arrives at output and lse, a logit's gradient is p (ȯ·v - ȯ·o + l̇): the mass costs no further product.
+Query t sees the entries from ``first`` to ``past_length + t`` that are pairs, fewer than ``reach`` before its own. With p a pair's
+share, ȯ and l̇ what arrives at output and lse, a logit's gradient is p (ȯ·v - ȯ·o + l̇): the mass costs no further product.
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
@@ -28,9 +28,9 @@ ROWS = 32
 """Entries whose gradient is computed at once. For more of them, the sums do not fit in the registers."""
 
 
-@tune((4, 2), (8, 2), (4, 3), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "held"])
+@tune((4, 2), (8, 2), (4, 3), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "past_length"])
 def compute_output(
-    query, key, value, position, first, output, lse, T, E, held, scale,
+    query, key, value, position, first, output, lse, T, E, past_length, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the outputs of a block of queries of one head."""
@@ -42,18 +42,18 @@ def compute_output(
     nearest = tl.load(first + b * T + token, mask=here, other=E)
     total = tl.zeros((BLOCK, DB), tl.float32)
     top, sums = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    for low in range(tl.min(nearest, 0) // BLOCK * BLOCK, tl.minimum(held + (tl.program_id(0) + 1) * BLOCK, E), BLOCK):
+    for low in range(tl.min(nearest, 0) // BLOCK * BLOCK, tl.minimum(past_length + (tl.program_id(0) + 1) * BLOCK, E), BLOCK):
         entry = low + tl.arange(0, BLOCK)
         pair = ((b * E + entry) * K + h // (H // K)) * D
-        seen = find_visible(position, b, entry, held + token, nearest, E)
+        seen = find_visible(position, b, entry, past_length + token, nearest, E)
         logits = tl.dot(asking, tl.trans(tile(key, pair, column, entry < E, columns)), input_precision=PRECISION)
         logits = tl.where(seen, logits * (scale * LOG2_E), float("-inf"))
         higher = tl.maximum(top, tl.max(logits, 1))
         finite = tl.where(higher == float("-inf"), 0.0, higher)
-        weights, left = tl.exp2(logits - finite[:, None]), tl.exp2(top - finite)
-        sums = sums * left + tl.sum(weights, 1)
+        weights, correction = tl.exp2(logits - finite[:, None]), tl.exp2(top - finite)
+        sums = sums * correction + tl.sum(weights, 1)
         values = tile(value, pair, column, entry < E, columns)
-        total = tl.dot(weights.to(values.dtype), values, total * left[:, None], input_precision=PRECISION)
+        total = tl.dot(weights.to(values.dtype), values, total * correction[:, None], input_precision=PRECISION)
         top = higher
     some = sums > 0
     sums = tl.where(some, sums, 1.0)
@@ -61,9 +61,9 @@ def compute_output(
     tl.store(lse + row, tl.where(some, (top + tl.log2(sums)) * LN_2, float("-inf")), mask=here)
 
 
-@tune((4, 2), (8, 2), (4, 3), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "held"])
+@tune((4, 2), (8, 2), (4, 3), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "past_length"])
 def of_queries(
-    query, key, value, position, first, upstream, mass, even, query_gradient, T, E, held, scale,
+    query, key, value, position, first, upstream, mass, even, query_gradient, T, E, past_length, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of a block of queries of one head. mass: the lse to base 2, +inf where nothing is visible. even: ȯ·o
@@ -76,20 +76,20 @@ def of_queries(
     of_all, balance = tl.load(mass + row, mask=here, other=float("inf")), tl.load(even + row, mask=here, other=0.0)
     nearest = tl.load(first + b * T + token, mask=here, other=E)
     gradient = tl.zeros((BLOCK, DB), tl.float32)
-    for low in range(tl.min(nearest, 0) // BLOCK * BLOCK, tl.minimum(held + (tl.program_id(0) + 1) * BLOCK, E), BLOCK):
+    for low in range(tl.min(nearest, 0) // BLOCK * BLOCK, tl.minimum(past_length + (tl.program_id(0) + 1) * BLOCK, E), BLOCK):
         entry = low + tl.arange(0, BLOCK)
         pair = ((b * E + entry) * K + h // (H // K)) * D
         keys, values = tile(key, pair, column, entry < E, columns), tile(value, pair, column, entry < E, columns)
         logits = tl.dot(asking, tl.trans(keys), input_precision=PRECISION) * (scale * LOG2_E) - of_all[:, None]
-        shares = tl.exp2(tl.where(find_visible(position, b, entry, held + token, nearest, E), logits, float("-inf")))
+        shares = tl.exp2(tl.where(find_visible(position, b, entry, past_length + token, nearest, E), logits, float("-inf")))
         shares *= tl.dot(arrived, tl.trans(values), input_precision=PRECISION) - balance[:, None]
         gradient = tl.dot(shares.to(keys.dtype), keys, gradient, input_precision=PRECISION)
     put(query_gradient, row * D, column, gradient * scale, here, columns)
 
 
-@tune((4, 2), (8, 2), (8, 1), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "held", "reach"])
+@tune((4, 2), (8, 2), (8, 1), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "past_length", "reach"])
 def of_pairs(
-    query, key, value, position, first, upstream, mass, even, key_gradient, value_gradient, T, E, held, reach, scale,
+    query, key, value, position, first, upstream, mass, even, key_gradient, value_gradient, T, E, past_length, reach, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -102,11 +102,11 @@ def of_pairs(
     keys, values = tile(key, pair, column, entry < E, columns), tile(value, pair, column, entry < E, columns)
     of_key, of_value = tl.zeros((ROWS, DB), tl.float32), tl.zeros((ROWS, DB), tl.float32)
     present = tl.load(position + b * E + entry, mask=entry < E, other=-1) >= 0
-    for start in range(tl.maximum(low - held, 0) // BLOCK * BLOCK, tl.minimum(low + ROWS - held + reach, T), BLOCK):
+    for start in range(tl.maximum(low - past_length, 0) // BLOCK * BLOCK, tl.minimum(low + ROWS - past_length + reach, T), BLOCK):
         token = start + tl.arange(0, BLOCK)
         here = token < T
         nearest = tl.load(first + b * T + token, mask=here, other=E)
-        seen = present[:, None] & (entry[:, None] >= nearest[None, :]) & (entry[:, None] <= (held + token)[None, :])
+        seen = present[:, None] & (entry[:, None] >= nearest[None, :]) & (entry[:, None] <= (past_length + token)[None, :])
         for member in range(0, H // K):
             row = (b * T + token) * H + k * (H // K) + member
             of_all, balance = tl.load(mass + row, mask=here, other=float("inf")), tl.load(even + row, mask=here, other=0.0)

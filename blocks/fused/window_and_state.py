@@ -1,9 +1,9 @@
 """A window and the state below it in one pass: the kernels of the forward.
 
 Entries are the pairs that the window held before the call, the oldest first, followed by those of the call: the token t is entry
-``held + t``. Two numbers per token suffice: entries before ``evicted`` are in the state, and those from there up to its own are in
-the window; both only from the first entry of its document on (``start``). So both memories are one softmax, over logits q·k / √D +
-w of near entries and log φ(q)·φ(k) of far ones, w the logarithm of the window's weight.
+``past_length + t``. Two numbers per token suffice: entries before ``evicted`` are in the state, and those from there up to its own
+are in the window; both only from the first entry of its document on (``start``). So both memories are one softmax, over logits
+q·k / √D + w of near entries and log φ(q)·φ(k) of far ones, w the logarithm of the window's weight.
 
     query B T H D    key, value B E K D    query_features B T H F    key_features B e N F, e ≤ E    state B N F D+1
     decay B steps N: of each entry, log α summed up to the token that evicts it, from after the one at which all before its block
@@ -68,16 +68,16 @@ def sum_up(
         keys = tile(key_features, ((b * e + entry) * N + n) * F, feature, present, features)
         if decay is not None:
             clock = decay + (b * steps + low) * N + n
-            whole = tl.load(clock + (BLOCK - 1) * N)
-            keys *= tl.exp(whole - tl.load(clock + tl.arange(0, BLOCK) * N))[:, None]
-            summed *= tl.exp(whole)
-            mass *= tl.exp(whole)
+            block_decay = tl.load(clock + (BLOCK - 1) * N)
+            keys *= tl.exp(block_decay - tl.load(clock + tl.arange(0, BLOCK) * N))[:, None]
+            summed *= tl.exp(block_decay)
+            mass *= tl.exp(block_decay)
         if clocks is not None:
             clock = clocks + (b * steps * N + n) * F
-            whole = tl.load(clock + (low + BLOCK - 1) * N * F + feature, mask=features, other=0.0)
-            keys *= tl.exp(whole[None, :] - tile(clock, entry * N * F, feature, entry < steps, features))
-            summed *= tl.exp(whole)[:, None]
-            mass *= tl.exp(whole)
+            block_decay = tl.load(clock + (low + BLOCK - 1) * N * F + feature, mask=features, other=0.0)
+            keys *= tl.exp(block_decay[None, :] - tile(clock, entry * N * F, feature, entry < steps, features))
+            summed *= tl.exp(block_decay)[:, None]
+            mass *= tl.exp(block_decay)
         keys = keys.to(laid.dtype.element_ty)
         values = tile(value, ((b * E + entry) * K + n // (N // K)) * D, column, present, columns)
         summed = tl.dot(tl.trans(keys), values.to(keys.dtype), summed, input_precision=PRECISION)
@@ -96,13 +96,13 @@ def sum_up(
     (4, 3),
     (8, 3),
     key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"],
-    numbers=["T", "E", "e", "count", "steps", "held", "weight_b", "weight_t", "weight_h"],
+    numbers=["T", "E", "e", "count", "steps", "past_length", "weight_b", "weight_t", "weight_h"],
 )
 def compute_output(
     query, key, value, query_features, key_features, decay, clocks, decay_now, clocks_now, weight,
     evicted, start, rows, laid, laid_mass,
     output, mass_of_all, share, largest, place_of_largest,
-    T, E, e, count, steps, held, scale, weight_b, weight_t, weight_h,
+    T, E, e, count, steps, past_length, scale, weight_b, weight_t, weight_h,
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
     BLOCK: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -114,7 +114,7 @@ def compute_output(
     k, n = h // (H // K), h // (H // N)
     here, columns = token < tl.minimum(T, tl.load(rows + b * 4 + 3)), column < D
     until, base, stop = bounds(evicted, b, token, first_token, T, BLOCK)
-    begin, first = begins(start, rows, b, E, held + token, token < T)
+    begin, first = begins(start, rows, b, E, past_length + token, token < T)
     row = (b * T + token) * H + h
 
     total, mass = tl.zeros((BLOCK, DB), tl.float32), tl.zeros((BLOCK,), tl.float32)
@@ -170,8 +170,8 @@ def compute_output(
     sums = tl.where(has_mass, 1.0, 0.0)
 
     asking = tile(query, row * D, column, here, columns)
-    nearest, reached = tl.maximum(until, first), held + token
-    low_end, high_end = tl.maximum(base * BLOCK, tl.load(rows + b * 4)), held + tl.minimum(first_token + BLOCK, T)
+    nearest, reached = tl.maximum(until, first), past_length + token
+    low_end, high_end = tl.maximum(base * BLOCK, tl.load(rows + b * 4)), past_length + tl.minimum(first_token + BLOCK, T)
     shift = tl.zeros((BLOCK,), tl.float32)
     if weight is not None:
         shift += tl.load(weight + b * weight_b + token * weight_t + h * weight_h, mask=here, other=0.0) * LOG2_E
@@ -198,10 +198,10 @@ def compute_output(
         logits = tl.where(near, logits, float("-inf"))
         higher = tl.maximum(top, tl.max(logits, 1))
         finite = tl.where(higher == float("-inf"), 0.0, higher)
-        weights, left = tl.exp2(logits - finite[:, None]), tl.exp2(top - finite)
-        sums = sums * left + tl.sum(weights, 1)
+        weights, correction = tl.exp2(logits - finite[:, None]), tl.exp2(top - finite)
+        sums = sums * correction + tl.sum(weights, 1)
         values = tile(value, ((b * E + entry) * K + k) * D, column, entry < E, columns)
-        total = tl.dot(weights.to(values.dtype), values, total * left[:, None], input_precision=PRECISION)
+        total = tl.dot(weights.to(values.dtype), values, total * correction[:, None], input_precision=PRECISION)
         top = higher
 
     some = sums > 0

@@ -48,14 +48,14 @@ def of_states(
             goes_on = (until < low) | (tl.load(start + b * E + tl.maximum(until, 0)) <= tl.maximum(low - 1, 0))
             summed, mass = tl.where(goes_on, summed, 0.0), tl.where(goes_on, mass, 0.0)
         if decay is not None:
-            whole = tl.exp(tl.load(decay + (b * steps + low + BLOCK - 1) * N + n))
-            summed *= whole
-            mass *= whole
+            block_decay = tl.exp(tl.load(decay + (b * steps + low + BLOCK - 1) * N + n))
+            summed *= block_decay
+            mass *= block_decay
         if clocks is not None:
             end_of_block = ((b * steps + low + BLOCK - 1) * N + n) * F
-            whole = tl.exp(tl.load(clocks + end_of_block + feature, mask=features, other=0.0))
-            summed *= whole[:, None]
-            mass *= whole
+            block_decay = tl.exp(tl.load(clocks + end_of_block + feature, mask=features, other=0.0))
+            summed *= block_decay[:, None]
+            mass *= block_decay
         nearest = block
         if evicted is not None:
             nearest = tl.maximum(low - reach, 0) // BLOCK
@@ -90,13 +90,13 @@ def of_states(
     (8, 2),
     (8, 3),
     key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"],
-    numbers=["T", "E", "e", "count", "steps", "held", "weight_b", "weight_t", "weight_h"],
+    numbers=["T", "E", "e", "count", "steps", "past_length", "weight_b", "weight_t", "weight_h"],
 )
 def of_queries(
     query, key, value, key_features, decay, clocks, decay_now, clocks_now, weight, evicted, start, rows, laid, laid_mass,
     upstream, mass_of_all, share, even, largest, place_of_largest,
     query_gradient, feature_gradient, weight_gradient,
-    T, E, e, count, steps, held, scale, weight_b, weight_t, weight_h,
+    T, E, e, count, steps, past_length, scale, weight_b, weight_t, weight_h,
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
     BLOCK: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -107,7 +107,7 @@ def of_queries(
     k, n = h // (H // K), h // (H // N)
     here, columns = token < T, column < D
     until, base, stop = bounds(evicted, b, token, first_token, T, BLOCK)
-    begin, first = begins(start, rows, b, E, held + token, here)
+    begin, first = begins(start, rows, b, E, past_length + token, here)
     row = (b * T + token) * H + h
     arrived = tile(upstream, row * D, column, here, columns)
     part, balance = tl.load(share + row, mask=here, other=0.0), tl.load(even + row, mask=here, other=0.0)
@@ -161,9 +161,9 @@ def of_queries(
         of_all -= tl.load(weight + b * weight_b + token * weight_t + h * weight_h, mask=here, other=0.0) * LOG2_E
     if ROW_MAX:
         of_all += tl.load(largest + row, mask=here, other=0.0)
-    nearest, reached = tl.maximum(until, first), held + token
+    nearest, reached = tl.maximum(until, first), past_length + token
     of_query, of_weight = tl.zeros((BLOCK, DB), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    low_end, high_end = tl.maximum(base * BLOCK, tl.load(rows + b * 4)), held + tl.minimum(first_token + BLOCK, T)
+    low_end, high_end = tl.maximum(base * BLOCK, tl.load(rows + b * 4)), past_length + tl.minimum(first_token + BLOCK, T)
     for low in range(low_end, high_end, BLOCK):
         entry = low + tl.arange(0, BLOCK)
         keys = tile(key, ((b * E + entry) * K + k) * D, column, entry < E, columns)
@@ -186,14 +186,14 @@ def of_queries(
     (8, 2),
     (8, 1),
     key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"],
-    numbers=["T", "E", "e", "count", "steps", "held", "reach", "weight_b", "weight_t", "weight_h"],
+    numbers=["T", "E", "e", "count", "steps", "past_length", "reach", "weight_b", "weight_t", "weight_h"],
 )
 def of_pairs(
     query, key, value, query_features, key_features, decay, clocks, decay_now, clocks_now, weight,
     evicted, start, rows, laid, laid_mass,
     upstream, mass_of_all, share, even, largest, place_of_largest, weight_gradient,
     key_gradient, value_gradient, feature_gradient,
-    T, E, e, count, steps, held, reach, scale, weight_b, weight_t, weight_h,
+    T, E, e, count, steps, past_length, reach, scale, weight_b, weight_t, weight_h,
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -216,24 +216,24 @@ def of_pairs(
     # Entries are in rows and tokens in columns, because the sums are over tokens.
     for head in range(0, N // K):
         n = k * (N // K) + head
-        clock, left = tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), 1.0, tl.float32)
+        clock, end_decay = tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), 1.0, tl.float32)
         if decay is not None:
             clock += tl.load(decay + (b * steps + entry) * N + n, mask=entry < steps, other=0.0)
-            whole = tl.load(decay + (b * steps + block * BLOCK + BLOCK - 1) * N + n, mask=is_laid, other=0.0)
-            left = tl.exp(tl.minimum(whole - clock, 0.0))
-        left = tl.where(enters, left, 0.0)
+            block_decay = tl.load(decay + (b * steps + block * BLOCK + BLOCK - 1) * N + n, mask=is_laid, other=0.0)
+            end_decay = tl.exp(tl.minimum(block_decay - clock, 0.0))
+        end_decay = tl.where(enters, end_decay, 0.0)
         for at in range(0, F, FB):
             feature = at + tl.arange(0, FB)
             features = feature < F
             place = ((b * N + n) * count + block) * F + feature
             matrix = tile(laid, place * D, column, features & is_laid, columns)
             mass = tl.load(laid_mass + place, mask=features & is_laid, other=0.0)
-            mapped, remains = tile(key_features, ((b * e + entry) * N + n) * F, feature, entry < e, features), left[:, None]
+            mapped, remains = tile(key_features, ((b * e + entry) * N + n) * F, feature, entry < e, features), end_decay[:, None]
             if clocks is not None:
-                whole = tl.load(clocks + ((b * steps + block * BLOCK + BLOCK - 1) * N + n) * F + feature,
+                block_decay = tl.load(clocks + ((b * steps + block * BLOCK + BLOCK - 1) * N + n) * F + feature,
                                 mask=features & is_laid, other=0.0)  # fmt: skip
                 then = tile(clocks, ((b * steps + entry) * N + n) * F, feature, entry < steps, features)
-                remains *= tl.exp(tl.minimum(whole[None, :] - then, 0.0))
+                remains *= tl.exp(tl.minimum(block_decay[None, :] - then, 0.0))
             of_value = tl.dot((mapped * remains).to(matrix.dtype), matrix, of_value, input_precision=PRECISION)
             of_features = tl.dot(values.to(matrix.dtype), tl.trans(matrix), input_precision=PRECISION) + mass[None, :]
             of_features *= remains
@@ -241,7 +241,7 @@ def of_pairs(
             for asking in range(asking_first, blocks):
                 token = asking * BLOCK + tl.arange(0, BLOCK)
                 until, base, _ = bounds(evicted, b, token, asking * BLOCK, T, BLOCK)
-                _, first = begins(start, rows, b, E, held + token, token < T)
+                _, first = begins(start, rows, b, E, past_length + token, token < T)
                 far = (entry[:, None] < until[None, :]) & (entry[:, None] >= first[None, :])
                 far = far & ((token < T) & (base <= block))[None, :]
                 gone, gone_of = 0.0, tl.zeros((FB,), tl.float32)
@@ -280,12 +280,12 @@ def of_pairs(
             put(feature_gradient, ((b * e + entry) * N + n) * F, feature, of_features, entry < e, features)
 
     keys, of_key = tile(key, pair, column, entry < E, columns), tl.zeros((ROWS, DB), tl.float32)
-    for asking in range(tl.maximum(low - held, 0) // BLOCK, blocks):
+    for asking in range(tl.maximum(low - past_length, 0) // BLOCK, blocks):
         token = asking * BLOCK + tl.arange(0, BLOCK)
         here = token < T
         until, _, _ = bounds(evicted, b, token, asking * BLOCK, T, BLOCK)
-        _, first = begins(start, rows, b, E, held + token, here)
-        near = (entry[:, None] >= tl.maximum(until, first)[None, :]) & (entry[:, None] <= (held + token)[None, :])
+        _, first = begins(start, rows, b, E, past_length + token, here)
+        near = (entry[:, None] >= tl.maximum(until, first)[None, :]) & (entry[:, None] <= (past_length + token)[None, :])
         for member in range(0, H // K):
             h = k * (H // K) + member
             row = (b * T + token) * H + h

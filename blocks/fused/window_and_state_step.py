@@ -22,11 +22,16 @@ from blocks.legend import Bool, Float, Int
 
 
 @tune(
-    (2, 2), (4, 2), (8, 2), key=["H", "K", "N", "D", "F", "E"], numbers=["held", "size", "weight_b", "weight_h"], restore=["state"]
+    (2, 2),
+    (4, 2),
+    (8, 2),
+    key=["H", "K", "N", "D", "F", "E"],
+    numbers=["ring_size", "size", "weight_b", "weight_h"],
+    restore=["state"],
 )
 def step(
     query, key, value, position, index, query_features, evicted_features, evicted_value, evicted_present, decay, weight,
-    ring_key, ring_value, ring_position, state, output, held, size, scale, weight_b, weight_h,
+    ring_key, ring_value, ring_position, state, output, ring_size, size, scale, weight_b, weight_h,
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
     BLOCK: tl.constexpr, EB: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -36,9 +41,9 @@ def step(
     k, column, entry = n // (N // K), tl.arange(0, DB), tl.arange(0, EB)
     columns, is_entry = column < D, entry < E
     now = tl.load(position + b)
-    slot = (tl.load(index + b) % held).to(tl.int32)
+    slot = (tl.load(index + b) % ring_size).to(tl.int32)
     # The largest number of ring entries that the token sees.
-    reach = tl.where(size == 0, held, (now % tl.maximum(size, 1)).to(tl.int32) + size)
+    reach = tl.where(size == 0, ring_size, (now % tl.maximum(size, 1)).to(tl.int32) + size)
     new_key = tl.load(key + (b * K + k) * D + column, mask=columns, other=0.0)
     new_value = tl.load(value + (b * K + k) * D + column, mask=columns, other=0.0)
     present = tl.load(evicted_present + b * E + entry, mask=is_entry, other=0) != 0
@@ -53,8 +58,8 @@ def step(
             row = ((b * N + n) * F + feature) * (D + 1)
             matrix, masses = tile(state, row, column, features, columns), tl.load(state + row + D, mask=features, other=0.0)
             if decay is not None:
-                left = tl.exp(tl.load(decay + (b * N + n) * G + feature % G, mask=features, other=0.0))
-                matrix, masses = matrix * left[:, None], masses * left
+                decay_factor = tl.exp(tl.load(decay + (b * N + n) * G + feature % G, mask=features, other=0.0))
+                matrix, masses = matrix * decay_factor[:, None], masses * decay_factor
             if evictions:
                 keys = tile(evicted_features, ((b * E + entry) * N + n) * F, feature, present, features)
                 if E == 1:
@@ -78,10 +83,10 @@ def step(
             shift += tl.load(weight + b * weight_b + h * weight_h) * LOG2_E
         if ROW_MAX:
             peak = new_logit
-            for low in range(0, held, BLOCK):
+            for low in range(0, ring_size, BLOCK):
                 place = low + tl.arange(0, BLOCK)
-                keys = tile(ring_key, ((b * held + place) * K + k) * D, column, place < held, columns).to(tl.float32)
-                seen = visible(ring_position + b * held, place, slot, held, reach)
+                keys = tile(ring_key, ((b * ring_size + place) * K + k) * D, column, place < ring_size, columns).to(tl.float32)
+                seen = visible(ring_position + b * ring_size, place, slot, ring_size, reach)
                 peak = tl.maximum(peak, tl.max(tl.where(seen, tl.sum(keys * scaled_query[None, :], 1), float("-inf")), 0))
             shift -= peak
         some = mass > LEAST
@@ -89,36 +94,36 @@ def step(
         total *= tl.where(some, 1.0 / tl.where(some, mass, 1.0), 0.0)
         # The token's own pair is always present, so the maximum is finite.
         higher = tl.maximum(top, new_logit + shift)
-        left, share = tl.exp2(top - higher), tl.exp2(new_logit + shift - higher)
-        sums, total, top = tl.where(some, left, 0.0) + share, total * left + share * new_value.to(tl.float32), higher
-        for low in range(0, held, BLOCK):
+        correction, share = tl.exp2(top - higher), tl.exp2(new_logit + shift - higher)
+        sums, total, top = tl.where(some, correction, 0.0) + share, total * correction + share * new_value.to(tl.float32), higher
+        for low in range(0, ring_size, BLOCK):
             place = low + tl.arange(0, BLOCK)
-            row = ((b * held + place) * K + k) * D
-            keys = tile(ring_key, row, column, place < held, columns).to(tl.float32)
-            seen = visible(ring_position + b * held, place, slot, held, reach)
+            row = ((b * ring_size + place) * K + k) * D
+            keys = tile(ring_key, row, column, place < ring_size, columns).to(tl.float32)
+            seen = visible(ring_position + b * ring_size, place, slot, ring_size, reach)
             logits = tl.where(seen, tl.sum(keys * scaled_query[None, :], 1) + shift, float("-inf"))
             higher = tl.maximum(top, tl.max(logits, 0))
-            weights, left = tl.exp2(logits - higher), tl.exp2(top - higher)
-            entries = tile(ring_value, row, column, place < held, columns).to(tl.float32)
-            sums, top = sums * left + tl.sum(weights, 0), higher
-            total = total * left + tl.sum(weights[:, None] * entries, 0)
+            weights, correction = tl.exp2(logits - higher), tl.exp2(top - higher)
+            entries = tile(ring_value, row, column, place < ring_size, columns).to(tl.float32)
+            sums, top = sums * correction + tl.sum(weights, 0), higher
+            total = total * correction + tl.sum(weights[:, None] * entries, 0)
         tl.store(output + (b * H + h) * D + column, (total / sums).to(output.dtype.element_ty), mask=columns)
 
     # The entry that it overwrites is not visible to any token.
     if n % (N // K) == 0:
-        row = ((b * held + slot) * K + k) * D
+        row = ((b * ring_size + slot) * K + k) * D
         tl.store(ring_key + row + column, new_key, mask=columns)
         tl.store(ring_value + row + column, new_value, mask=columns)
     if n == 0:
-        tl.store(ring_position + b * held + slot, now)
+        tl.store(ring_position + b * ring_size + slot, now)
 
 
 @triton.jit
-def visible(ring_position, place, slot, held, reach):
+def visible(ring_position, place, slot, ring_size, reach):
     """Return which entries of the ring the token sees beside its own pair: those of the ``reach`` tokens before it."""
-    present = (place < held) & (place != slot)
-    present = present & (tl.load(ring_position + place, mask=place < held, other=-1) >= 0)
-    return present & ((slot - place + held) % held <= reach)
+    present = (place < ring_size) & (place != slot)
+    present = present & (tl.load(ring_position + place, mask=place < ring_size, other=-1) >= 0)
+    return present & ((slot - place + ring_size) % ring_size <= reach)
 
 
 def step_once(

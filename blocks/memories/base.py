@@ -172,7 +172,7 @@ class Memory(Part):
         return 0
 
     @property
-    def held(self) -> int:
+    def capacity(self) -> int:
         """The entries that it holds before it evicts any, if it is bounded."""
         return self.declared_size
 

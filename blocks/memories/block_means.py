@@ -54,13 +54,13 @@ class BlockMeans(Blocks):
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
     ) -> tuple[tuple[Partial], State]:
         """Compute the partial attention."""
-        held, length, means = call.state, query.shape[1], {}
+        past_state, length, means = call.state, query.shape[1], {}
         position, segment, last, new_position = self.enter(call, pairs)
         ends, block, _, first, _ = locate_blocks(position, segment, self.size)
         state = {"position": new_position}
         for name, new in (("key", pairs.rotate(self.rotation)), ("value", pairs.value)):
             means[name], state[name], state[f"{name}_sum"] = average_blocks(
-                held[name], held[f"{name}_sum"], new, position, ends, block, first, last, self.size
+                past_state[name], past_state[f"{name}_sum"], new, position, ends, block, first, last, self.size
             )
         column = torch.arange(position.shape[1], device=query.device)[-length:, None]
         visible = (ends[:, None] <= column) & (ends[:, None] >= first[:, -length:, None])

@@ -45,14 +45,14 @@ class Blocks(Memory):
     def enter(self, call: Call, pairs: Pairs) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         """Return the positions of the columns with the pairs of the call, their documents, the column at which the last document
         begins, and the positions of the new state."""
-        tokens, held = call.tokens, call.state["position"]
-        position, segment = torch.cat((held, pairs.position), dim=1), tokens.extend_segment(held.shape[1])
+        tokens, past_position = call.tokens, call.state["position"]
+        position, segment = torch.cat((past_position, pairs.position), dim=1), tokens.extend_segment(past_position.shape[1])
         last = (
             torch.zeros_like(position[:, :1])
             if segment is None
             else (segment == tokens.last_segment()).long().argmax(1, keepdim=True)
         )
-        return position, segment, last, forget_ended_documents(position, tokens, held.shape[1])
+        return position, segment, last, forget_ended_documents(position, tokens, past_position.shape[1])
 
 
 def find_blocks_in_window(
@@ -87,13 +87,14 @@ def locate_blocks(
 
 
 def average_blocks(
-    held: Float[Tensor, "B m K x"], total: Float[Tensor, "B K x"], new: Float[Tensor, "B T K x"], position: Int[Tensor, "B S"],
-    ends: Int[Tensor, "B M"], block: Int[Tensor, "B S"], first: Int[Tensor, "B S"], last: Int[Tensor, "B 1"], size: int,
+    past_means: Float[Tensor, "B m K x"], total: Float[Tensor, "B K x"], new: Float[Tensor, "B T K x"],
+    position: Int[Tensor, "B S"], ends: Int[Tensor, "B M"], block: Int[Tensor, "B S"], first: Int[Tensor, "B S"],
+    last: Int[Tensor, "B 1"], size: int,
 ) -> tuple[Float[Tensor, "B M K x"], Float[Tensor, "B M K x"], Float[Tensor, "B K x"]]:  # fmt: skip
     """Return the mean of each whole block, and the new state: the means of the last document, and the sum of its pairs after the
     last whole block.
 
-    held, total: the state. new: entries of the call. last: the column at which the last document of each row begins.
+    past_means, total: the state. new: entries of the call. last: the column at which the last document of each row begins.
     """
     (batch, length), (columns, blocks) = new.shape[:2], (position.shape[1], ends.shape[1])
     # The sum of the state is an entry of the state's document, before the first column. Entries that are in no whole block enter
@@ -107,12 +108,12 @@ def average_blocks(
     entries = torch.cat((total[:, None].to(dtype), new.to(dtype)), dim=1)
     sums = entries.new_zeros(batch * (blocks + 2), *new.shape[2:]).index_add(0, number.flatten(), entries.flatten(0, 1))
     sums = sums.unflatten(0, (batch, blocks + 2))
-    filled = torch.cat((held, held.new_zeros(batch, blocks - held.shape[1], *held.shape[2:])), dim=1)
-    means = torch.where((ends < columns - length)[..., None, None], filled, (sums[:, :blocks] / size).to(held.dtype))
+    filled = torch.cat((past_means, past_means.new_zeros(batch, blocks - past_means.shape[1], *past_means.shape[2:])), dim=1)
+    means = torch.where((ends < columns - length)[..., None, None], filled, (sums[:, :blocks] / size).to(past_means.dtype))
     index = torch.arange(blocks, device=new.device) + (ends < last).sum(1, keepdim=True)
     is_kept = (index < (ends < columns).sum(1, keepdim=True))[..., None, None]
-    kept = means.gather(1, (index[..., None, None] * is_kept).expand_as(means)).masked_fill(~is_kept, 0.0)
-    return means, kept, sums[:, blocks].clone()
+    last_means = means.gather(1, (index[..., None, None] * is_kept).expand_as(means)).masked_fill(~is_kept, 0.0)
+    return means, last_means, sums[:, blocks].clone()
 
 
 def choose_blocks(
@@ -134,8 +135,8 @@ def choose_blocks(
         earlier = earlier & find_blocks_in_window(ends, window_place, window_limit)
     if by_share:
         column = torch.arange(columns - length, columns, device=query.device)
-        whole = of_document & (ends[:, None] <= column[:, None])
-        score = logits.masked_fill(~whole[:, None, None], -math.inf).softmax(-1).sum(2)
+        is_complete = of_document & (ends[:, None] <= column[:, None])
+        score = logits.masked_fill(~is_complete[:, None, None], -math.inf).softmax(-1).sum(2)
         # The blocks before a query follow each other in a row: the first and the newest one always have a place.
         nothing = torch.zeros_like(earlier[..., :1])
         before, after = torch.cat((nothing, earlier[..., :-1]), -1), torch.cat((earlier[..., 1:], nothing), -1)
@@ -148,8 +149,8 @@ def choose_blocks(
     return chosen, earlier[:, None].expand_as(score).gather(-1, chosen)
 
 
-def sum_earlier_blocks(tokens: int, size: int, most: int | None = None) -> int:
-    """Return the sum over this many tokens of the number of blocks before that of the token, each at most ``most``."""
+def sum_earlier_blocks(tokens: int, size: int, limit: int | None = None) -> int:
+    """Return the sum over this many tokens of the number of blocks before that of the token, each at most ``limit``."""
     blocks, behind = divmod(tokens, size)
-    most = blocks if most is None else min(blocks, most)
-    return size * (most * (most - 1) // 2 + (blocks - most) * most) + behind * most
+    limit = blocks if limit is None else min(blocks, limit)
+    return size * (limit * (limit - 1) // 2 + (blocks - limit) * limit) + behind * limit

@@ -15,7 +15,7 @@ from blocks.scores.base import LARGEST
 from blocks.softmax import mask_bias
 from blocks.tensors import accumulating, in_all_rows, repeat_heads, take
 
-Held = dict[str, Tensor]
+HeadEntries = dict[str, Tensor]
 """Pairs of each query head, the older first, B E H …: rotated key, value, position, convolved key if there is one, and the
 numbers of each pair. The key mapped for the state below is computed once, when a pair enters."""
 
@@ -30,11 +30,11 @@ def concatenate_by_heads(entries: Shaped[Tensor, "B E H ..."], later: Shaped[Ten
     return torch.cat((entries.transpose(1, 2), later.transpose(1, 2)), dim=2).transpose(1, 2)
 
 
-def select_by_heads(held: Held, index: Int[Tensor, "B M H"]) -> Held:
+def select_by_heads(candidates: HeadEntries, index: Int[Tensor, "B M H"]) -> HeadEntries:
     """Apply ``select`` to entries that are contiguous per head. The result is, too."""
     index = index.transpose(1, 2)
-    place = in_all_rows(index.flatten(0, 1), held["key"].shape[1]).flatten()
-    return {name: _at_places_by_heads(entries, place, index) for name, entries in held.items()}
+    place = in_all_rows(index.flatten(0, 1), candidates["key"].shape[1]).flatten()
+    return {name: _at_places_by_heads(entries, place, index) for name, entries in candidates.items()}
 
 
 def _at_places_by_heads(
@@ -45,38 +45,40 @@ def _at_places_by_heads(
 
 
 def eviction_bias(
-    eligible: Held,
-    at: Int[Tensor, "B t"],
+    candidates: HeadEntries,
+    columns: Int[Tensor, "B t"],
     evictions: Int[Tensor, "B e"],
     max_per_token: int,
-    left: Int[Tensor, "B E H"],
+    eviction_number: Int[Tensor, "B E H"],
     tokens: Tokens,
 ) -> Float[Tensor, "B H t E"]:
     """Return the mask that is added to the logits of a block's tokens, 0 or -inf. A pair is visible from the eviction by which
     it enters the cache to the one by which it leaves.
 
-    at: the columns of the tokens. evictions: the columns at which the last entries enter, ``max_per_token`` entries at each. left:
-    the number of the eviction, from 1, by which each entry leaves; a larger number for entries that are kept.
+    columns: of the tokens. evictions: the columns at which the last entries enter, ``max_per_token`` entries at each.
+    eviction_number: the number of the eviction, from 1, by which each entry leaves; a larger number for entries that are kept.
     """
     evictions = evictions[:, ::max_per_token]
-    passed = torch.arange(evictions.shape[1] + 1, device=at.device)
+    passed = torch.arange(evictions.shape[1] + 1, device=columns.device)
     entered = passed[1:].repeat_interleave(max_per_token)
-    entered = torch.nn.functional.pad(entered, (left.shape[1] - entered.shape[0], 0))
-    left = left.masked_fill(eligible["position"] < 0, 0).transpose(1, 2)
+    entered = torch.nn.functional.pad(entered, (eviction_number.shape[1] - entered.shape[0], 0))
+    eviction_number = eviction_number.masked_fill(candidates["position"] < 0, 0).transpose(1, 2)
     # The mask is the same for all tokens between two evictions.
-    between = mask_bias((entered <= passed[:, None]) & (passed[:, None] < left[:, :, None]), accumulating(eligible["value"].dtype))
-    bias = take(between.transpose(1, 2), (evictions[:, None] <= at[..., None]).sum(-1)).transpose(1, 2)
+    between = mask_bias(
+        (entered <= passed[:, None]) & (passed[:, None] < eviction_number[:, :, None]), accumulating(candidates["value"].dtype)
+    )
+    bias = take(between.transpose(1, 2), (evictions[:, None] <= columns[..., None]).sum(-1)).transpose(1, 2)
     if tokens.segment is None:
         return bias
-    same_document = eligible["segment"].transpose(1, 2)[:, :, None] == take(tokens.segment, at)[:, None, :, None]
+    same_document = candidates["segment"].transpose(1, 2)[:, :, None] == take(tokens.segment, columns)[:, None, :, None]
     return bias + mask_bias(same_document, bias.dtype)
 
 
-def select(held: Held, index: Int[Tensor, "B M H"]) -> Held:
+def select(candidates: HeadEntries, index: Int[Tensor, "B M H"]) -> HeadEntries:
     """Return the chosen pairs of each head."""
     heads = torch.arange(index.shape[2], device=index.device)
-    place = in_all_rows((index * index.shape[2] + heads).flatten(1), held["key"].shape[1] * index.shape[2]).flatten()
-    return {name: _at_places(entries, place, index) for name, entries in held.items()}
+    place = in_all_rows((index * index.shape[2] + heads).flatten(1), candidates["key"].shape[1] * index.shape[2]).flatten()
+    return {name: _at_places(entries, place, index) for name, entries in candidates.items()}
 
 
 def _at_places(
@@ -112,12 +114,12 @@ def error_sums(
     entries before its own. query and key are rotated. features: of queries and keys; logarithm: as logarithms."""
     with torch.no_grad():
         dtype, heads, length = accumulating(query.dtype), query.shape[2], query.shape[1]
-        held = key.shape[1] - length
+        past_length = key.shape[1] - length
         keys = repeat_heads(key, heads).to(dtype)
         query_features, key_features = features[0].to(dtype), repeat_heads(features[1], heads).to(dtype)
         sums = key.new_zeros(*key.shape[:2], heads, dtype=dtype)
         for start in range(0, length, ROWS):
-            rows, entries = slice(start, min(start + ROWS, length)), slice(start, min(start + ROWS, length) + held)
+            rows, entries = slice(start, min(start + ROWS, length)), slice(start, min(start + ROWS, length) + past_length)
             logits = torch.einsum("bthd,behd->bhte", query[:, rows].to(dtype), keys[:, entries]) / math.sqrt(query.shape[-1])
             product = _product(query_features[:, rows], key_features[:, entries], logarithm)
             error = error_of(_weight(logits), product)
@@ -131,9 +133,9 @@ def error_sums(
 def _product(query: Float[Tensor, "B t H F"], key: Float[Tensor, "B e H F"], logarithm: bool) -> Float[Tensor, "B H t e"]:
     if not logarithm:
         return torch.einsum("bthf,behf->bhte", query, key).clamp(max=math.exp(LARGEST))
-    most, largest = query.amax(-1, keepdim=True), key.amax(-1, keepdim=True)
-    product = torch.einsum("bthf,behf->bhte", (query - most).exp(), (key - largest).exp())
-    return _weight(product.log() + most.permute(0, 2, 1, 3) + largest.permute(0, 2, 3, 1))
+    query_maximum, key_maximum = query.amax(-1, keepdim=True), key.amax(-1, keepdim=True)
+    product = torch.einsum("bthf,behf->bhte", (query - query_maximum).exp(), (key - key_maximum).exp())
+    return _weight(product.log() + query_maximum.permute(0, 2, 1, 3) + key_maximum.permute(0, 2, 3, 1))
 
 
 def _weight(logarithm: Tensor) -> Tensor:

@@ -68,9 +68,9 @@ class Compressed(Memory):
             return f"a key has {shape.head_dim} coordinates; set `rope` to at most {shape.head_dim}", ("rope",)
         if self.rope % 2 and self.rotation.base:
             return f"a rotation turns pairs of coordinates, and `rope` is {self.rope}; set an even number", ("rope",)
-        most = _joined(shape) - shape.key_heads * self.rope
-        if self._rank(shape) > most:
-            return f"a token has {most} numbers to compress in these heads; set `rank` to at most {most}", ("rank",)
+        limit = _joined(shape) - shape.key_heads * self.rope
+        if self._rank(shape) > limit:
+            return f"a token has {limit} numbers to compress in these heads; set `rank` to at most {limit}", ("rank",)
         return super().misfit(shape)
 
     def _rank(self, shape: Shape) -> int:
@@ -131,8 +131,8 @@ class Compressed(Memory):
 
     def state_after(self, shape: Shape, tokens: int) -> dict[str, Slot]:
         """Return the state after this many tokens."""
-        kept = {"key": Slot((tokens, shape.key_heads, self.rope), "pairs")} if self.rope else {}
-        return kept | {"code": Slot((tokens, self._rank(shape)), "pairs"), "position": Slot((tokens,), "int64", -1, order="first")}
+        slots = {"key": Slot((tokens, shape.key_heads, self.rope), "pairs")} if self.rope else {}
+        return slots | {"code": Slot((tokens, self._rank(shape)), "pairs"), "position": Slot((tokens,), "int64", -1, order="first")}
 
     def pairs_held(self, shape: Shape, tokens: int) -> float:
         return tokens * (shape.key_heads * self.rope + self._rank(shape)) / _joined(shape)
@@ -172,8 +172,8 @@ class Compressed(Memory):
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
         """Return the mean over the tokens, with restored pairs."""
         seen = count_seen_pairs(shape, tokens)
-        each = 2 * (shape.head_dim + shape.value_dim)
-        return 4 * self._rank(shape) * _joined(shape) + seen * shape.heads * each // max(1, tokens)
+        pair_flops = 2 * (shape.head_dim + shape.value_dim)
+        return 4 * self._rank(shape) * _joined(shape) + seen * shape.heads * pair_flops // max(1, tokens)
 
     def compute_output(
         self,
@@ -185,57 +185,57 @@ class Compressed(Memory):
         attention: Callable[..., Partial],
     ) -> tuple[tuple[Partial], State]:
         """Compute the partial attention from restored keys and values: the definition."""
-        shape, kept = call.shape, self._kept(parameters, call.shape)
-        held = self._append(parameters, call, pairs, kept)
-        restored = torch.nn.functional.linear(held["code"], parameters["up"].to(held["code"].dtype))
+        shape, coordinates = call.shape, self._rotated_coordinates(parameters, call.shape)
+        state = self._append(parameters, call, pairs, coordinates)
+        restored = torch.nn.functional.linear(state["code"], parameters["up"].to(state["code"].dtype))
         value, key = (
             part.unflatten(-1, (shape.key_heads, -1)) for part in restored.tensor_split([shape.key_heads * shape.value_dim], -1)
         )
         rotated = self.rotation.rotate_tokens(query, call.tokens)
         if self.rotate == "all":
-            query, key = rotated, self.rotation.rotate(key, held["position"])
+            query, key = rotated, self.rotation.rotate(key, state["position"])
         if self.rope:
-            by_query = repeat_heads(kept, shape.heads, dim=0).expand(*query.shape[:2], -1, -1)
+            by_query = repeat_heads(coordinates, shape.heads, dim=0).expand(*query.shape[:2], -1, -1)
             query = query.scatter(-1, by_query, rotated.gather(-1, by_query))
-            key = key.scatter(-1, kept.expand(*key.shape[:2], -1, -1), held["key"])
-        return (attention(query, key, value, held["position"], pairs, call),), _forget(held, call, query.shape[1])
+            key = key.scatter(-1, coordinates.expand(*key.shape[:2], -1, -1), state["key"])
+        return (attention(query, key, value, state["position"], pairs, call),), _forget(state, call, query.shape[1])
 
     def compute_step(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
     ) -> tuple[tuple[Partial], State]:
         """Compute the same from stored vectors: queries are multiplied by the up-projection of keys, outputs by that of values."""
-        shape, kept = call.shape, self._kept(parameters, call.shape)
-        held = self._append(parameters, call, pairs, kept)
-        dtype, by_query = accumulating(query.dtype), repeat_heads(kept, shape.heads, dim=0)
-        of_values, of_keys = (
+        shape, coordinates = call.shape, self._rotated_coordinates(parameters, call.shape)
+        state = self._append(parameters, call, pairs, coordinates)
+        dtype, by_query = accumulating(query.dtype), repeat_heads(coordinates, shape.heads, dim=0)
+        value_weight, key_weight = (
             repeat_heads(part.to(dtype).unflatten(0, (shape.key_heads, -1)), shape.heads, dim=0)
             for part in parameters["up"].tensor_split([shape.key_heads * shape.value_dim])
         )
-        code = held["code"].to(dtype)[:, :, None].expand(-1, -1, shape.key_heads, -1)
-        projected = torch.einsum("bthd,hdr->bthr", without_coordinates(query, by_query).to(dtype), of_keys)
+        code = state["code"].to(dtype)[:, :, None].expand(-1, -1, shape.key_heads, -1)
+        projected = torch.einsum("bthd,hdr->bthr", without_coordinates(query, by_query).to(dtype), key_weight)
         key = code
         if self.rope:
             kept_query = self.rotation.rotate_tokens(query, call.tokens).gather(-1, by_query.expand(*query.shape[:2], -1, -1))
             projected, key = (
-                torch.cat((first.to(dtype), coded), -1) for first, coded in ((kept_query, projected), (held["key"], code))
+                torch.cat((first.to(dtype), coded), -1) for first, coded in ((kept_query, projected), (state["key"], code))
             )
-        visible = find_visible(held["position"], pairs, call, key.shape[1] - query.shape[1])
+        visible = find_visible(state["position"], pairs, call, key.shape[1] - query.shape[1])
         scale = math.sqrt(projected.shape[-1] / shape.head_dim)  # ``dense`` divides by the root of the width
         result = dense(projected * scale, key, code, visible, shape.softcap)
-        output = torch.einsum("bthr,hvr->bthv", result.output, of_values)
-        return (Partial(output.to(query.dtype), result.lse),), _forget(held, call, query.shape[1])
+        output = torch.einsum("bthr,hvr->bthv", result.output, value_weight)
+        return (Partial(output.to(query.dtype), result.lse),), _forget(state, call, query.shape[1])
 
-    def _kept(self, parameters: Parameters, shape: Shape) -> Int[Tensor, "K n"]:
+    def _rotated_coordinates(self, parameters: Parameters, shape: Shape) -> Int[Tensor, "K n"]:
         if not self.rope:
             return torch.empty(shape.key_heads, 0, dtype=torch.long, device=parameters["down"].device)
         return choose_coordinates(parameters["score"], self.rope)
 
-    def _append(self, parameters: Parameters, call: Call, pairs: Pairs, kept: Int[Tensor, "K n"]) -> State:
+    def _append(self, parameters: Parameters, call: Call, pairs: Pairs, coordinates: Int[Tensor, "K n"]) -> State:
         """Return the state with the pairs of the call."""
-        joined = torch.cat((pairs.value.flatten(2), without_coordinates(pairs.rotate(UNROTATED), kept).flatten(2)), dim=-1)
+        joined = torch.cat((pairs.value.flatten(2), without_coordinates(pairs.rotate(UNROTATED), coordinates).flatten(2)), dim=-1)
         new = {"code": torch.nn.functional.linear(joined, parameters["down"].to(joined.dtype)), "position": pairs.position}
         if self.rope:
-            new["key"] = pairs.rotate(self.rotation).gather(-1, kept.expand(*joined.shape[:2], -1, -1))
+            new["key"] = pairs.rotate(self.rotation).gather(-1, coordinates.expand(*joined.shape[:2], -1, -1))
         return {name: torch.cat((call.state[name], states.to(call.state[name].dtype)), dim=1) for name, states in new.items()}
 
 
@@ -244,15 +244,15 @@ def choose_coordinates(score: Float[Tensor, "K D"], count: int) -> Int[Tensor, "
     return score.detach().topk(count, dim=-1).indices.sort(dim=-1).values
 
 
-def without_coordinates(states: Float[Tensor, "B T h D"], kept: Int[Tensor, "h n"]) -> Float[Tensor, "B T h D"]:
+def without_coordinates(states: Float[Tensor, "B T h D"], coordinates: Int[Tensor, "h n"]) -> Float[Tensor, "B T h D"]:
     """Return the states with zeros in the kept coordinates of each head."""
-    return states * torch.ones_like(states[0, 0]).scatter(-1, kept, 0.0)
+    return states * torch.ones_like(states[0, 0]).scatter(-1, coordinates, 0.0)
 
 
-def _forget(held: State, call: Call, length: int) -> State:
+def _forget(state: State, call: Call, length: int) -> State:
     """Return the state without the pairs of documents that have ended. length: the tokens of the call."""
-    position = held["position"]
-    return held | {"position": forget_ended_documents(position, call.tokens, position.shape[1] - length)}
+    position = state["position"]
+    return state | {"position": forget_ended_documents(position, call.tokens, position.shape[1] - length)}
 
 
 def _roots(weight: Float[Tensor, "M M"]) -> tuple[Tensor, Tensor]:

@@ -47,11 +47,11 @@ class First(Holding):
         return 2 * self.size * shape.heads * (shape.head_dim + shape.value_dim)
 
     def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
-        kept = max((memory.size for memory in above if isinstance(memory, First)), default=0)
-        if kept >= self.size:
+        size_above = max((memory.size for memory in above if isinstance(memory, First)), default=0)
+        if size_above >= self.size:
             yield (
-                f"the first {kept} pairs are kept by another memory above, so this one is always empty; set `size` to more, or "
-                "remove it",
+                f"the first {size_above} pairs are kept by another memory above, so this one is always empty; set `size` to more, "
+                "or remove it",
                 ("size",),
             )
 
@@ -64,28 +64,30 @@ class First(Holding):
         """Compute the partial attention. Pairs that are not kept are evicted at their own tokens."""
         tokens, size = call.tokens, self.size
         entries = pairs_of(call.state, self.rotation).append(pairs.to_storage(self.rotation))
-        stays = pairs.present & (pairs.position < size)
-        present = torch.cat((call.state["position"] >= 0, stays), dim=1)
+        is_first = pairs.present & (pairs.position < size)
+        present = torch.cat((call.state["position"] >= 0, is_first), dim=1)
         entry, segment = torch.arange(present.shape[1], device=present.device), tokens.extend_segment(size)
         # Tokens see the kept pairs of their own document. Those of all documents in the row are laid side by side.
-        most = size if segment is None else self._most(present, pairs, tokens)
-        order = _first(present, entry, most)
-        seen, kept = entries.each(lambda tensor: _pick(tensor, order)), _pick(present, order)
-        visible = kept[:, None] & (order[:, None] <= entry[size:, None])
+        max_kept = size if segment is None else self._count_kept(present, pairs, tokens)
+        order = _first_indices(present, entry, max_kept)
+        kept_pairs, is_kept = entries.map_tensors(lambda tensor: _pick(tensor, order)), _pick(present, order)
+        visible = is_kept[:, None] & (order[:, None] <= entry[size:, None])
         if segment is not None:
             visible = visible & (segment[:, size:, None] == _pick(segment, order)[:, None])
             # The new state has the pairs of the document at the end of the row.
-            held = present & (segment == tokens.last_segment())
-            order = _first(held, entry, size)
-            kept = _pick(held, order)
-        partial = dense(query, seen.key, seen.value, visible, call.shape.softcap)
-        carried = seen if segment is None else entries.each(lambda tensor: _pick(tensor, order))
-        carried = keep_present(carried.each(lambda tensor: tensor * kept.view(*kept.shape, *[1] * (tensor.dim() - 2))), kept)
+            in_last_document = present & (segment == tokens.last_segment())
+            order = _first_indices(in_last_document, entry, size)
+            is_kept = _pick(in_last_document, order)
+        partial = dense(query, kept_pairs.key, kept_pairs.value, visible, call.shape.softcap)
+        carried = kept_pairs if segment is None else entries.map_tensors(lambda tensor: _pick(tensor, order))
+        carried = keep_present(
+            carried.map_tensors(lambda tensor: tensor * is_kept.view(*is_kept.shape, *[1] * (tensor.dim() - 2))), is_kept
+        )
         # The evicted pairs are the call's own; kept pairs are marked as absent for the memories below.
-        evicted = replace(pairs, position=pairs.position.masked_fill(stays, -1), known_present=False, tokens=None)
+        evicted = replace(pairs, position=pairs.position.masked_fill(is_first, -1), known_present=False, tokens=None)
         return (partial, evicted), state_of(carried, call.state)
 
-    def _most(self, present: Tensor, pairs: Pairs, tokens: Tokens) -> int:
+    def _count_kept(self, present: Tensor, pairs: Pairs, tokens: Tokens) -> int:
         """Return the most entries that a row keeps of all its documents, or all entries where Python cannot read numbers."""
         if not has_numbers(present):
             return present.shape[1]
@@ -97,9 +99,9 @@ class First(Holding):
         return tokens.once(("kept", self.size), count) if pairs.tokens is tokens else count()
 
 
-def _first(kept: Tensor, entry: Tensor, count: int) -> Tensor:
+def _first_indices(is_kept: Tensor, entry: Tensor, count: int) -> Tensor:
     """Return the indices of each row's first ``count`` kept entries, followed by entries that are not kept."""
-    return torch.where(kept, entry, entry + kept.shape[1]).argsort(1)[:, :count]
+    return torch.where(is_kept, entry, entry + is_kept.shape[1]).argsort(1)[:, :count]
 
 
 def _pick(entries: Tensor, order: Tensor) -> Tensor:

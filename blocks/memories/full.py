@@ -37,7 +37,7 @@ class Fading:
     since: Float[Tensor, "B S H"]
     dtype: torch.dtype
 
-    def left(self) -> Float[Tensor, "B S H"]:
+    def decay_to_end(self) -> Float[Tensor, "B S H"]:
         """Return the sum of log decays from each entry to the last token."""
         return (self.totals[:, -1:] - self.since).to(self.dtype)
 
@@ -94,7 +94,7 @@ class Full(Memory):
         pair = (tokens, shape.key_heads)
         slots = {"key": Slot((*pair, shape.head_dim), "pairs"), "value": Slot((*pair, shape.value_dim), "pairs")}
         slots["position"] = Slot((tokens,), "int64", -1, order="first")
-        return slots | ({"faded": Slot((tokens, shape.heads), "state", most=0.0)} if self.fades else {})
+        return slots | ({"faded": Slot((tokens, shape.heads), "state", maximum=0.0)} if self.fades else {})
 
     def pairs_held(self, shape: Shape, tokens: int) -> float:
         return tokens
@@ -188,7 +188,7 @@ class Full(Memory):
             seen = None
         faded = self._compute_fading(call, decay)
         # For a single token, the sums of log decays are those of the new state.
-        bias = None if faded is None else faded.left().transpose(1, 2).unflatten(1, (key.shape[2], -1))
+        bias = None if faded is None else faded.decay_to_end().transpose(1, 2).unflatten(1, (key.shape[2], -1))
         result = attention(self._scale_by_position(query, call), key, value, seen, bias, call.shape.softcap)
         return (result,), {"key": key, "value": value, "position": position} | _carry(faded)
 
@@ -226,7 +226,7 @@ class Full(Memory):
             raise Refused("in this call tokens see later ones")
         segment = call.tokens.extend_segment(key.shape[1] - query.shape[1])
         since = None if faded is None else faded.since
-        return fla_forms.all_before(query, key, value, position >= 0, segment, call.shape.window, since)
+        return fla_forms.attend_causally(query, key, value, position >= 0, segment, call.shape.window, since)
 
     def attend_natively(
         self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None = None
@@ -234,11 +234,11 @@ class Full(Memory):
         """Use PyTorch's own attention, which returns no mass and needs a pair at every token."""
         earlier = key.shape[1] - query.shape[1]
         # Padding is after the real tokens, so the causal mask hides it from them.
-        whole = call.tokens.segment is None and (call.shape.window is None or key.shape[1] <= call.shape.window)
-        causal, dtype = as_bool(earlier == 0 and whole and self._ahead(pairs, call) is None), query.dtype
+        sees_all = call.tokens.segment is None and (call.shape.window is None or key.shape[1] <= call.shape.window)
+        causal, dtype = as_bool(earlier == 0 and sees_all and self._ahead(pairs, call) is None), query.dtype
         # Pairs of an earlier call may have another dtype, for example if autocast began since. The wider dtype is used.
         query = query.to(key.dtype)
-        if as_bool(query.shape[1] == 1) and whole and call.tokens.valid is None and pairs.tokens is call.tokens:
+        if as_bool(query.shape[1] == 1) and sees_all and call.tokens.valid is None and pairs.tokens is call.tokens:
             # Its own pair is present, and it sees all others. The query heads of a key head are as queries of one head.
             groups = query[:, 0].unflatten(1, (key.shape[2], -1))
             output = torch.nn.functional.scaled_dot_product_attention(
@@ -275,8 +275,8 @@ class Full(Memory):
 
 def count_seen_pairs(shape: Shape, tokens: int) -> int:
     """Return the sum over tokens of the pairs that each sees: all earlier ones, or the last ones in a model with a window."""
-    most = min(tokens, shape.window or tokens)
-    return most * (most + 1) // 2 + (tokens - most) * most
+    window = min(tokens, shape.window or tokens)
+    return window * (window + 1) // 2 + (tokens - window) * window
 
 
 def forget_ended_documents(position: Int[Tensor, "B S"], tokens: Tokens, earlier: int) -> Int[Tensor, "B S"]:
@@ -303,10 +303,10 @@ def find_visible(position: Tensor, pairs: Pairs, call: Call, earlier: int, ahead
     return visible if segment is None else visible & (segment[:, earlier:, None] == segment[:, None])
 
 
-def append(held: Float[Tensor, "B E K x"], new: Float[Tensor, "B T K x"]) -> Float[Tensor, "B S K x"]:
+def append(past: Float[Tensor, "B E K x"], new: Float[Tensor, "B T K x"]) -> Float[Tensor, "B S K x"]:
     """Concatenate stored entries and those of the call. Entries of a key head are contiguous in memory, as attention reads
     them."""
-    return torch.cat((held.transpose(1, 2), new.transpose(1, 2)), dim=2).transpose(1, 2)
+    return torch.cat((past.transpose(1, 2), new.transpose(1, 2)), dim=2).transpose(1, 2)
 
 
 def find_window(
@@ -324,7 +324,7 @@ def find_window(
 
 
 def _carry(faded: Fading | None) -> State:
-    return {} if faded is None else {"faded": faded.left()}
+    return {} if faded is None else {"faded": faded.decay_to_end()}
 
 
 def _kernel_obstacle(setting: Setting) -> str | None:
@@ -350,9 +350,9 @@ def native_obstacle(setting: Setting) -> str | None:
     return None if setting.every_pair else "PyTorch's attention needs a pair of every token, and these are evicted by a memory"
 
 
-def fading(held: Float[Tensor, "B E H"], decay: Float[Tensor, "B T H"], tokens: Tokens) -> Fading:
-    """Compute the running sums of a call. held: the sums of the stored entries so far. Padding tokens have no decay."""
+def fading(past_sums: Float[Tensor, "B E H"], decay: Float[Tensor, "B T H"], tokens: Tokens) -> Fading:
+    """Compute the running sums of a call. past_sums: the sums of the stored entries so far. Padding tokens have no decay."""
     if tokens.valid is not None:
         decay = decay.masked_fill(~tokens.valid[..., None], 0.0)
     running = decay.double().cumsum(1)
-    return Fading(running, torch.cat((-held.double(), running), dim=1), held.dtype)
+    return Fading(running, torch.cat((-past_sums.double(), running), dim=1), past_sums.dtype)

@@ -15,7 +15,7 @@ from blocks.gates.softplus_channel import SoftplusChannel
 from blocks.legend import Float, Shape, Tensor
 from blocks.memories.edited import Edited, gate_matrices, of_gate
 from blocks.operation import Form
-from blocks.part import Fresh, Parameters, Whole
+from blocks.part import Fresh, Integer, Parameters
 from blocks.recurrences import erase
 from blocks.tensors import as_dtype, repeat_heads
 
@@ -41,7 +41,7 @@ class Gdn2(Edited):
     """Columns between the hidden state and each of the two gates; full: one matrix each, as published."""
     bias: float = 0.0
     """c and c' at the start. The published layer has none."""
-    largest: Annotated[Literal[1, 2], Whole] = 1
+    largest: Annotated[Literal[1, 2], Integer] = 1
     """With 2, the state can also reverse the sign of the value for a key. With 1, it can only remove the value."""
     scale: Literal["none", "root"] = "none"
     """root: the output is divided by √F, as the published layer divides it before its norm; none: it is not."""

@@ -98,12 +98,12 @@ class Latents(Memory):
         )  # fmt: skip
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
-        def by(pooled: Callable[..., Tensor]) -> Callable[..., Any]:
+        def both_ways(pooled: Callable[..., Tensor]) -> Callable[..., Any]:
             return partial(self.compute_both_ways, pooled=pooled)
 
         return (
-            Form(REFERENCE, "T × T weights of each document", by(partial(_by_document, left=True))),
-            Form(TORCH, "sums over each document, whole", by(_by_document)),
+            Form(REFERENCE, "T × T weights of each document", both_ways(partial(_by_document, from_left=True))),
+            Form(TORCH, "sums over each document, whole", both_ways(_by_document)),
         )  # fmt: skip
 
     def misfit(self, shape: Shape) -> Problem | None:
@@ -126,7 +126,7 @@ class Latents(Memory):
         return {
             "state": Slot((*latents, shape.value_dim), "state"),
             "maximum": Slot(latents, "state", -math.inf),
-            "total": Slot(latents, "state", least=0.0),
+            "total": Slot(latents, "state", minimum=0.0),
         }
 
     def matrix(self, state: State) -> Float[Tensor, "B H L V"]:
@@ -164,10 +164,10 @@ class Latents(Memory):
         query, key = self._logits(parameters, hidden, call)
         state, logits = call.state, key.squeeze(1)
         maximum = torch.maximum(state["maximum"], logits.detach())
-        left, added = state["total"] * (state["maximum"] - maximum).exp(), (logits - maximum).exp()
-        total = left + added
-        mean, left = state["state"], (left / total)[..., None]
-        mean = mean.mul_(left) if call.in_place else mean * left
+        old_total, added = state["total"] * (state["maximum"] - maximum).exp(), (logits - maximum).exp()
+        total = old_total + added
+        mean, old_share = state["state"], (old_total / total)[..., None]
+        mean = mean.mul_(old_share) if call.in_place else mean * old_share
         # There is one value per key head, for the latents of all query heads that share it.
         batch, _, shared, size = value.shape
         means, new = mean.view(batch, shared, -1, size), (added / total).view(batch, shared, -1, 1)
@@ -206,7 +206,7 @@ class Latents(Memory):
         dtype = accumulating(inputs.dtype)
         seen = as_dtype(inputs, dtype)
         logits = (torch.nn.functional.linear(seen, as_dtype(parameters[name], dtype)) for name in ("query", "key"))
-        query, key = (each.view(*each.shape[:2], call.shape.heads, -1) for each in logits)
+        query, key = (states.view(*states.shape[:2], call.shape.heads, -1) for states in logits)
         if call.tokens.valid is not None:
             key = key.masked_fill(~call.tokens.valid[..., None, None], -math.inf)
         return query, key
@@ -235,8 +235,8 @@ def _by_kernels(
     state: State,
 ) -> tuple[Float[Tensor, "B T H V"], State]:
     """Run fla's kernels, whose products are in the values' dtype."""
-    held = state["maximum"], state["total"], state["state"]
-    output, *carried = cumulative_fla.means(query, logits, value, segment, *held)
+    past_state = state["maximum"], state["total"], state["state"]
+    output, *carried = cumulative_fla.means(query, logits, value, segment, *past_state)
     return output, dict(zip(("maximum", "total", "state"), carried, strict=True))
 
 
@@ -251,7 +251,7 @@ def _sequential(
     gradient."""
     value = repeat_heads(value.to(query.dtype), query.shape[2])
     maximum, alpha = state["maximum"], state["total"]
-    held = state["state"] * alpha[..., None]
+    numerator = state["state"] * alpha[..., None]
     mean, outputs = state["state"], []
     for t in range(query.shape[1]):
         if segment is not None:
@@ -259,10 +259,10 @@ def _sequential(
             maximum = maximum.masked_fill((segment[:, t] != before)[:, None, None], -math.inf)
         largest = torch.maximum(maximum, logits[:, t].detach())
         finite = largest.masked_fill(largest.isneginf(), 0.0)
-        left, added = (maximum - finite).exp(), (logits[:, t] - finite).exp()
-        maximum, alpha = largest, alpha * left + added
-        held = held * left[..., None] + added[..., None] * value[:, t, :, None]
-        mean = held / alpha.masked_fill(alpha == 0, 1.0)[..., None]
+        correction, added = (maximum - finite).exp(), (logits[:, t] - finite).exp()
+        maximum, alpha = largest, alpha * correction + added
+        numerator = numerator * correction[..., None] + added[..., None] * value[:, t, :, None]
+        mean = numerator / alpha.masked_fill(alpha == 0, 1.0)[..., None]
         outputs.append(torch.einsum("bhl,bhld->bhd", query[:, t], mean))
     return torch.stack(outputs, dim=1), {"maximum": maximum, "total": alpha, "state": mean}
 
@@ -273,16 +273,16 @@ def _by_document(
     value: Float[Tensor, "B T K V"],
     tokens: Tokens,
     *,
-    left: bool = False,
+    from_left: bool = False,
 ) -> Float[Tensor, "B T H V"]:
     """softmax_L(Q) softmax_T(K) V, document by document (eq. 5 to 7). query: p(l|t). logits: of p(s|l), -inf where there is no
-    token. left: use T × T weights."""
+    token. from_left: use T × T weights."""
     states = query, logits, repeat_heads(value.to(query.dtype), query.shape[2])
-    return tokens.each_document(partial(_pool, left=left), *states)[0]
+    return tokens.each_document(partial(_pool, from_left=from_left), *states)[0]
 
 
 def _pool(
-    query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T H V"], *, left: bool
+    query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T H V"], *, from_left: bool
 ) -> tuple[Float[Tensor, "B T H V"]]:
     """softmax_L(Q) softmax_T(K) V, from the left in the reference: T × T weights (eq. 5); from the right otherwise (eq. 7)."""
     query, logits, value = (states.transpose(1, 2) for states in (query, logits, value))
@@ -290,5 +290,5 @@ def _pool(
     shares = (logits - largest.masked_fill(largest.isneginf(), 0.0)).exp()
     total = shares.sum(2, keepdim=True)
     shares = (shares / total.masked_fill(total == 0, 1.0)).mT
-    output = (query @ shares) @ value if left else query @ (shares @ value)
+    output = (query @ shares) @ value if from_left else query @ (shares @ value)
     return (output.transpose(1, 2),)

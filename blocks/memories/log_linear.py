@@ -86,7 +86,7 @@ class LogLinear(Recurrent):
         """The states of all levels, with the mass as the last column, and the position of the newest token."""
         least = 0.0 if self.normalise else -math.inf
         size = (shape.state_heads, self.levels, shape.features, shape.value_dim + self.normalise)
-        return {"state": Slot(size, "state", least=least, bounded_from=-1), "newest": Slot((1,), "int64", -1)}
+        return {"state": Slot(size, "state", minimum=least, bounded_from=-1), "newest": Slot((1,), "int64", -1)}
 
     def flops(self, shape: Shape, tokens: int) -> int:
         """Decay, update and reads of all levels, and λ."""

@@ -50,8 +50,8 @@ def _run(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any
     query = inputs["window"]["query"]
     mapped, keys = inputs["state"]["features"], parts["keys"]
     # Features of all entries are needed only for scores that depend on the window.
-    most = extended.position.shape[1] if keep.reads == "window" else tokens.position.shape[1] + size - 1
-    evicted = keys.map(extended.each(lambda entries: entries[:, :most]))
+    entry_count = extended.position.shape[1] if keep.reads == "window" else tokens.position.shape[1] + size - 1
+    evicted = keys.map(extended.map_tensors(lambda entries: entries[:, :entry_count]))
     of_cache = keys.map(pairs_of(sparse.call.state, cache.rotation))
     as_they_are = state.call.shape.even or state.call.shape.exponential
     features, log_scale = state.compute(lambda _: (mapped, None) if as_they_are else scale_to_one(mapped))
@@ -68,18 +68,18 @@ def _run(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any
         elif keep.reads == "pair":
             worth, resolution = _worth(keep, before, extended, sparse.call.place)
         cache = Cache(before["key"], before["value"], of_cache, before["position"])
-        own = query, extended.key, extended.value, extended.position, features, evicted
+        call_inputs = query, extended.key, extended.value, extended.position, features, evicted
         passing = inputs["state"].get("decay"), summed["state"], summed.get("maximum")
         chunks, scores = Chunks(size, chunk_starts, rows, start), Scores(_score_kind(keep), worth, resolution, length)
-        return (*WALK(*own, cache, weights, *passing, chunks, scores, row_max=shared.asks_maximum), worth)
+        return (*WALK(*call_inputs, cache, weights, *passing, chunks, scores, row_max=shared.asks_maximum), worth)
 
     output, members, worth = read.compute(run)
     if numbers is not None:
         assert worth is not None
         extended = replace(extended, numbers={**extended.numbers, numbers: worth[:, :, cache.size :].transpose(1, 2)})
-    kept = sparse.compute(lambda _: _keep(members.long().transpose(1, 2), sparse.call.state, extended, ends))
-    carried = window.compute(lambda _: keep_last(window.call.state, extended, tokens, terraced.held))
-    return [((None, None), carried), ((None, None), kept), ((None,), {}), ((None,), summed), ((output,), {})]
+    cache_state = sparse.compute(lambda _: _keep(members.long().transpose(1, 2), sparse.call.state, extended, ends))
+    carried = window.compute(lambda _: keep_last(window.call.state, extended, tokens, terraced.capacity))
+    return [((None, None), carried), ((None, None), cache_state), ((None,), {}), ((None,), summed), ((output,), {})]
 
 
 def _chunk_starts(tokens: Tokens, size: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
@@ -108,14 +108,14 @@ def _score_kind(keep: Score) -> str:
     return next(score.model_fields["kind"].default for score in KNOWN if type(keep) is score)
 
 
-def _worth(keep: Score, held: State, entries: Pairs, place: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
+def _worth(keep: Score, cache: State, entries: Pairs, place: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
     """Return the scores of the pairs in the cache and of the entries, B H S+E, if they depend on neither state nor window, and
     their rounding errors. A score that depends only on positions is replaced by its rank, which is exact in float32."""
-    heads = held["position"].shape[2]
-    position = torch.cat((held["position"], entries.position[..., None].expand(-1, -1, heads)), dim=1)
-    value = held["value"].new_empty(*position.shape, 0)
+    heads = cache["position"].shape[2]
+    position = torch.cat((cache["position"], entries.position[..., None].expand(-1, -1, heads)), dim=1)
+    value = cache["value"].new_empty(*position.shape, 0)
     if not keep.by_position:
-        value = torch.cat((held["value"], repeat_heads(entries.value, heads)), dim=1)
+        value = torch.cat((cache["value"], repeat_heads(entries.value, heads)), dim=1)
         value = value.to(accumulating(value.dtype))
     contenders = Contenders(position, value, distance=None, norm=None, errors=None, place=place)
     score = keep.score(contenders)
@@ -125,28 +125,28 @@ def _worth(keep: Score, held: State, entries: Pairs, place: tuple[int, int]) -> 
     return score.transpose(1, 2).float().contiguous(), resolution.transpose(1, 2).float().contiguous()
 
 
-def _keep(members: Int[Tensor, "B S H"], held: State, entries: Pairs, ends: Int[Tensor, " B"]) -> State:
+def _keep(members: Int[Tensor, "B S H"], cache: State, entries: Pairs, ends: Int[Tensor, " B"]) -> State:
     """Return the pairs at these places, as the new contents of the cache. Places count the old contents of the cache first,
     then the entries. ends: the first entry of the document at the end of each row; 0 if that document continues from an earlier
     call."""
     batch, size, heads = members.shape
     row, head = (torch.arange(count, device=members.device) for count in (batch, heads))
     row, old = row[:, None, None], members < size
-    among_held, among_entries = members.clamp(max=size - 1), (members - size).clamp(min=0)
+    cache_index, entry_index = members.clamp(max=size - 1), (members - size).clamp(min=0)
     every = {"key": entries.key, "value": entries.value, "position": entries.position[..., None], **entries.numbers}
     if entries.convolved is not None:
         every["convolved"] = entries.convolved
     first = ends[:, None, None]
-    present: Bool[Tensor, "B S H"] = torch.where(old, first == 0, among_entries >= first)
+    present: Bool[Tensor, "B S H"] = torch.where(old, first == 0, entry_index >= first)
 
     def choose(name: str, before: Tensor) -> Tensor:
         after = every[name]
-        new = after[row, among_entries, head // (heads // after.shape[2])]
-        was_held = old.view(*old.shape, *[1] * (before.dim() - 3))
-        return torch.where(was_held, before[row, among_held, head], new.to(before.dtype))
+        new = after[row, entry_index, head // (heads // after.shape[2])]
+        was_cached = old.view(*old.shape, *[1] * (before.dim() - 3))
+        return torch.where(was_cached, before[row, cache_index, head], new.to(before.dtype))
 
-    kept = {name: choose(name, before) for name, before in held.items()}
-    return kept | {"position": kept["position"].masked_fill(~present, -1)}
+    cache_state = {name: choose(name, before) for name, before in cache.items()}
+    return cache_state | {"position": cache_state["position"].masked_fill(~present, -1)}
 
 
 def _obstacle(window: Window, sparse: Sparse, setting: Setting) -> str | None:
@@ -196,5 +196,5 @@ LOLA = Pattern(
     ),
     forms=_forms,
     leader="state",
-    whole=True,
+    is_closed=True,
 )

@@ -60,9 +60,9 @@ class Rwkv7(Edited):
         return rank_one.FORMS
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        columns, each = shape.state_heads * shape.features, (shape.state_heads, shape.features)
+        columns, head_shape = shape.state_heads * shape.features, (shape.state_heads, shape.features)
         bias = Fresh((columns,), initialise.constant(self.bias))
-        factors = {name: Fresh(each, initialise.constant(1.0)) for name in ("removed", "replaced")}
+        factors = {name: Fresh(head_shape, initialise.constant(1.0)) for name in ("removed", "replaced")}
         return super().parameters(shape) | gate_matrices("rate", shape.hidden_size, columns, self.edit_rank, bias) | factors
 
     def edits(

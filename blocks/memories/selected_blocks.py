@@ -72,8 +72,8 @@ class SelectedBlocks(Blocks):
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
         """Return the mean over the tokens. Masked pairs are not counted."""
         (blocks, behind), size = divmod(tokens, self.size), self.size
-        own = (blocks * size * (size + 1) + behind * (behind + 1)) // 2
-        pairs = own + size * sum_earlier_blocks(tokens, size, self.count)
+        own_pairs = (blocks * size * (size + 1) + behind * (behind + 1)) // 2
+        pairs = own_pairs + size * sum_earlier_blocks(tokens, size, self.count)
         products = pairs * (shape.head_dim + shape.value_dim) + sum_earlier_blocks(tokens, size) * shape.head_dim
         return 2 * shape.heads * products // max(1, tokens)
 
@@ -86,13 +86,13 @@ class SelectedBlocks(Blocks):
         key, value = append(state["key"], new), append(state["value"], pairs.value)
         position, segment, last, new_position = self.enter(call, pairs)
         ends, block, start, first, place = locate_blocks(position, segment, self.size)
-        means, kept, total = average_blocks(
+        means, last_means, total = average_blocks(
             state["mean"], state["sum"], new.detach(), position, ends, block, first, last, self.size
         )
         columns, window = (position, ends, block, start, first, place), find_window(position, pairs, call)
         options = {"softcap": shape.softcap, "by_share": self.scores == "share"}
         result = attend(query, key, value, means, *columns, self.size, self.count, *window, **options)
-        return (result,), {"key": key, "value": value, "position": new_position, "mean": kept, "sum": total}
+        return (result,), {"key": key, "value": value, "position": new_position, "mean": last_means, "sum": total}
 
 
 def attend_by_query(
@@ -112,9 +112,9 @@ def attend_by_query(
         at, column = slice(end - 1, end), torch.arange(end, device=device).expand(batch, -1)
         places = None if window_place is None else window_place[:, :end]
         limit = None if window_limit is None else window_limit[:, token, None]
-        own = query[:, token, None]
+        token_query = query[:, token, None]
         chosen, is_chosen = choose_blocks(
-            own, means, ends, start[:, at], first[:, at], end, count, softcap, places, limit, by_share=by_share
+            token_query, means, ends, start[:, at], first[:, at], end, count, softcap, places, limit, by_share=by_share
         )
         # The pairs of the own block are as those of a block behind all whole ones.
         number = block[:, :end].masked_fill(block[:, :end] == blocks, blocks + 1).masked_fill(column >= start[:, at], blocks)
@@ -129,8 +129,8 @@ def attend_by_query(
             seen = seen & (places.gather(1, entries.flatten(1)).view_as(entries) > limit[..., None])
         head = torch.arange(chosen.shape[1], device=device) // (chosen.shape[1] // key_heads)
         of_query = row[:, None, None], entries, head[:, None]
-        logits = own.to(dtype).view(batch, chosen.shape[1], -1, own.shape[-1]) @ key[of_query].to(dtype).mT
-        weights, lse, largest = masked_softmax(cap(logits / math.sqrt(own.shape[-1]), softcap), seen[:, :, None])
+        logits = token_query.to(dtype).view(batch, chosen.shape[1], -1, token_query.shape[-1]) @ key[of_query].to(dtype).mT
+        weights, lse, largest = masked_softmax(cap(logits / math.sqrt(token_query.shape[-1]), softcap), seen[:, :, None])
         output = (weights @ value[of_query].to(dtype)).to(query.dtype)
         partials.append(Partial(output.view(batch, 1, heads, -1), lse.view(batch, 1, heads), maximum=largest.view(batch, 1, heads)))
     return join_tokens(partials)
@@ -157,8 +157,8 @@ def attend_masked(
         # The last number is of pairs in no whole block.
         of_blocks = is_chosen.new_zeros(*chosen.shape[:3], ends.shape[1] + 1).scatter(3, chosen, is_chosen)
         chosen_pairs = of_blocks.gather(3, block[:, None, None, :last].expand(-1, *chosen.shape[1:3], -1))
-        own = (column[:last] >= start[:, at, None]) & (column[:last] <= column[at, None])
-        visible = (chosen_pairs | own[:, None]) & (position[:, None, None, :last] >= 0)
+        own_block = (column[:last] >= start[:, at, None]) & (column[:last] <= column[at, None])
+        visible = (chosen_pairs | own_block[:, None]) & (position[:, None, None, :last] >= 0)
         if places is not None and limit is not None:
             visible = visible & (places[:, None, None] > limit[:, None, :, None])
         visible = visible.unflatten(1, (key_heads, -1)).transpose(2, 3)

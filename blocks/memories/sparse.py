@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt
 from blocks.flow import Pairs, Partial
 from blocks.legend import Bool, Float, Int, Number, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.candidates import Held, by_heads, concatenate_by_heads, eviction_bias, select, select_by_heads
+from blocks.memories.candidates import HeadEntries, by_heads, concatenate_by_heads, eviction_bias, select, select_by_heads
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.state_below import StateBelow
 from blocks.memories.stored_pairs import Holding, pairs_of
@@ -172,53 +172,59 @@ class Sparse(Holding):
         column = torch.arange(length, device=query.device).expand(query.shape[0], -1)
         arrival = column if pairs.arrival is None else pairs.arrival
         size = max_per_token * max(1, BLOCK // max_per_token)
-        held, arriving = self._entering(pairs_of(call.state, self.rotation), call, below), self._entering(pairs, call, below)
+        cache, new_entries = (
+            self._as_mapped_entries(pairs_of(call.state, self.rotation), call, below),
+            self._as_mapped_entries(pairs, call, below),
+        )
         if tokens.segment is not None:
-            held["segment"] = torch.zeros_like(held["position"])
-            arriving["segment"] = take(tokens.segment, arrival)[..., None].expand_as(arriving["position"])
-        held = {name: by_heads(entries) for name, entries in held.items()}
-        blocks = {name: entries.to(held[name].dtype).split(size, dim=1) for name, entries in arriving.items()}
+            cache["segment"] = torch.zeros_like(cache["position"])
+            new_entries["segment"] = take(tokens.segment, arrival)[..., None].expand_as(new_entries["position"])
+        cache = {name: by_heads(entries) for name, entries in cache.items()}
+        blocks = {name: entries.to(cache[name].dtype).split(size, dim=1) for name, entries in new_entries.items()}
         partials: list[Partial] = []
-        for index, (asking, at, evictions) in enumerate(
+        for index, (block_query, columns, evictions) in enumerate(
             zip(*(tensor.split(size, dim=1) for tensor in (query, column, arrival)), strict=True)
         ):
-            eligible = {name: concatenate_by_heads(entries, blocks[name][index]) for name, entries in held.items()}
-            members, left = self._pass(eligible, evictions, max_per_token, call, below)
+            candidates = {name: concatenate_by_heads(entries, blocks[name][index]) for name, entries in cache.items()}
+            members, eviction_number = self._evict_block(candidates, evictions, max_per_token, call, below)
             if self.size:
-                bias = eviction_bias(eligible, at, evictions, max_per_token, left, tokens)
-                partials.append(attention(asking, eligible["key"], eligible["value"], bias, call.shape.softcap))
+                bias = eviction_bias(candidates, columns, evictions, max_per_token, eviction_number, tokens)
+                partials.append(attention(block_query, candidates["key"], candidates["value"], bias, call.shape.softcap))
             else:
-                partials.append(_nothing(asking))
-            held = select_by_heads(eligible, members)
+                partials.append(_nothing(block_query))
+            cache = select_by_heads(candidates, members)
         if tokens.segment is not None:
-            held["position"] = held["position"].masked_fill(held["segment"] != tokens.last_segment()[..., None], -1)
-        return _concatenate(partials), {name: held[name].contiguous() for name in call.state}
+            cache["position"] = cache["position"].masked_fill(cache["segment"] != tokens.last_segment()[..., None], -1)
+        return _concatenate(partials), {name: cache[name].contiguous() for name in call.state}
 
-    def _pass(
-        self, eligible: Held, evictions: Int[Tensor, "B e"], max_per_token: int, call: Call, below: StateBelow | None
+    def _evict_block(
+        self, candidates: HeadEntries, evictions: Int[Tensor, "B e"], max_per_token: int, call: Call, below: StateBelow | None
     ) -> tuple[Int[Tensor, "B M H"], Int[Tensor, "B E H"]]:
         """Add the pairs that arrive in a block, one group after the other. Return which candidates are kept after the last group,
         and the number of the eviction, from 1, by which each candidate leaves; the number of evictions + 1 if it is kept."""
-        present, segment, worth = eligible["position"] >= 0, call.tokens.segment, None
-        gone, left = torch.zeros_like(present), torch.full_like(eligible["position"], evictions.shape[1] // max_per_token + 1)
+        present, segment, worth = candidates["position"] >= 0, call.tokens.segment, None
+        is_evicted, eviction_number = (
+            torch.zeros_like(present),
+            torch.full_like(candidates["position"], evictions.shape[1] // max_per_token + 1),
+        )
         if below is not None:
-            below.set_pairs(self._as_pairs(eligible, call), eligible["mapped"])
+            below.set_pairs(self._as_pairs(candidates, call), candidates["mapped"])
         for first in range(0, evictions.shape[1], max_per_token):
             column, among = evictions[:, first], slice(self.size + first + max_per_token)
             if below is not None and self.keep.reads == "state":
                 below.reach(column)
             if self.keep.reads == "state" or worth is None:
-                worth = self._worth(eligible, below, call.place)
+                worth = self._score(candidates, below, call.place)
             pairs = present[:, among]
             if segment is not None:
-                pairs = pairs & (eligible["segment"][:, among] == segment.gather(1, column[:, None])[..., None])
+                pairs = pairs & (candidates["segment"][:, among] == segment.gather(1, column[:, None])[..., None])
             score, resolution = (tensor[:, among] for tensor in worth)
-            chosen = pairs_to_evict(score, resolution, pairs, gone[:, among], pairs.shape[1] - first - self.size)
-            gone.scatter_(1, chosen, True)
-            left.scatter_(1, chosen, first // max_per_token + 1)
+            chosen = pairs_to_evict(score, resolution, pairs, is_evicted[:, among], pairs.shape[1] - first - self.size)
+            is_evicted.scatter_(1, chosen, True)
+            eviction_number.scatter_(1, chosen, first // max_per_token + 1)
             if below is not None:
                 below.evict(chosen, pairs.gather(1, chosen), column)
-        return self._stay(gone), left
+        return self._kept_index(is_evicted), eviction_number
 
     def step(
         self,
@@ -233,65 +239,71 @@ class Sparse(Holding):
         """``attend`` for one token: return its output, the evicted pairs with their mapped keys, and the new state."""
         state, evicted, mapped = call.state, None, None
         if pairs is not None:
-            arriving = self._held(pairs, call)
-            eligible = {name: torch.cat((entries, arriving[name].to(entries.dtype)), dim=1) for name, entries in state.items()}
+            new_entries = self._as_entries(pairs, call)
+            candidates = {name: torch.cat((entries, new_entries[name].to(entries.dtype)), dim=1) for name, entries in state.items()}
             if self.keep.reads == "state":
                 assert below is not None, "the graph wires a state below"
-                every = self._as_pairs(eligible, call)
-                eligible |= {"mapped": repeat_heads(below.map(every), query.shape[2]), "norm": _norm(eligible["value"])}
-                below.set_pairs(every, eligible["mapped"])
-            present = eligible["position"] >= 0
-            gone = torch.zeros_like(present)
-            chosen = pairs_to_evict(*self._worth(eligible, below, call.place), present, gone, present.shape[1] - self.size)
-            held, dropped = select(eligible, self._stay(gone.scatter(1, chosen, True))), select(eligible, chosen)
-            evicted, state = self._as_pairs(dropped, call), {name: held[name] for name in state}
+                candidate_pairs = self._as_pairs(candidates, call)
+                candidates |= {
+                    "mapped": repeat_heads(below.map(candidate_pairs), query.shape[2]),
+                    "norm": _norm(candidates["value"]),
+                }
+                below.set_pairs(candidate_pairs, candidates["mapped"])
+            present = candidates["position"] >= 0
+            is_evicted = torch.zeros_like(present)
+            chosen = pairs_to_evict(*self._score(candidates, below, call.place), present, is_evicted, present.shape[1] - self.size)
+            kept_entries, evicted_entries = (
+                select(candidates, self._kept_index(is_evicted.scatter(1, chosen, True))),
+                select(candidates, chosen),
+            )
+            evicted, state = self._as_pairs(evicted_entries, call), {name: kept_entries[name] for name in state}
             if below is not None:
-                mapped = dropped["mapped"] if "mapped" in dropped else below.map(evicted)
+                mapped = evicted_entries["mapped"] if "mapped" in evicted_entries else below.map(evicted)
         if self.size == 0:
             result = _nothing(query)
         else:
             result = attention(query, state["key"], state["value"], state["position"], None, call.shape.softcap)
         return result, evicted, mapped, state
 
-    def _held(self, pairs: Pairs, call: Call) -> Held:
+    def _as_entries(self, pairs: Pairs, call: Call) -> HeadEntries:
         """Return the pairs in the form of the state: those of each query head, with rotated keys."""
         convolved = {} if pairs.convolved is None else {"convolved": pairs.convolved}
-        held = {name: entries for name, entries in {**pairs.numbers, **convolved}.items() if name in call.state}
-        held |= {"key": pairs.rotate(self.rotation), "value": pairs.value}
-        held = {name: repeat_heads(entries, call.shape.heads) for name, entries in held.items()}
+        head_entries = {name: entries for name, entries in {**pairs.numbers, **convolved}.items() if name in call.state}
+        head_entries |= {"key": pairs.rotate(self.rotation), "value": pairs.value}
+        head_entries = {name: repeat_heads(entries, call.shape.heads) for name, entries in head_entries.items()}
         position = pairs.position if pairs.position.dim() == 3 else pairs.position[..., None].expand(-1, -1, call.shape.heads)
-        return held | {"position": position}
+        return head_entries | {"position": position}
 
-    def _entering(self, pairs: Pairs, call: Call, below: StateBelow | None) -> Held:
+    def _as_mapped_entries(self, pairs: Pairs, call: Call, below: StateBelow | None) -> HeadEntries:
         """Return the pairs in the form of the state, with their mapped keys and the norms of their values, which are computed
         once."""
-        held = self._held(pairs, call)
+        entries = self._as_entries(pairs, call)
         if below is not None:
             pairs = pairs if "convolved" in call.state else replace(pairs, convolved=None)
-            held["mapped"] = repeat_heads(below.map(pairs), call.shape.heads)
+            entries["mapped"] = repeat_heads(below.map(pairs), call.shape.heads)
         if self.keep.reads == "state":
-            held["norm"] = _norm(held["value"])
-        return held
+            entries["norm"] = _norm(entries["value"])
+        return entries
 
-    def _as_pairs(self, held: Held, call: Call) -> Pairs:
+    def _as_pairs(self, entries: HeadEntries, call: Call) -> Pairs:
         """Return the pairs of the cache in the form of evicted pairs."""
-        return pairs_of({name: held[name] for name in call.state}, self.rotation)
+        return pairs_of({name: entries[name] for name in call.state}, self.rotation)
 
-    def _worth(self, eligible: Held, below: StateBelow | None, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def _score(self, candidates: HeadEntries, below: StateBelow | None, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Return each pair's score, and its resolution: B E H."""
         with torch.no_grad():
-            value, distance = as_dtype(eligible["value"], accumulating(eligible["value"].dtype)), None
+            value, distance = as_dtype(candidates["value"], accumulating(candidates["value"].dtype)), None
             if self.keep.reads == "state":
                 assert below is not None, "the graph wires a state below"
                 distance = below.distances()
-            errors, norm = eligible.get(self._sum), eligible.get("norm")
-            contenders = Contenders(eligible["position"], value, distance, norm, errors, place)
+            errors, norm = candidates.get(self._sum), candidates.get("norm")
+            contenders = Contenders(candidates["position"], value, distance, norm, errors, place)
             score = self.keep.score(contenders)
             return score, self.keep.resolution(contenders, score)
 
-    def _stay(self, gone: Bool[Tensor, "B E H"]) -> Int[Tensor, "B S H"]:
+    def _kept_index(self, is_evicted: Bool[Tensor, "B E H"]) -> Int[Tensor, "B S H"]:
         """Return the kept pairs by age."""
-        return gone.to(torch.int8).argsort(dim=1, stable=True)[:, : self.size]
+        return is_evicted.to(torch.int8).argsort(dim=1, stable=True)[:, : self.size]
 
 
 def _norm(value: Float[Tensor, "B E H V"]) -> Float[Tensor, "B E H"]:

@@ -23,9 +23,9 @@ def _run(
 ) -> list[tuple[Any, State]]:
     """Return the outputs of the cache and of the state."""
     cache, state, below, query, pairs = _prepare(parts, inputs, recurrence)
-    exact, held = cache.compute(_sparse(cache).attend, query, pairs, cache.call, below=below, attention=attention)
+    exact, cache_state = cache.compute(_sparse(cache).attend, query, pairs, cache.call, below=below, attention=attention)
     state_output, summed = state.compute(lambda _: below.compute_output())
-    return [((exact, None), held), ((None,), {}), ((state_output,), summed)]
+    return [((exact, None), cache_state), ((None,), {}), ((state_output,), summed)]
 
 
 def _run_step(
@@ -34,9 +34,9 @@ def _run_step(
     """Return the outputs of the cache and of the state for one token."""
     cache, state, below, query, pairs = _prepare(parts, inputs, recurrence)
     results = cache.compute(_sparse(cache).step, query, pairs, cache.call, below=below, attention=attention)
-    exact, *arriving, held = results
-    state_output, summed = state.compute(lambda _: below.compute_step(*arriving))
-    return [((exact, None), held), ((None,), {}), ((state_output,), summed)]
+    exact, *evicted, cache_state = results
+    state_output, summed = state.compute(lambda _: below.compute_step(*evicted))
+    return [((exact, None), cache_state), ((None,), {}), ((state_output,), summed)]
 
 
 def _prepare(
@@ -61,19 +61,19 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     assert isinstance(cache, Sparse)
     assert isinstance(memory, Recurrent)
     # A step may write over the cache, and one that refuses may not have done so.
-    of_steps = [each for each in memory.recurrences if each.backend != REFERENCE and not each.refuses]
-    of_evictions = [each for each in memory.recurrences if not each.decode]
+    step_forms = [each for each in memory.recurrences if each.backend != REFERENCE and not each.refuses]
+    eviction_forms = [each for each in memory.recurrences if not each.decode]
     steps = [
         replace(each, description=f"{STEP}{words}; {each.description}", decode=True,
                 run=partial(_run_step, recurrence=each, attention=attention),
                 obstacle=partial(_first_obstacle, (obstacle, each.obstacle)))
-        for _, words, attention, obstacle in STEPS for each in of_steps
+        for _, words, attention, obstacle in STEPS for each in step_forms
     ]  # fmt: skip
     evictions = [
         replace(each, description=f"{ONE_BY_ONE}{words}; {each.description}",
                 run=partial(_run, recurrence=each, attention=attention),
                 obstacle=partial(_first_obstacle, (obstacle, each.obstacle)))
-        for backend, words, attention, obstacle in BLOCKS for each in of_evictions if backend in (EVERY, each.backend)
+        for backend, words, attention, obstacle in BLOCKS for each in eviction_forms if backend in (EVERY, each.backend)
     ]  # fmt: skip
     return (*steps, *evictions)
 

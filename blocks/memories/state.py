@@ -105,7 +105,7 @@ class StateMemory(Recurrent):
         """S with z as its last column; of exponential features, both divided by exp(M), and their running maximum M."""
         least = 0.0 if self.normalise and not shape.signed else -math.inf
         size = (shape.state_heads, shape.features, shape.value_dim + self.normalise)
-        slots = {"state": Slot(size, "state", least=least, bounded_from=-1)}
+        slots = {"state": Slot(size, "state", minimum=least, bounded_from=-1)}
         if shape.exponential:
             slots["maximum"] = Slot((shape.state_heads, shape.features), "state", -math.inf)
         return slots
@@ -224,7 +224,7 @@ class StateMemory(Recurrent):
         value = repeat_heads(pairs.value.to(accumulating(dtype)), call.shape.state_heads)
         if self.normalise:
             value = with_ones(value)
-        output, log_scale = tokens.each_document(partial(_whole, exponential=exponential), query, key, value)
+        output, log_scale = tokens.each_document(partial(_read_all_pairs, exponential=exponential), query, key, value)
         result = self._normalise(output, log_scale, dtype, query.shape[-1])
         return (add_skip(parameters, result, pairs.value) if self.skip else result,), {}
 
@@ -270,7 +270,7 @@ def scale_to_one(features: Tensor) -> tuple[Tensor, Tensor]:
     return features / largest, largest.log().squeeze(-1)
 
 
-def _whole(
+def _read_all_pairs(
     query: Float[Tensor, "B T H F"], key: Float[Tensor, "B T N F"], value: Float[Tensor, "B T N V"], *, exponential: bool
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B T H"]]:
     """Return the output of every query over all pairs, and the logarithm of the factor of each output."""

@@ -88,19 +88,19 @@ class StateBelow:
     def _settle(self) -> None:
         """Gather the evicted pairs of those set by ``set_pairs``."""
         if self.evictions:
-            self.evicted.append(self._of(*(torch.cat(groups, dim=1) for groups in zip(*self.evictions, strict=True))))
+            self.evicted.append(self._features_at(*(torch.cat(groups, dim=1) for groups in zip(*self.evictions, strict=True))))
             self.evictions = []
 
-    def _of(self, index: Tensor, present: Tensor, column: Tensor) -> Features:
+    def _features_at(self, index: Tensor, present: Tensor, column: Tensor) -> Features:
         pairs = self.pairs
         numbers = {} if pairs.rate is None else {"rate": pairs.rate}
-        held = select_by_heads({"key": pairs.key, "value": pairs.value} | numbers, index)
-        return Features(held["key"], held["value"], present, column, held.get("rate"), self.max_per_token)
+        entries = select_by_heads({"key": pairs.key, "value": pairs.value} | numbers, index)
+        return Features(entries["key"], entries["value"], present, column, entries.get("rate"), self.max_per_token)
 
     def _last(self) -> Features | None:
         """Return the last evicted pairs; None if there are none."""
         if self.evictions:
-            return self._of(*self.evictions[-1])
+            return self._features_at(*self.evictions[-1])
         return self.evicted[-1].cut(slice(-self.max_per_token, None)) if self.evicted else None
 
     def compute_step(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:

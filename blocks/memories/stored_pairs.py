@@ -53,7 +53,7 @@ def pairs_of(state: Mapping[str, Tensor], rotation: Position, *, known_present: 
     """Return the contents of a state, or some of them, as pairs. rotation: of their keys. known_present: as in ``Pairs``."""
     numbers = {name: entries for name, entries in state.items() if name not in PAIR}
     pair = state["key"], state.get("convolved"), state["value"], state["position"]
-    return Pairs(*pair, numbers=numbers, by=rotation, known_present=known_present)
+    return Pairs(*pair, numbers=numbers, rotation=rotation, known_present=known_present)
 
 
 def state_of(pairs: Pairs, like: State) -> State:
@@ -95,36 +95,36 @@ def _ring_place(index: Int[Tensor, "B 1"], size: int) -> RingSlot:
 
 def write_at(state: State, place: RingSlot, new: State, *, in_place: bool) -> State:
     """Return the entries with those of the only token of a call, B 1 …."""
-    for name, held in state.items():
-        if new[name].dtype != held.dtype:
-            new = new | {name: new[name].to(held.dtype)}
-    return {name: with_entry(held, place, new[name], in_place=in_place) for name, held in state.items()}
+    for name, ring in state.items():
+        if new[name].dtype != ring.dtype:
+            new = new | {name: new[name].to(ring.dtype)}
+    return {name: with_entry(ring, place, new[name], in_place=in_place) for name, ring in state.items()}
 
 
-def entry_at(held: Shaped[Tensor, "B W ..."], place: RingSlot) -> Shaped[Tensor, "B 1 ..."]:
+def entry_at(ring: Shaped[Tensor, "B W ..."], place: RingSlot) -> Shaped[Tensor, "B 1 ..."]:
     """Return each row's entry at the place."""
     if place.shape[0] == 1:
-        return held.index_select(1, place)
-    return held.flatten(0, 1).index_select(0, place).unsqueeze(1)
+        return ring.index_select(1, place)
+    return ring.flatten(0, 1).index_select(0, place).unsqueeze(1)
 
 
 def with_entry(
-    held: Shaped[Tensor, "B W ..."], place: RingSlot, new: Shaped[Tensor, "B 1 ..."], *, in_place: bool
+    ring: Shaped[Tensor, "B W ..."], place: RingSlot, new: Shaped[Tensor, "B 1 ..."], *, in_place: bool
 ) -> Shaped[Tensor, "B W ..."]:
     """Return the entries with ``new`` at the place."""
     if place.shape[0] == 1:
-        return held.index_copy_(1, place, new) if in_place else held.index_copy(1, place, new)
-    flat = held.flatten(0, 1)
+        return ring.index_copy_(1, place, new) if in_place else ring.index_copy(1, place, new)
+    flat = ring.flatten(0, 1)
     if in_place:
         flat.index_copy_(0, place, new.flatten(0, 1))
-        return held
-    return flat.index_copy(0, place, new.flatten(0, 1)).view_as(held)
+        return ring
+    return flat.index_copy(0, place, new.flatten(0, 1)).view_as(ring)
 
 
-def by_age(held: Shaped[Tensor, "B W ..."], tokens: Tokens) -> Shaped[Tensor, "B W ..."]:
+def by_age(ring: Shaped[Tensor, "B W ..."], tokens: Tokens) -> Shaped[Tensor, "B W ..."]:
     """Return the entries that a call is handed, the oldest first."""
-    size, first = held.shape[1], tokens.in_row()[:, :1]
-    return take(held, tokens.once(("age", size), lambda: ring_order(first, size)))
+    size, first = ring.shape[1], tokens.in_row()[:, :1]
+    return take(ring, tokens.once(("age", size), lambda: ring_order(first, size)))
 
 
 def by_place(entries: Shaped[Tensor, "B W ..."], tokens: Tokens) -> Shaped[Tensor, "B W ..."]:

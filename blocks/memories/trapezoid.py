@@ -90,9 +90,9 @@ class Trapezoid(Edited):
         """The decay, two updates and the reads of the state, the queries' own pairs, the turns, and λ and θ."""
         entry, angles = 2 * shape.features * shape.value_dim, self.angles(shape)
         updates = (2 * entry + (0 if self.gate.rank_of_decay == "none" else entry // 2)) * shape.state_heads
-        own = 2 * (shape.features + shape.value_dim) * shape.heads
+        own_pair_flops = 2 * (shape.features + shape.value_dim) * shape.heads
         gates = 2 * shape.hidden_size * (shape.state_heads + angles)
-        return updates + entry * shape.heads + own + 6 * angles * (shape.heads + shape.state_heads) + gates
+        return updates + entry * shape.heads + own_pair_flops + 6 * angles * (shape.heads + shape.state_heads) + gates
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
         """As in decode, with one update and no decay of the state a token, and the chunk's pairs."""
@@ -112,10 +112,10 @@ class Trapezoid(Edited):
         value = arriving.value if recurrence.backend == FLA else as_dtype(arriving.value, accumulating(arriving.value.dtype))
         query = query + as_dtype(parameters["query_offset"], query.dtype)
         key = repeat_heads(arriving.key, heads) + as_dtype(parameters["key_offset"], query.dtype)
-        own = logits(of_gate("share", parameters), hidden).sigmoid()
-        before = 1 - own
+        own_weight = logits(of_gate("share", parameters), hidden).sigmoid()
+        previous_weight = 1 - own_weight
         if step is not None:
-            own, before = own * step, before * step
+            own_weight, previous_weight = own_weight * step, previous_weight * step
         carried: State = {}
         if "angle" in state:
             turn = math.pi * affine(hidden, parameters["angle"], None, query.dtype).tanh()[:, :, None]
@@ -129,8 +129,8 @@ class Trapezoid(Edited):
             query,
             key,
             value,
-            arriving.fill_absent(own, 0.0),
-            arriving.fill_absent(before, 0.0),
+            arriving.fill_absent(own_weight, 0.0),
+            arriving.fill_absent(previous_weight, 0.0),
             stop_at_padding(decay, tokens),
             tokens.segment,
             state["state"],
@@ -163,6 +163,6 @@ def sum_angles(
 def turn_features(states: Float[Tensor, "B T h F"], angle: Float[Tensor, "B T N A"]) -> Float[Tensor, "B T h F"]:
     """Turn features i and i + A by the angles of the head's state head, for each i < A."""
     angles = angle.shape[-1]
-    cosine, sine = (repeat_heads(of, states.shape[2]) for of in (angle.cos(), angle.sin()))
+    cosine, sine = (repeat_heads(values, states.shape[2]) for values in (angle.cos(), angle.sin()))
     first, second, others = states.split((angles, angles, states.shape[-1] - 2 * angles), dim=-1)
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine, others), dim=-1)

@@ -40,18 +40,18 @@ class Visible:
 
     position: Int[Tensor, "B E"]
     segment: Int[Tensor, "B E"] | None
-    held: int
+    past_length: int
     reach: Int[Tensor, "B T"] | None
 
     def __call__(self, tokens: slice, entries: slice) -> Bool[Tensor, "B t e"]:
-        """Return the mask in which token t, at entry held + t, sees ``held`` entries, itself included, or itself and the ``reach``
-        entries before it."""
+        """Return the mask in which token t, at entry past_length + t, sees ``past_length`` entries, itself included, or itself and
+        the ``reach`` entries before it."""
         entry = torch.arange(self.position.shape[1], device=self.position.device)
-        back = entry[self.held :][tokens, None] - entry[entries]
-        farthest = self.held - 1 if self.reach is None else self.reach[:, tokens, None]
+        back = entry[self.past_length :][tokens, None] - entry[entries]
+        farthest = self.past_length - 1 if self.reach is None else self.reach[:, tokens, None]
         visible = (self.position[:, entries] >= 0)[:, None] & (back >= 0) & (back <= farthest)
         if self.segment is not None:
-            visible = visible & (self.segment[:, self.held :][:, tokens, None] == self.segment[:, None, entries])
+            visible = visible & (self.segment[:, self.past_length :][:, tokens, None] == self.segment[:, None, entries])
         return visible
 
 
@@ -87,15 +87,15 @@ class Window(Holding):
         return self.size
 
     @property
-    def held(self) -> int:
+    def capacity(self) -> int:
         """The size, or two chunks."""
         return self.size if self.is_sliding else 2 * self.size
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        return self.slots(shape, self.held, "ring")
+        return self.slots(shape, self.capacity, "ring")
 
     def pairs_held(self, shape: Shape, tokens: int) -> float:
-        return self.held
+        return self.capacity
 
     @property
     def evicts_together(self) -> bool:
@@ -194,29 +194,29 @@ def compute_window(
     summed while the window holds a pair. features, maps: by these names, features of queries, and the maps of keys, whose products
     are compared with exact weights. logarithm: features are logarithms.
     """
-    held = size if is_sliding else 2 * size
-    extended, segment = entries(state, pairs, tokens, rotation), tokens.extend_segment(held)
-    visible = Visible(extended.position, segment, held, None if is_sliding else tokens.position % size + size)
+    capacity = size if is_sliding else 2 * size
+    extended, segment = entries(state, pairs, tokens, rotation), tokens.extend_segment(capacity)
+    visible = Visible(extended.position, segment, capacity, None if is_sliding else tokens.position % size + size)
     result = attention(query, extended.key, extended, visible, softcap)
     if errors:
         sums = sum_errors(errors, tokens, features, maps, query, extended, visible, logarithm)
         extended = replace(extended, numbers={**extended.numbers, **sums})
     evict = _evict_one_per_token if is_sliding else _evict_chunks
-    return result, evict(extended, segment, tokens, size), keep_last(state, extended, tokens, held)
+    return result, evict(extended, segment, tokens, size), keep_last(state, extended, tokens, capacity)
 
 
 def entries(state: State, pairs: Pairs, tokens: Tokens, rotation: Position) -> Pairs:
     """Return the pairs of the state, the oldest first, followed by those of the call."""
-    before = pairs_of(state, rotation).each(lambda held: by_age(held, tokens))
+    before = pairs_of(state, rotation).map_tensors(lambda ring: by_age(ring, tokens))
     return before.append(pairs.to_storage(rotation))
 
 
-def keep_last(state: State, extended: Pairs, tokens: Tokens, held: int) -> State:
-    """Return the new state: the last ``held`` pairs."""
-    held_on, current = extended.each(lambda entries: tokens.tail(entries, held)), tokens.tail_is_current(held)
+def keep_last(state: State, extended: Pairs, tokens: Tokens, capacity: int) -> State:
+    """Return the new state: the last ``capacity`` pairs."""
+    last_pairs, current = extended.map_tensors(lambda entries: tokens.tail(entries, capacity)), tokens.tail_is_current(capacity)
     if current is not None:
-        held_on = replace(held_on, position=held_on.position.masked_fill(~current, -1))
-    return state_of(held_on.each(lambda entries: by_place(entries, tokens)), state)
+        last_pairs = replace(last_pairs, position=last_pairs.position.masked_fill(~current, -1))
+    return state_of(last_pairs.map_tensors(lambda entries: by_place(entries, tokens)), state)
 
 
 def step_window(
@@ -238,8 +238,8 @@ def step_window(
     logarithm: bool = False,
 ) -> tuple[Partial, Pairs | None, State]:
     """``compute_window`` for one token, whose pair overwrites the oldest. The evicted pairs are None if none can be evicted."""
-    held = size if is_sliding else 2 * size
-    place, evicted, bias = place_of(tokens, held), None, None
+    capacity = size if is_sliding else 2 * size
+    place, evicted, bias = place_of(tokens, capacity), None, None
     if not drops:
         evicted = find_evicted_pairs(state, tokens, pairs, place, size=size, is_sliding=is_sliding, rotation=rotation)
     carried = write_at(state, place, state_of(pairs.to_storage(rotation), state), in_place=in_place)
@@ -251,7 +251,7 @@ def step_window(
         carried |= sum_errors(errors, tokens, features, maps, query, every, lambda *_: seen[:, None], logarithm)
     position = carried["position"]
     # If each token adds its pair, windows of one size hold the same positions in all layers.
-    full = pairs.tokens is tokens and tokens.once(("full", held), lambda: all_present(position))
+    full = pairs.tokens is tokens and tokens.once(("full", capacity), lambda: all_present(position))
     result = attention(query, carried["key"], carried["value"], None if full else position, bias, softcap)
     return result, evicted, carried
 
@@ -262,9 +262,11 @@ def find_evicted_pairs(
     """Return the pairs that are evicted at the only token of a call, if any can be. place: of this token."""
     if not is_sliding:
         return _find_evicted_chunk(state, tokens, size, rotation)
-    evicted = {name: entry_at(held, place) for name, held in state.items()}
-    known = pairs.tokens is not None and pairs.tokens.once(("evicted present", size), lambda: all_present(evicted["position"]))
-    return pairs_of(evicted, rotation, known_present=known)
+    evicted = {name: entry_at(ring, place) for name, ring in state.items()}
+    known_present = pairs.tokens is not None and pairs.tokens.once(
+        ("evicted present", size), lambda: all_present(evicted["position"])
+    )
+    return pairs_of(evicted, rotation, known_present=known_present)
 
 
 def sum_errors(
@@ -293,7 +295,7 @@ def _find_evicted_chunk(state: State, tokens: Tokens, size: int, rotation: Posit
     if is_nowhere(begins):
         return None
     index = (tokens.in_row() + torch.arange(size, device=begins.device)) % (2 * size)
-    evicted = pairs_of({name: take(held, index) for name, held in state.items()}, rotation)
+    evicted = pairs_of({name: take(ring, index) for name, ring in state.items()}, rotation)
     return replace(keep_present(evicted, begins), arrival=torch.zeros_like(index), max_per_token=size)
 
 
@@ -335,7 +337,7 @@ def attend_around(
 
 def _evict_one_per_token(extended: Pairs, segment: Tensor | None, tokens: Tokens, size: int) -> Pairs:
     length = tokens.position.shape[1]
-    evicted = extended.each(lambda entries: entries[:, :length])
+    evicted = extended.map_tensors(lambda entries: entries[:, :length])
     position = evicted.position
     if segment is not None:
         position = position.masked_fill(segment[:, :length] != segment[:, size:], -1)
@@ -361,7 +363,7 @@ def _evict_chunks(extended: Pairs, segment: Tensor | None, tokens: Tokens, size:
     present, arrival = (tensor.repeat_interleave(size, dim=1) for tensor in (column < length, arrival))
     if segment is not None:
         present = present & (take(segment, entry) == take(segment, arrival + 2 * size))
-    evicted = keep_present(extended.each(lambda entries: take(entries, entry)), present)
+    evicted = keep_present(extended.map_tensors(lambda entries: take(entries, entry)), present)
     return replace(evicted, arrival=arrival, max_per_token=size)
 
 
@@ -370,15 +372,17 @@ def _attend(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap:
 
 
 def _by_kernel(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:
-    return fla_forms.behind(query, key, pairs.value, visible.position >= 0, visible.segment, visible.held)
+    return fla_forms.attend_in_window(query, key, pairs.value, visible.position >= 0, visible.segment, visible.past_length)
 
 
 def _with_mass(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:
-    return triton_forms.behind(query, key, pairs.value, visible.position, visible.segment, visible.held, visible.reach)
+    return triton_forms.attend_in_window(
+        query, key, pairs.value, visible.position, visible.segment, visible.past_length, visible.reach
+    )
 
 
 def _blocks(
     query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None, *, by_kernel: bool = False
 ) -> Partial:
-    arguments = pairs.value, pairs.present, visible.segment, visible.held, visible.reach
+    arguments = pairs.value, pairs.present, visible.segment, visible.past_length, visible.reach
     return windowed(query, key, *arguments, softcap=softcap, by_kernel=by_kernel)

@@ -33,7 +33,7 @@ GPU."""
 
 def _run(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
     window, state, read = parts["window"], parts["state"], parts["read"]
-    rotation, held = _window(window).rotation, _window(window).held
+    rotation, capacity = _window(window).rotation, _window(window).capacity
     tokens, before = window.call.tokens, window.call.state
     extended: Pairs = window.compute(lambda _: entries(before, inputs["window"]["pairs"], tokens, rotation))
     query = inputs["window"]["query"]
@@ -42,7 +42,7 @@ def _run(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any
     output, summed = read.compute(
         _attend_jointly, query, extended, state_features, state_arguments, _shared_arguments(read).asks_maximum
     )
-    carried = window.compute(lambda _: keep_last(before, extended, tokens, held))
+    carried = window.compute(lambda _: keep_last(before, extended, tokens, capacity))
     return [((None, None), carried), ((None,), {}), ((None,), {"state": summed}), ((output,), {})]
 
 
@@ -59,8 +59,8 @@ def _features(
     """Return the state's queries and keys, its decay, the weight of the window over it, the state itself, and the evicted
     entries."""
     tokens, shape, memory = state.call.tokens, state.call.shape, _window(window)
-    most = tokens.position.shape[1] + (0 if memory.is_sliding else memory.size - 1)
-    key, log_scale = keys.map(extended.each(lambda entries: entries[:, :most])), None
+    entry_count = tokens.position.shape[1] + (0 if memory.is_sliding else memory.size - 1)
+    key, log_scale = keys.map(extended.map_tensors(lambda entries: entries[:, :entry_count])), None
     if not shape.even:
         query, log_scale = scale_to_one(query)
     if decay is not None and tokens.valid is not None:
@@ -83,15 +83,15 @@ def _attend_jointly(
 
 def evictions_of(window: Window, extended: Pairs, tokens: Tokens) -> Evictions:
     """Return which entries have been evicted into the state at each token."""
-    held, size = window.held, window.size
+    capacity, size = window.capacity, window.size
     evicted, start, ends, count = tokens.once(("evictions", window.is_sliding, size), lambda: _tables(window, tokens))
-    absent = (extended.position[:, :held] < 0).sum(1)
+    absent = (extended.position[:, :capacity] < 0).sum(1)
     # A terraced window has room for pairs that are in the state by now.
     first = absent if window.is_sliding else absent.maximum(size - 1 - (tokens.position[:, 0] - 1) % size)
     reach, length = (1 if window.is_sliding else size), tokens.position.shape[1]
     end = torch.full_like(first, length) if evicted is None else evicted[:, -1]
     rows = torch.stack((first, end, ends, count), dim=1).to(torch.int32)
-    return Evictions(held, reach, length + reach - 1, rows, evicted, start)
+    return Evictions(capacity, reach, length + reach - 1, rows, evicted, start)
 
 
 def _tables(window: Window, tokens: Tokens) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
@@ -100,7 +100,7 @@ def _tables(window: Window, tokens: Tokens) -> tuple[Tensor | None, Tensor | Non
     position, valid = tokens.position, tokens.valid
     length, size = position.shape[1], window.size
     token = torch.arange(length, device=position.device)
-    start, ends, count = document_starts(tokens, window.held)
+    start, ends, count = document_starts(tokens, window.capacity)
     evicted = None
     if not window.is_sliding:
         evicted = size + token - position % size
@@ -115,16 +115,16 @@ def _tables(window: Window, tokens: Tokens) -> tuple[Tensor | None, Tensor | Non
     return evicted, start, ends, count
 
 
-def document_starts(tokens: Tokens, held: int) -> tuple[Int[Tensor, "B E"] | None, Int[Tensor, " B"], Int[Tensor, " B"]]:
+def document_starts(tokens: Tokens, past_length: int) -> tuple[Int[Tensor, "B E"] | None, Int[Tensor, " B"], Int[Tensor, " B"]]:
     """Return the first entry of each entry's document (None: a row is one document), the first entry of the last token's document,
     and the number of real tokens."""
-    position, valid, segment = tokens.position, tokens.valid, tokens.extend_segment(held)
+    position, valid, segment = tokens.position, tokens.valid, tokens.extend_segment(past_length)
     count = torch.full_like(position[:, 0], position.shape[1]) if valid is None else valid.sum(1)
     if segment is None:
         return None, torch.zeros_like(count), count
     start = torch.searchsorted(segment.contiguous(), segment.contiguous())
     last = (count - 1).clamp(min=0)[:, None]
-    return start, torch.where(count > 0, start.gather(1, held + last)[:, 0], 0), count
+    return start, torch.where(count > 0, start.gather(1, past_length + last)[:, 0], 0), count
 
 
 def _run_step(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
@@ -133,13 +133,13 @@ def _run_step(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str
     window, state, read = parts["window"], parts["state"], parts["read"]
     memory, call = _window(window), window.call
     pairs: Pairs = inputs["window"]["pairs"].to_storage(memory.rotation)
-    place = place_of(call.tokens, memory.held)
+    place = place_of(call.tokens, memory.capacity)
     constants = {"size": memory.size, "is_sliding": memory.is_sliding, "rotation": memory.rotation}
     evicted = window.compute(lambda _: find_evicted_pairs(call.state, call.tokens, pairs, place, **constants))
     arguments = evicted, parts["keys"], inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     query_features, arriving, decay, weight, summed = state.compute(_step_features, state, window, *arguments)
-    held = to_write_over(call)
-    query, ring = inputs["window"]["query"], tuple(held[name] for name in RING)
+    window_state = to_write_over(call)
+    query, ring = inputs["window"]["query"], tuple(window_state[name] for name in RING)
     further = {"size": 0 if memory.is_sliding else memory.size, "row_max": _shared_arguments(read).asks_maximum}
 
     def run(_: Any) -> Tensor:
@@ -149,10 +149,10 @@ def _run_step(parts: Mapping[str, RunningPart], inputs: Mapping[str, Mapping[str
         )
 
     output = read.compute(run)
-    others = {name: entries for name, entries in held.items() if name not in RING}
+    others = {name: entries for name, entries in window_state.items() if name not in RING}
     if others:
-        held |= write_at(others, place, state_of(pairs, others), in_place=True)
-    return [((None, None), held), ((None,), {}), ((None,), summed), ((output,), {})]
+        window_state |= write_at(others, place, state_of(pairs, others), in_place=True)
+    return [((None, None), window_state), ((None,), {}), ((None,), summed), ((output,), {})]
 
 
 def _step_features(
@@ -271,5 +271,5 @@ WINDOW_ABOVE_STATE = Pattern(
     ),
     forms=_forms,
     leader="state",
-    whole=True,
+    is_closed=True,
 )

@@ -55,13 +55,13 @@ class ChunkSizes:
     heads: int
 
     @staticmethod
-    def of(query: Tensor, key: Tensor, value: Tensor, chunk: int) -> ChunkSizes:
+    def from_tensors(query: Tensor, key: Tensor, value: Tensor, chunk: int) -> ChunkSizes:
         return ChunkSizes(query.shape[0], query.shape[1], chunk, value.shape[2], key.shape[2], query.shape[2])
 
     def chunks(self) -> list[slice]:
         return [slice(start, min(start + self.chunk, self.length)) for start in range(0, self.length, self.chunk)]
 
-    def each(self, values: Tensor, tokens: slice) -> Tensor:
+    def repeat_values(self, values: Tensor, tokens: slice) -> Tensor:
         """Of B T K V: B·N, c, V, with a copy for each state head of a key head."""
         repeated = values[:, tokens].repeat_interleave(self.state_heads // self.key_heads, dim=2)
         return repeated.transpose(1, 2).reshape(self.batch * self.state_heads, -1, values.shape[-1])
@@ -75,12 +75,12 @@ class ChunkSizes:
         """Of B·N, Q·c, x: the sum over the query heads of a state head, B·N, c, x."""
         return rows.unflatten(1, (self.heads // self.state_heads, -1)).sum(1)
 
-    def beside(self, keys: Tensor, tokens: slice) -> Tensor:
+    def group_keys(self, keys: Tensor, tokens: slice) -> Tensor:
         """Of B c N F: B·K, c, R·F, the state heads of a key head side by side."""
         grouped = keys.unflatten(2, (self.key_heads, -1)).flatten(3).transpose(1, 2)
         return grouped.reshape(self.batch * self.key_heads, grouped.shape[2], grouped.shape[3])
 
-    def put_beside(self, into: Tensor, tokens: slice, slopes: Tensor, *, add: bool) -> None:
+    def put_grouped(self, into: Tensor, tokens: slice, slopes: Tensor, *, add: bool) -> None:
         target = into[:, tokens].unflatten(2, (self.key_heads, -1))
         grouped = slopes.view(self.batch, self.key_heads, -1, target.shape[3], target.shape[4]).transpose(1, 2)
         if add:
@@ -88,20 +88,20 @@ class ChunkSizes:
         else:
             target.copy_(grouped)
 
-    def of_keys(self, states: Tensor) -> Tensor:
+    def group_states(self, states: Tensor) -> Tensor:
         """Of B·N, F, V: B·K, R·F, V."""
         return states.view(self.batch * self.key_heads, -1, states.shape[-1])
 
-    def of_rows(self, factors: Tensor) -> Tensor:
+    def query_factors(self, factors: Tensor) -> Tensor:
         """Of B c: a factor for each row of the queries."""
         rows = factors[:, None, None].expand(-1, self.state_heads, self.heads // self.state_heads, -1)
         return rows.reshape(self.batch * self.state_heads, -1, 1)
 
-    def of_keys_rows(self, factors: Tensor) -> Tensor:
+    def value_factors(self, factors: Tensor) -> Tensor:
         """Of B c: a factor for each row of the values."""
         return factors[:, None].expand(-1, self.key_heads, -1).reshape(self.batch * self.key_heads, -1, 1)
 
-    def of_states(self, factors: Tensor) -> Tensor:
+    def state_factors(self, factors: Tensor) -> Tensor:
         """Of B: a factor for each state."""
         return factors.repeat_interleave(self.state_heads)[:, None, None]
 

@@ -43,7 +43,7 @@ class Parts:
     weights: Float[Tensor, "B K n R Q m m"]
     from_start: Float[Tensor, "B K n R Q m F"]
     to_end: Float[Tensor, "B K n R m F"]
-    whole: Float[Tensor, "B K n R 1 F"]
+    chunk_decay: Float[Tensor, "B K n R 1 F"]
 
 
 def _in_blocks(
@@ -53,27 +53,27 @@ def _in_blocks(
     reads = queries.shape[4]
     total = decay.cumsum(4)
     passed = total.exp()
-    from_start, whole = queries * passed[..., None, :, :], passed[..., -1:, :]
+    from_start, chunk_decay = queries * passed[..., None, :, :], passed[..., -1:, :]
     if block == 1:
-        return Parts((queries.flatten(4, 5) @ keys.mT).unflatten(4, (reads, 1)), from_start, keys, whole)
+        return Parts((queries.flatten(4, 5) @ keys.mT).unflatten(4, (reads, 1)), from_start, keys, chunk_decay)
     undone = keys / passed  # so decay in blocks of several tokens must be mild
     weights = (from_start.flatten(4, 5) @ undone.mT).unflatten(4, (reads, block)).tril()
-    return Parts(weights, from_start, undone * whole, whole)
+    return Parts(weights, from_start, undone * chunk_decay, chunk_decay)
 
 
 def _join(parts: Parts) -> Parts:
     """Join each two neighbouring blocks. Factors of decay are at most 1, so that no exponent overflows."""
     reads, block = parts.from_start.shape[4:6]
-    (weights, later_weights), (from_start, later_from_start), (to_end, later_to_end), (whole, later_whole) = (
-        states.unflatten(2, (-1, 2)).unbind(3) for states in (parts.weights, parts.from_start, parts.to_end, parts.whole)
+    (weights, later_weights), (from_start, later_from_start), (to_end, later_to_end), (chunk_decay, later_decay) = (
+        states.unflatten(2, (-1, 2)).unbind(3) for states in (parts.weights, parts.from_start, parts.to_end, parts.chunk_decay)
     )
     across = (later_from_start.flatten(4, 5) @ to_end.mT).unflatten(4, (reads, block))
     rows = (torch.nn.functional.pad(weights, (0, block)), torch.cat((across, later_weights), dim=-1))
     return Parts(
         torch.cat(rows, dim=-2),
-        torch.cat((from_start, later_from_start * whole[..., None, :, :]), dim=-2),
-        torch.cat((to_end * later_whole, later_to_end), dim=-2),
-        whole * later_whole,
+        torch.cat((from_start, later_from_start * chunk_decay[..., None, :, :]), dim=-2),
+        torch.cat((to_end * later_decay, later_to_end), dim=-2),
+        chunk_decay * later_decay,
     )
 
 

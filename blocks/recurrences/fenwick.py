@@ -151,8 +151,8 @@ def _chunk(
     moves = is_level(moved[:, -1], levels).to(state.dtype) * continues[:, -1, :, None]
     state = torch.einsum("blm,bnlfv->bnmfv", moves, state) * total[:, -1].exp()[:, :, None, None, None]
     entering = is_level(level[:, -1], levels).to(key.dtype)  # B C L
-    left = since[:, :, -1, :, None] * key.transpose(1, 2)  # B N C F
-    added = torch.einsum("bcl,bncf,bcnv->bnlfv", entering, left, value)
+    end_keys = since[:, :, -1, :, None] * key.transpose(1, 2)  # B N C F
+    added = torch.einsum("bcl,bncf,bcnv->bnlfv", entering, end_keys, value)
     return output, state + added
 
 

@@ -157,21 +157,21 @@ def _span(
         decay = into_chunks(log_decay, count, chunk, (state_heads, 1), (0, 3, 1, 4, 2))
         between = decay_between(decay)[:, :, :, 0].exp().tril()
         survives = decay[:, :, :, 0].cumsum(3).exp()[..., None]
-    whole = survives[..., -1:, :]
+    chunk_decay = survives[..., -1:, :]
     if segment is not None:
         document, before = of_documents(segment, count, chunk)
         between = between * (document[..., :, None] == document[..., None, :])[:, None]
         continues = (document == before[..., None])[:, None, :, :, None]
-        survives, whole = survives * continues, whole * continues[..., -1:, :]
+        survives, chunk_decay = survives * continues, chunk_decay * continues[..., -1:, :]
     weights = between * rates
 
     entering = torch.cat((keys, values), dim=-1)
     added = (keys * weights[..., -1, :, None]).mT @ entering
-    whole = whole.expand(-1, -1, count, -1, -1)
+    chunk_decay = chunk_decay.expand(-1, -1, count, -1, -1)
     earlier = []
-    for left, more in zip(whole.unbind(2), added.unbind(2), strict=True):
+    for state_decay, update in zip(chunk_decay.unbind(2), added.unbind(2), strict=True):
         earlier.append(state)
-        state = state * left + more
+        state = state * state_decay + update
     matrix, products = torch.stack(earlier, dim=2).split((features, value.shape[3]), dim=-1)
 
     # The queries of a state head are concatenated, each with all tokens of the chunk.

@@ -35,8 +35,8 @@ def naive(
     query: Float[Tensor, "B T H F"],
     key: Float[Tensor, "B T N F"],
     value: Float[Tensor, "B T K V"],
-    own: Float[Tensor, "B T N"],
-    before: Float[Tensor, "B T N"],
+    own_weight: Float[Tensor, "B T N"],
+    previous_weight: Float[Tensor, "B T N"],
     log_decay: Float[Tensor, "B T N"] | None,
     segment: Int[Tensor, "B T"] | None,
     state: Float[Tensor, "B N F V"],
@@ -48,14 +48,14 @@ def naive(
     value, last_value = repeat_heads(value, state_heads), repeat_heads(last_value, state_heads, dim=1)
     outputs = []
     for t in range(query.shape[1]):
-        state = state + before[:, t, :, None, None] * last_key[..., None] * last_value[:, :, None]
+        state = state + previous_weight[:, t, :, None, None] * last_key[..., None] * last_value[:, :, None]
         if log_decay is not None:
             state = state * log_decay[:, t].exp()[..., None, None]
         if segment is not None:
             earlier = segment[:, t - 1] if t else torch.zeros_like(segment[:, 0])
             state = state * (segment[:, t] == earlier)[:, None, None, None]
         last_key, last_value = key[:, t], value[:, t]
-        state = state + own[:, t, :, None, None] * last_key[..., None] * last_value[:, :, None]
+        state = state + own_weight[:, t, :, None, None] * last_key[..., None] * last_value[:, :, None]
         outputs.append(torch.einsum("bhf,bhfv->bhv", query[:, t], state.repeat_interleave(heads // state_heads, dim=1)))
     return torch.stack(outputs, dim=1), state
 
@@ -74,8 +74,8 @@ def delayed(
     query: Float[Tensor, "B T H F"],
     key: Float[Tensor, "B T N F"],
     value: Float[Tensor, "B T K V"],
-    own: Float[Tensor, "B T N"],
-    before: Float[Tensor, "B T N"],
+    own_weight: Float[Tensor, "B T N"],
+    previous_weight: Float[Tensor, "B T N"],
     log_decay: Float[Tensor, "B T N"] | None,
     segment: Int[Tensor, "B T"] | None,
     state: Float[Tensor, "B N F V"],
@@ -86,7 +86,7 @@ def delayed(
     in_place: bool = False,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
     """Compute the recurrence by a form of the additive one."""
-    entering = torch.cat((before[:, :1], own[:, :-1] + before[:, 1:]), dim=1)
+    entering = torch.cat((previous_weight[:, :1], own_weight[:, :-1] + previous_weight[:, 1:]), dim=1)
     if log_decay is not None:
         entering = entering * log_decay.exp()
     if segment is not None:
@@ -98,7 +98,7 @@ def delayed(
     output, earlier = recurrence.run(*inputs, in_place=in_place) if recurrence.decode else recurrence.run(*inputs)
 
     heads, state_heads = query.shape[2], key.shape[2]
-    written = key * own[..., None]
+    written = key * own_weight[..., None]
     weight = (query * repeat_heads(written, heads)).sum(-1, keepdim=True)
     last = written[:, -1, :, :, None], repeat_heads(value[:, -1], state_heads, dim=1)[:, :, None].to(earlier.dtype)
     return output + weight * repeat_heads(value, heads), earlier.addcmul_(*last) if in_place else earlier.addcmul(*last)

@@ -35,7 +35,7 @@ def obstacle(setting: Setting) -> str | None:
     return size_obstacle(setting) or gpu_obstacle(setting)
 
 
-def behind(
+def attend_in_window(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B E K D"],
     value: Float[Tensor, "B E K V"],
@@ -49,7 +49,7 @@ def behind(
     return _run_kernel(ATTENTION, query, key, value, document, window_size=size)
 
 
-def all_before(
+def attend_causally(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B E K D"],
     value: Float[Tensor, "B E K V"],
@@ -61,26 +61,26 @@ def all_before(
     """Return the outputs of the queries, which belong to the last entries. Each query reads the present entries up to its own, at
     most ``size`` (None: all). since: running sums of decays; a logit decreases by the difference between its two entries.
     """
-    held = key.shape[1] - query.shape[1]
-    if held:
+    past_length = key.shape[1] - query.shape[1]
+    if past_length:
         # Absent entries can be anywhere. Moved before all others they split no document.
-        entry = torch.arange(held, key.shape[1], device=key.device).expand(key.shape[0], -1)
-        order = torch.cat((present[:, :held].byte().argsort(dim=1, stable=True), entry), dim=1)
+        entry = torch.arange(past_length, key.shape[1], device=key.device).expand(key.shape[0], -1)
+        order = torch.cat((present[:, :past_length].byte().argsort(dim=1, stable=True), entry), dim=1)
         key, value, present = (take(states, order) for states in (key, value, present))
         since = None if since is None else take(since, order)
     # The outputs at padding are discarded, so rows of one document need no cutting.
-    document = segment if held == 0 else _documents(present, segment, held)
+    document = segment if past_length == 0 else _documents(present, segment, past_length)
     if since is None:
         return _run_kernel(ATTENTION, query, key, value, document, window_size=size)
     steps = since.diff(dim=1, prepend=since[:, :1]).float()
     return _run_kernel(FORGETTING, query, key, value, document, g=steps if document is None else one_row(steps), window_size=size)
 
 
-def _documents(present: Bool[Tensor, "B E"], segment: Int[Tensor, "B E"] | None, held: int) -> Int[Tensor, "B E"]:
+def _documents(present: Bool[Tensor, "B E"], segment: Int[Tensor, "B E"] | None, past_length: int) -> Int[Tensor, "B E"]:
     """Return the document of each entry. The state's absent entries are separate documents, before all present ones."""
     document = torch.zeros_like(present, dtype=torch.int64) if segment is None else segment
     # The outputs at padding are discarded.
-    absent = torch.cat((~present[:, :held], torch.zeros_like(present[:, held:])), dim=1)
+    absent = torch.cat((~present[:, :past_length], torch.zeros_like(present[:, past_length:])), dim=1)
     return document.masked_fill(absent, -1)
 
 
@@ -88,8 +88,8 @@ def _run_kernel(
     run: Kernel, query: Tensor, key: Tensor, value: Tensor, document: Int[Tensor, "B E"] | None, **further: Any
 ) -> Partial:
     """document: of each entry; None: one a row."""
-    held = key.shape[1] - query.shape[1]
-    queries = torch.cat((query.new_zeros(query.shape[0], held, *query.shape[2:]), query), dim=1)
+    past_length = key.shape[1] - query.shape[1]
+    queries = torch.cat((query.new_zeros(query.shape[0], past_length, *query.shape[2:]), query), dim=1)
     inputs = [states.to(value.dtype) for states in (queries, key, value)]
     scale = 1 / math.sqrt(query.shape[-1])
     if document is None:
@@ -97,4 +97,4 @@ def _run_kernel(
     else:
         output = run(*(one_row(states) for states in inputs), scale=scale, cu_seqlens=rows(document).bounds, **further)
         output = output.unflatten(1, document.shape).squeeze(0)
-    return Partial(output[:, held:].to(query.dtype), None)
+    return Partial(output[:, past_length:].to(query.dtype), None)

@@ -26,21 +26,21 @@ def obstacle(setting: Setting, beside: Form | None = None) -> str | None:
     return reason
 
 
-def behind(
+def attend_in_window(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B E K D"],
     value: Float[Tensor, "B E K V"],
     position: Int[Tensor, "B E"],
     segment: Int[Tensor, "B E"] | None,
-    held: int,
+    past_length: int,
     reach: Int[Tensor, "B T"] | None = None,
 ) -> Partial:
-    """Return each query, the last of the entries among them, against those of its document among the last ``held`` entries, its own
-    among them; or against its own and ``reach`` before it, fewer than ``held``. position: -1 where there is no pair."""
+    """Attend from each query to the last ``past_length`` entries of its document, its own among them; or to its own and ``reach``
+    before it, fewer than ``past_length``. The queries belong to the last entries. position: -1 where there is no pair."""
     earlier = key.shape[1] - query.shape[1]
     query_entry = torch.arange(earlier, key.shape[1], device=key.device)
-    first = (query_entry - (held - 1 if reach is None else reach)).expand(query.shape[:2])
+    first = (query_entry - (past_length - 1 if reach is None else reach)).expand(query.shape[:2])
     if segment is not None:
         first = first.maximum(torch.searchsorted(segment, segment[:, earlier:].contiguous()))
-    output, lse = WITH_MASS(query.to(value.dtype), key.to(value.dtype), value, position, first.clamp(min=0), held)
+    output, lse = WITH_MASS(query.to(value.dtype), key.to(value.dtype), value, position, first.clamp(min=0), past_length)
     return Partial(output.to(query.dtype), lse)

@@ -39,7 +39,7 @@ class Request(Bfloat16Option, HeldOutOptions, TokenizerOption, TaskFiles, Device
     lengths: tuple[int, ...] = option(
         "Tokens of a sample of a task: 512,4k, where 4k is 4,096.", default=(), converter=to_numbers(SHORTEST), metavar="N,…"
     )
-    samples: int = option("Samples of each task at each length.", default=100, least=1)
+    samples: int = option("Samples of each task at each length.", default=100, minimum=1)
     seeds: tuple[int, ...] = option(
         "Seeds. Each variant is built and trained with each of them.",
         default=0,

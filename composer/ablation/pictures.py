@@ -80,9 +80,9 @@ def _spread(column: Column, figure: Figure | None) -> tuple[float, float]:
 
 def teacher_on(report: AblationReport, column: Column) -> float | None:
     """Return the teacher's own figure in a column; None where it has none, or where variants had other rows held out."""
-    known = {variant.teacher_perplexity for variant in report.variants}
+    perplexities = {variant.teacher_perplexity for variant in report.variants}
     if column.kind in ("before", "after"):
-        return next(iter(known)) if len(known) == 1 else None
+        return next(iter(perplexities)) if len(perplexities) == 1 else None
     return report.teacher.get(column.title)
 
 
@@ -121,9 +121,9 @@ def _grid(report: AblationReport, pyplot: Any) -> Any:
         norm = colours.LogNorm() if is_log else colours.Normalize(0, 1) if column.kind == "score" else None
         image = axis.imshow(means, cmap=MAP, norm=norm, aspect="auto")
         for row, of_row in enumerate(figures):
-            for cell, own in enumerate(of_row):
-                ink = "white" if own is not None and image.norm(means[row, cell]) < 0.5 else "black"
-                words = figure_text(own) if roomy or own is None else number(own.mean)
+            for cell, cell_figure in enumerate(of_row):
+                ink = "white" if cell_figure is not None and image.norm(means[row, cell]) < 0.5 else "black"
+                words = figure_text(cell_figure) if roomy or cell_figure is None else number(cell_figure.mean)
                 axis.text(cell, row, words, ha="center", va="center", color=ink, fontsize=8)
         axis.set_xticks(range(len(second)), [_label(value) for value in second], rotation=0 if roomy else 90)
         axis.set_yticks(range(len(first)), [_label(value) for value in first])

@@ -132,9 +132,9 @@ def stages_of(variant: Variant, request: Request) -> Mapping[str, Stage]:
     stages = {kind: stage for kind, stage in wanted.items() if stage is not None}
     beside = [f"`{kind}`" for kind, stage in other.items() if stage is not None]
     if beside and not stages:
-        what = "a model from nothing (--fresh)" if request.source is not None else "a model that has a teacher (--from)"
+        model = "a model from nothing (--fresh)" if request.source is not None else "a model that has a teacher (--from)"
         raise AblationError(
-            f'The recipe of "{variant.name}" has only {" and ".join(beside)}, for {what}. Set a stage: '
+            f'The recipe of "{variant.name}" has only {" and ".join(beside)}, for {model}. Set a stage: '
             f"--set recipe.{next(iter(wanted))}.lr=… --set recipe.{next(iter(wanted))}.steps=…"
         )
     return stages

@@ -139,8 +139,8 @@ def make_report(
 
 def _place(variant: VariantReport, models: Mapping[int, str], cost: Explanation | None) -> VariantReport:
     """Return the variant with the paths of its models and the bytes of their state."""
-    held = {} if cost is None else {"state_bytes": cost.state_bytes, "kv_cache_bytes": cost.kv_cache_bytes}
-    return variant.model_copy(update={"models": dict(models), **held})
+    state_sizes = {} if cost is None else {"state_bytes": cost.state_bytes, "kv_cache_bytes": cost.kv_cache_bytes}
+    return variant.model_copy(update={"models": dict(models), **state_sizes})
 
 
 def _variant(
@@ -152,7 +152,11 @@ def _variant(
 ) -> VariantReport:
     steps = {step.name: results[step.name] for chain in chains for step in chain.steps}
     by_column = {
-        column: {chain.seed: own[column] for chain in chains if column in (own := figures_by_chain[variant.name, chain.seed])}
+        column: {
+            chain.seed: chain_figures[column]
+            for chain in chains
+            if column in (chain_figures := figures_by_chain[variant.name, chain.seed])
+        }
         for column in columns
     }
     failures = {chain.seed: [why for step in chain.steps if (why := results[step.name].get(FAILURE))] for chain in chains}
@@ -267,11 +271,13 @@ def remarks(report: AblationReport) -> list[str]:
 
 def _on_teachers(report: AblationReport) -> list[str]:
     """Return one line where all variants have the same held-out rows, else one each."""
-    known = {variant.name: variant.teacher_perplexity for variant in report.variants if variant.teacher_perplexity is not None}
+    perplexities = {
+        variant.name: variant.teacher_perplexity for variant in report.variants if variant.teacher_perplexity is not None
+    }
     subject = "The teacher's own perplexity on the held-out rows"
-    if len(known) == len(report.variants) and len({number(perplexity) for perplexity in known.values()}) == 1:
-        return [f"{subject} is {number(next(iter(known.values())))}."]
-    return [f"{subject} of {name} is {number(perplexity)}." for name, perplexity in known.items()]
+    if len(perplexities) == len(report.variants) and len({number(perplexity) for perplexity in perplexities.values()}) == 1:
+        return [f"{subject} is {number(next(iter(perplexities.values())))}."]
+    return [f"{subject} of {name} is {number(perplexity)}." for name, perplexity in perplexities.items()]
 
 
 def _row(variant: VariantReport, paths: Sequence[str], columns: Sequence[Column]) -> tuple[str, ...]:

@@ -176,9 +176,11 @@ def _train(step: AblationStep, folder: Path) -> Figures:
     from composer.training.distill import distill, train
     from composer.training.student import read_student
 
-    out, whole = folder / step.name, step.variant.recipe
+    out, variant_recipe = folder / step.name, step.variant.recipe
     # Only the part of the recipe that the step depends on: variants that share the step differ in the rest, and may continue it.
-    recipe = Recipe.model_validate({"sequence": whole.sequence, "rows": whole.rows, step.kind: getattr(whole, step.kind)})
+    recipe = Recipe.model_validate(
+        {"sequence": variant_recipe.sequence, "rows": variant_recipe.rows, step.kind: getattr(variant_recipe, step.kind)}
+    )
     if out.exists():  # a step that was killed before it wrote its figures
         shutil.rmtree(out)
     resume, warnings = (folder / f"{step.name}.run" / "run.json").is_file(), list[str]()

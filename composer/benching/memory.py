@@ -26,10 +26,10 @@ def gauge_allocations(device: str) -> Gauge:
     """Return the peak of CUDA tensors, by ``torch.cuda.max_memory_allocated``, less all earlier tensors except the cache."""
     import torch
 
-    def gauge(run: Callable[[], Any], held: int) -> tuple[Any, int]:
+    def gauge(run: Callable[[], Any], cache_bytes: int) -> tuple[Any, int]:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device) - held
+        before = torch.cuda.memory_allocated(device) - cache_bytes
         result = run()
         torch.cuda.synchronize(device)
         return result, torch.cuda.max_memory_allocated(device) - before
@@ -37,7 +37,7 @@ def gauge_allocations(device: str) -> Gauge:
     return gauge
 
 
-def resident(run: Callable[[], Any], held: int) -> tuple[Any, int]:
+def resident(run: Callable[[], Any], cache_bytes: int) -> tuple[Any, int]:
     """Return the peak of this process's resident memory, as Linux counts it (VmHWM, reset before), less all memory that was
     resident before, except the cache.
 
@@ -45,9 +45,9 @@ def resident(run: Callable[[], Any], held: int) -> tuple[Any, int]:
     Tensors smaller than a page may still reuse memory, so the result is no less than the cache.
     """
     CLEAR.write_text("5")
-    before = bytes_of("VmRSS") - held
+    before = bytes_of("VmRSS") - cache_bytes
     result = run()
-    return result, max(bytes_of("VmHWM") - before, held)
+    return result, max(bytes_of("VmHWM") - before, cache_bytes)
 
 
 def bytes_of(field: str) -> int:

@@ -31,7 +31,7 @@ LARGEST = 2**31
 class BenchProgress:
     """The progress of a bench: the current cell, the number of cells that are done, and of all cells."""
 
-    what: str
+    activity: str
     done: int
     total: int
 
@@ -42,9 +42,9 @@ class TimingOptions(ForceOption, GraphOption, BackendOption, DtypeOption, Device
 
     error: ClassVar[type[ComposerError]] = BenchError
     batch: tuple[int, ...] = option("Rows of a batch, one number or several.", default=1, converter=to_numbers(), metavar="N,…")
-    repeats: int = option("Timed passes over each prompt.", default=REPEATS, least=1)
-    steps: int = option("Timed tokens at each position.", default=STEPS, least=1)
-    threads: int = option("Threads of the CPU.", default=1, least=1)
+    repeats: int = option("Timed passes over each prompt.", default=REPEATS, minimum=1)
+    steps: int = option("Timed tokens at each position.", default=STEPS, minimum=1)
+    threads: int = option("Threads of the CPU.", default=1, minimum=1)
     memory: bool = option(
         "On a CPU, also measure peak memory, each model in a separate process. On a GPU it is always measured.", default=False
     )
@@ -62,7 +62,7 @@ class BenchOptions(TimingOptions):
 
 def order(numbers: Sequence[int], option: str) -> tuple[int, ...]:
     """Return the numbers, each once, the smallest first. Raises BenchError."""
-    return tuple(sorted(set(numbers_of(numbers, option, BenchError, most=LARGEST))))
+    return tuple(sorted(set(numbers_of(numbers, option, BenchError, maximum=LARGEST))))
 
 
 def read_workloads(prefill: Sequence[int], decode: Sequence[int], options: TimingOptions) -> tuple[tuple[int, ...], ...]:

@@ -129,11 +129,11 @@ def make_cells(workload: Workload, measured: Mapping[str, Measurement], peaks: M
     """Return the cells of one workload, from what was measured, by the models' labels, and peaks of memory that were measured
     apart."""
     first = next(iter(measured.values()))
-    return [_cell(workload, label, own, first, peaks.get(label)) for label, own in measured.items()]
+    return [_cell(workload, label, measurement, first, peaks.get(label)) for label, measurement in measured.items()]
 
 
-def _cell(workload: Workload, label: str, own: Measurement, first: Measurement, peak: int | None) -> BenchCell:
-    seconds = own.seconds if own.failure is None else ()
+def _cell(workload: Workload, label: str, measurement: Measurement, first: Measurement, peak: int | None) -> BenchCell:
+    seconds = measurement.seconds if measurement.failure is None else ()
     median = statistics.median(seconds) if seconds else None
     tokens = workload.batch * (workload.length if workload.kind == "prefill" else 1)
     return BenchCell(
@@ -145,15 +145,15 @@ def _cell(workload: Workload, label: str, own: Measurement, first: Measurement, 
         slowest=max(seconds, default=None),
         tokens_per_second=tokens / median if median else None,
         speed=_speed(first.seconds, seconds) if first.failure is None else None,
-        state_bytes=own.state_bytes,
-        peak_bytes=own.peak_bytes if peak is None else peak,
-        failure=own.failure,
+        state_bytes=measurement.state_bytes,
+        peak_bytes=measurement.peak_bytes if peak is None else peak,
+        failure=measurement.failure,
     )
 
 
-def _speed(first: Sequence[float], own: Sequence[float]) -> float | None:
+def _speed(first_seconds: Sequence[float], seconds: Sequence[float]) -> float | None:
     """Return the median of the ratios of runs: other work on the machine slows both runs of a round."""
-    return statistics.median(before / after for before, after in zip(first, own, strict=True)) if own else None
+    return statistics.median(before / after for before, after in zip(first_seconds, seconds, strict=True)) if seconds else None
 
 
 def tables(report: BenchReport) -> Iterator[Table]:
@@ -288,10 +288,10 @@ def _decode(report: BenchReport, pyplot: Any) -> Any:
             return None if cell.state_bytes is None else cell.state_bytes / MIB
         return None if cell.peak_bytes is None else (weights[cell.model] + cell.peak_bytes) / MIB
 
-    for rate, room, (title, label, own, across) in zip(axes[::2], axes[1::2], rows, strict=True):
-        _lines(rate, report, own, across, _tokens_per_second)
+    for rate, room, (title, label, labels, across) in zip(axes[::2], axes[1::2], rows, strict=True):
+        _lines(rate, report, labels, across, _tokens_per_second)
         rate.set(title=title, xlabel=label, ylabel="tokens a second", ylim=(0, None))
-        _lines(room, report, own, across, mebibytes)
+        _lines(room, report, labels, across, mebibytes)
         room.set(title=title, xlabel=label, ylabel=memory)
         by_powers(room)
     return figure

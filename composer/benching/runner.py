@@ -97,10 +97,10 @@ def _run(
     workloads = list(trial.workloads())
     cuda, done, total = options.device.startswith("cuda"), 0, len(workloads) * (1 + measured_apart * len(opened))
 
-    def tell(what: str) -> None:
+    def tell(activity: str) -> None:
         nonlocal done
         if options.watch is not None:
-            options.watch(BenchProgress(what, done, total))
+            options.watch(BenchProgress(activity, done, total))
         done += 1
 
     peaks: dict[str, Peaks] = {}
@@ -131,7 +131,7 @@ def _run(
     cells: list[BenchCell] = []
     gauge = gauge_allocations(options.device) if cuda else run_unmeasured
     for workload, measured in run_trial(contestants, trial, gauge, lambda workload: tell(workload.description)):
-        cells += make_cells(workload, measured, {label: own.get(workload) for label, own in peaks.items()})
+        cells += make_cells(workload, measured, {label: model_peaks.get(workload) for label, model_peaks in peaks.items()})
     setting = BenchSetting(
         models=tuple(facts),
         prefill=trial.prefill,
@@ -160,9 +160,9 @@ def _elsewhere(model: Opened, dtype: Any, options: BenchOptions) -> Iterator[str
     backends_of = {part.part: {part.backend, part.decode_backend} - {None, options.backend} for part in parts}
     others = [name for name, backends in backends_of.items() if backends]
     if others:
-        where = ", ".join(sorted({str(backend) for backends in backends_of.values() for backend in backends}))
+        backend_names = ", ".join(sorted({str(backend) for backends in backends_of.values() for backend in backends}))
         yield (
-            f"{model.label}: {', '.join(others)} ran on {where}, not on {options.backend}; "
+            f"{model.label}: {', '.join(others)} ran on {backend_names}, not on {options.backend}; "
             f"run `compose explain --backend {options.backend}` for the reasons."
         )
 

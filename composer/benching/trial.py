@@ -76,7 +76,7 @@ Gauge = Callable[[Callable[[], Any], int], tuple[Any, int | None]]
 """Calls a function while a cache of so many bytes is held: what it returns, and the peak bytes of the two together."""
 
 
-def run_unmeasured(run: Callable[[], Any], held: int) -> tuple[Any, None]:
+def run_unmeasured(run: Callable[[], Any], cache_bytes: int) -> tuple[Any, None]:
     return run(), None
 
 
@@ -164,7 +164,7 @@ def cache_bytes(cache: Any) -> int:
         return 0
     if isinstance(cache, ComposedCache):
         return cache.bytes()
-    return sum(held.nbytes for layer in cache.layers for held in vars(layer).values() if isinstance(held, Tensor))
+    return sum(entry.nbytes for layer in cache.layers for entry in vars(layer).values() if isinstance(entry, Tensor))
 
 
 @torch.no_grad()
@@ -192,9 +192,9 @@ def run_workload(
     measured = {
         contestant.label: _first(contestant, runs[contestant.label], ids, workload, trial, gauge) for contestant in contestants
     }
-    left = {label: run for label, run in runs.items() if measured[label].failure is None}
+    running = {label: run for label, run in runs.items() if measured[label].failure is None}
     rounds, row = (trial.repeats, 1) if prompt else (trial.steps, IN_A_ROW)
-    seconds = in_turn(left, rounds, settle, row=row)
+    seconds = in_turn(running, rounds, settle, row=row)
     for contestant in contestants:
         if contestant.label not in seconds:
             continue

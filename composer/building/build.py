@@ -81,9 +81,9 @@ def run_build_in_memory(options: ModelOptions) -> Composed:
     if source is None:
         from composer.building.in_memory import build_fresh
 
-        made = build_fresh(resolve_spec(loaded, None), spec_document=document, dtype=dtype, seed=seed)
-        made.set_backend(options.backend)
-        return made
+        built = build_fresh(resolve_spec(loaded, None), spec_document=document, dtype=dtype, seed=seed)
+        built.set_backend(options.backend)
+        return built
     if isinstance(source, (str, os.PathLike)):
         with silent_transformers():
             import torch
@@ -214,8 +214,8 @@ def load(
     """
     use_parts(parts)
     dtype = named_dtype(dtype, BuildError)
-    where = local_folder(folder)
+    local = local_folder(folder)
     with silent_transformers():
         from composer.weights.load import load_model
 
-        return load_model(where, dtype, device, backend)
+        return load_model(local, dtype, device, backend)

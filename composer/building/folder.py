@@ -324,7 +324,7 @@ class _Writer:
 def _tables_of(plan: Plan) -> list[Table]:
     """Return the use of each tensor; tensors that differ only in their layer share a line."""
     kinds = {"inherited": plan.inherited, "given": plan.from_beside, "fresh": plan.fresh, "dropped": plan.dropped}
-    counts = tuple((what, plural(len(some), "tensor"), f"{_numbers(some)} numbers") for what, some in kinds.items() if some)
+    counts = tuple((use, plural(len(some), "tensor"), f"{_numbers(some)} numbers") for use, some in kinds.items() if some)
     tables = [Table("Plan", ("", "", ""), counts)]
     heads = {name: entry for name, entry in plan.inherited.items() if is_composed(name)}
     lists: dict[str, Mapping[str, Shaped]] = {
@@ -351,8 +351,8 @@ def _group(entries: Mapping[str, Shaped]) -> tuple[tuple[str, str, str], ...]:
         start, end = layer.span(1) if layer else (len(name), len(name))
         layers.setdefault((name[:start], name[end:], str(list(entry.shape))), []).append(int(name[start:end] or -1))
     return tuple(
-        (f"{len(where)} ×", shape, first + ("{" + ranges(where, "-", ",") + "}" if last else "") + last)
-        for (first, last, shape), where in layers.items()
+        (f"{len(layer_numbers)} ×", shape, first + ("{" + ranges(layer_numbers, "-", ",") + "}" if last else "") + last)
+        for (first, last, shape), layer_numbers in layers.items()
     )
 
 

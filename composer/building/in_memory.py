@@ -99,9 +99,9 @@ def build_from_model(
     trunk = replace(trunk, dtype=plan.dtype)
     student = _assemble(resolved, trunk, values, dict(model.named_buffers()))
     if spec_document is not None:
-        known = None if opened is None else record_of(opened)
-        source = _source_of(model) if opened is None else describe_source(opened, known)
-        untrained = find_untrained(plan, opened, known)
+        source_record = None if opened is None else record_of(opened)
+        source = _source_of(model) if opened is None else describe_source(opened, source_record)
+        untrained = find_untrained(plan, opened, source_record)
         before: Origin | None = getattr(model, "_origin", None)
         if opened is None and before is not None:
             names = [name for name in before.record.untrained if name in plan.inherited]
@@ -156,8 +156,8 @@ def _weights_of(model: PreTrainedModel, trunk: Sizes, tensors: Mapping[str, torc
 
 
 def _fresh_values(plan: Plan, resolved: Resolved, seed: int, trunk: Trunk | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    own = own_parameters(resolved, trunk)
-    return ((name, initial_values(name, own[name], entry.dtype, seed)) for name, entry in plan.fresh.items())
+    parameters = own_parameters(resolved, trunk)
+    return ((name, initial_values(name, parameters[name], entry.dtype, seed)) for name, entry in plan.fresh.items())
 
 
 def _check_finite(source: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor], dtype: str) -> None:
@@ -195,10 +195,10 @@ def _assemble(
     model.load_state_dict(values, strict=True, assign=True)
     for name, buffer in list(model.named_buffers()):
         if buffer.is_meta and buffers is not None:
-            module, _, own = name.rpartition(".")
+            module, _, buffer_name = name.rpartition(".")
             # A long call stretches the frequencies of `dynamic` rotations in the source. The student has seen no call.
             first = buffers.get(name.replace("inv_freq", "original_inv_freq"), buffers[name])
-            model.get_submodule(module).register_buffer(own, first.clone(), persistent=False)
+            model.get_submodule(module).register_buffer(buffer_name, first.clone(), persistent=False)
     model.tie_weights()
     return model.eval()
 

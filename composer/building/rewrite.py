@@ -109,9 +109,9 @@ def _as_stored(model: ComposedForCausalLM, changed: Mapping[str, torch.Tensor], 
 
     stored: dict[str, torch.Tensor] = {}
     tied, prefix = model.all_tied_weights_keys.items(), f"{model.base_model_prefix}."
-    known = {*plan.parameters, *(prefix + name for name in plan.parameters)}
-    for name, tensor in (changed if changed.keys() <= known else revert_weight_conversion(model, dict(changed))).items():
-        alike = [name, *(other for other, own in tied if own == name)]
+    stored_names = {*plan.parameters, *(prefix + name for name in plan.parameters)}
+    for name, tensor in (changed if changed.keys() <= stored_names else revert_weight_conversion(model, dict(changed))).items():
+        alike = [name, *(other for other, tied_name in tied if tied_name == name)]
         places = [place for key in alike for place in (key, key.removeprefix(prefix)) if place in plan.parameters]
         stored |= dict.fromkeys(places or [name], tensor)
     return stored
@@ -202,15 +202,15 @@ def write_renamed(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Pat
             if name not in record.files:
                 copy_file(path, folder / name)
                 continue
-            (placement, digest), known = link_or_copy(path, folder / name), record.files[name]
-            placed = describe_file(folder / name, known.how, origin=None, contents=known.sha256 or digest)
+            (placement, digest), file_record = link_or_copy(path, folder / name), record.files[name]
+            placed = describe_file(folder / name, file_record.how, origin=None, contents=file_record.sha256 or digest)
             files[name] = placed.model_copy(
-                update={"how": known.how if placement == "linked" else placement, "origin": known.origin}
+                update={"how": file_record.how if placement == "linked" else placement, "origin": file_record.origin}
             )
-        whole = config_dict(read_recorded_trunk(record.trunk), record.resolved, record.plan.dtype)
+        config_json = config_dict(read_recorded_trunk(record.trunk), record.resolved, record.plan.dtype)
         if config.get(ADAPTER_KEY) is not None:
-            whole[ADAPTER_KEY] = config[ADAPTER_KEY]
-        complete_folder(folder, whole, record.model_copy(update={"files": files}), target.name)
+            config_json[ADAPTER_KEY] = config[ADAPTER_KEY]
+        complete_folder(folder, config_json, record.model_copy(update={"files": files}), target.name)
     return out
 
 

@@ -53,7 +53,7 @@ class AblateOptions(SetOption, FreshOption, Request, OfSweeps):
         "or one on a GPU; other processes import the main program, so a script needs `if __name__ == '__main__':`.",
         default=1,
         command_default=None,
-        least=1,
+        minimum=1,
     )
     progress: bool | OnStep = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 

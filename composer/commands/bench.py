@@ -77,7 +77,7 @@ bench = function_of(BenchCommandOptions, run_bench)
 
 def bar_of(progress: BenchProgress) -> BarUpdate:
     """Return the progress of a bench, as a bar shows it."""
-    return BarUpdate("cells", progress.done, progress.total, progress.what)
+    return BarUpdate("cells", progress.done, progress.total, progress.activity)
 
 
 @contextmanager
@@ -129,6 +129,6 @@ def watching(*, quiet: bool) -> AbstractContextManager[Callable[[BenchProgress],
         "count",
         "elapsed",
         bar=bar_of,
-        line=lambda progress: say(f"{progress.done}/{progress.total}  {progress.what}", err=True),
+        line=lambda progress: say(f"{progress.done}/{progress.total}  {progress.activity}", err=True),
         quiet=quiet,
     )

@@ -55,10 +55,12 @@ class Reply(Readable, Closed):
 class Chat:
     """A conversation with a model; ``composer.chat`` makes one. messages: all turns so far, as chat templates read them."""
 
-    def __init__(self, name: str, model: Any, folder: Path, sizes: Sizes, *, system: str | None, most: int, **drawing: Any) -> None:
+    def __init__(
+        self, name: str, model: Any, folder: Path, sizes: Sizes, *, system: str | None, max_new_tokens: int, **drawing: Any
+    ) -> None:
         self._name, self._model, self._folder, self._sizes = name, model, folder, sizes
         self._tokenizer = tokenizer_of_writer(folder)
-        self._system, self._most, self._seed = system, most, drawing.pop("seed")
+        self._system, self._max_new_tokens, self._seed = system, max_new_tokens, drawing.pop("seed")
         self._options = drawing_options(**drawing) | {"eos_token_id": ends_of(model, self._tokenizer)}
         self._is_beyond = False
         self.reset()
@@ -88,21 +90,21 @@ class Chat:
         with room_for(f"on {device}", "Begin a new conversation, or use a smaller model."), silent_transformers("error"):
             tokens = prompt_tokens(self._tokenizer, messages, self._name)["input_ids"].to(device)
             ids = tokens[0].tolist()
-            most = self._room_for_answer(len(ids))
-            cache, known = self._take_cache(ids)
+            max_new_tokens = self._room_for_answer(len(ids))
+            cache, read_count = self._take_cache(ids)
             writer = _Writer(self._tokenizer, on_text)
             began = time.perf_counter()
             answered = sum(message["role"] == "assistant" for message in self.messages)
             seed = self._seed + (answered if self._seed <= MOST_SEED - answered else -answered)
             settings = settings_refused(self._folder / GENERATION_CONFIG)
             try:
-                with room(lambda: no_room(self._model, len(ids) + most)), settings, seed_for_block(seed, device):
+                with room(lambda: no_room(self._model, len(ids) + max_new_tokens)), settings, seed_for_block(seed, device):
                     if hasattr(self._model.config, "read_spec"):
-                        cache = self._read(tokens, cache, known)
+                        cache = self._read(tokens, cache, read_count)
                     answer = self._model.generate(
                         input_ids=tokens,
                         attention_mask=tokens.new_ones(tokens.shape),
-                        max_new_tokens=most,
+                        max_new_tokens=max_new_tokens,
                         return_dict_in_generate=True,
                         streamer=writer,
                         trust_remote_code=False,
@@ -125,7 +127,7 @@ class Chat:
         return Reply(
             text=reply,
             tokens=len(ids),
-            read_tokens=len(ids) - known,
+            read_tokens=len(ids) - read_count,
             new_tokens=len(written),
             complete=written[-1] in self._options["eos_token_id"],
             seconds=round(seconds, 3),
@@ -149,20 +151,20 @@ class Chat:
             try:
                 cache.crop(same - len(seen))
             except (NotImplementedError, RuntimeError, ValueError):
-                fits = len(before) < len(ids) and before == list(ids[: len(before)])
-                return (copied, len(before)) if fits else (None, 0)
+                is_prefix = len(before) < len(ids) and before == list(ids[: len(before)])
+                return (copied, len(before)) if is_prefix else (None, 0)
         return (cache, same) if same and cache.get_seq_length() == same else (None, 0)
 
-    def _read(self, tokens: Any, cache: Any, known: int) -> Any:
+    def _read(self, tokens: Any, cache: Any, read_count: int) -> Any:
         """Return the cache of a composed model after all tokens of a conversation but the last one, of which a copy is kept."""
         import torch
 
         from composer.model.cache import CACHE, new_cache
 
         cache = new_cache(self._model.config) if cache is None else cache
-        if tokens.shape[1] - 1 > known:
+        if tokens.shape[1] - 1 > read_count:
             with torch.no_grad():
-                self._model(input_ids=tokens[:, known:-1], **{CACHE: cache}, use_cache=True, logits_to_keep=1)
+                self._model(input_ids=tokens[:, read_count:-1], **{CACHE: cache}, use_cache=True, logits_to_keep=1)
         self._copy, self._copied = copy.deepcopy(cache), tokens[0, :-1].tolist()
         return cache
 
@@ -175,14 +177,14 @@ class Chat:
                     f"{self._name} has learned {longest:,} positions, too few for this conversation of {tokens:,} tokens: begin a "
                     "new one (/reset), or write a shorter message"
                 )
-            return min(self._most, longest + 1 - tokens)  # the last token is written, and not read
-        if tokens + self._most > longest and not self._is_beyond:
+            return min(self._max_new_tokens, longest + 1 - tokens)  # the last token is written, and not read
+        if tokens + self._max_new_tokens > longest and not self._is_beyond:
             self._is_beyond = True
             warn_user(
-                f"This conversation of {tokens:,} tokens, with an answer of up to {self._most:,}, is longer than the {longest:,} "
-                f"tokens that {self._name} was made for, so answers may get worse. /reset begins a new one."
+                f"This conversation of {tokens:,} tokens, with an answer of up to {self._max_new_tokens:,}, is longer than the "
+                f"{longest:,} tokens that {self._name} was made for, so answers may get worse. /reset begins a new one."
             )
-        return self._most
+        return self._max_new_tokens
 
 
 class _Writer:
@@ -237,7 +239,7 @@ def run_chat(options: ChatOptions) -> Chat:
 
         loaded, folder = load_writer(model, device, options.backend, built=described.is_composed)
         drawing: dict[str, Any] = {name: getattr(options, name) for name in ("temperature", "top_p", "seed")}
-        talk = Chat(model, loaded, folder, described.trunk, system=options.system, most=options.max_new_tokens, **drawing)
+        talk = Chat(model, loaded, folder, described.trunk, system=options.system, max_new_tokens=options.max_new_tokens, **drawing)
         keep_tokens_alone(loaded)
         loaded.use_graph = options.graph
     return talk

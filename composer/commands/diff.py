@@ -27,7 +27,7 @@ from composer.spec.difference import Difference, differences_of_specs, differenc
 from composer.spec.document import Spec
 from composer.spec.inherit import short_path
 from composer.spec.loading import SpecLike, load_spec, locate, resolve_spec
-from composer.spec.overrides import each
+from composer.spec.overrides import override_list
 from composer.spec.places import join_path
 from composer.spec.problems import without_source
 from composer.spec.sweep import refuse_sweep
@@ -56,7 +56,7 @@ class SpecDifferences(Readable, Closed):
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
         """Return a row for each difference: its place, and both values."""
-        return tuple((*_where(row), f"{format_value(row.first)} → {format_value(row.second)}") for row in self.differences)
+        return tuple((*_place_cells(row), f"{format_value(row.first)} → {format_value(row.second)}") for row in self.differences)
 
     def summary(self) -> tuple[str, ...]:
         """Remarks below the rows: how the specs were compared, or that they mean the same."""
@@ -116,7 +116,7 @@ def run_diff(options: DiffOptions) -> SpecDifferences:
         str(spec_like) if isinstance(spec_like, str | Path) else spec.name for spec_like, spec in zip(arguments, specs, strict=True)
     ]
     return SpecDifferences(
-        specs=(names[0], " ".join((names[1], *(f"--set {setting}" for setting in each(options.overrides))))),
+        specs=(names[0], " ".join((names[1], *(f"--set {setting}" for setting in override_list(options.overrides))))),
         on=source,
         hashes=None if hashes is None else (hashes[0], hashes[1]),
         differences=tuple(differences),
@@ -137,7 +137,7 @@ def _check(spec: Spec) -> None:
         raise locate(error, spec) from error
 
 
-def _where(row: Difference) -> tuple[str, ...]:
+def _place_cells(row: Difference) -> tuple[str, ...]:
     layers = row.layers or ()
     return (*((layers_in_words(layers),) if layers else ()), join_path(row.path))
 

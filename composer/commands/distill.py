@@ -218,8 +218,8 @@ def _training_options(
 
 
 def _explain_out_of_memory(out: Path, options: TrainingOptions, *, streams: bool) -> AbstractContextManager[None]:
-    what = f"on {options.device} in training"
-    return room_for(what, lambda: _less_memory(out, options, streams=streams), TrainingError)
+    activity = f"on {options.device} in training"
+    return room_for(activity, lambda: _less_memory(out, options, streams=streams), TrainingError)
 
 
 def _less_memory(out: Path, options: TrainingOptions, *, streams: bool) -> str:
@@ -228,10 +228,10 @@ def _less_memory(out: Path, options: TrainingOptions, *, streams: bool) -> str:
     ways += [] if options.gradient_checkpointing else ["--gradient-checkpointing, where the whole model learns"]
     ways += ["--stream, for attention transfer on the cpu"] if streams and not options.stream else []
     folder = Path(f"{out.expanduser()}.run")
-    kept = (
+    resume_advice = (
         f" The run is kept in {short_path(folder)}. --resume continues it with the same recipe; --force starts again with another."
     )
-    return f"To use less memory: {'; '.join(ways)}.{kept if folder.is_dir() else ''}"
+    return f"To use less memory: {'; '.join(ways)}.{resume_advice if folder.is_dir() else ''}"
 
 
 def _default_out(model: Path, out: Path | None, did: str) -> Path:
@@ -275,9 +275,9 @@ def _run_and_print(options: Options, run: Callable[[Options], TrainingReport], d
         _print_run(report, did, screen)
 
 
-def _announce(what: str, screen: Screen) -> None:
+def _announce(message: str, screen: Screen) -> None:
     if processes_started() == 1:
-        at_once(what, quiet=screen.hides_progress)
+        at_once(message, quiet=screen.hides_progress)
 
 
 def _steps(screen: Screen, *, speaks: bool) -> AbstractContextManager[Callable[[StepProgress], None] | None]:

@@ -70,8 +70,8 @@ class Generated(Readable, Closed):
 
     def _repr_html_(self) -> str:
         """Return the text, with the generated part emphasised."""
-        known = self.text.removesuffix(self.new_text)
-        written = f"{escape_html(known)}<b>{escape_html(self.text.removeprefix(known))}</b>"
+        start = self.text.removesuffix(self.new_text)
+        written = f"{escape_html(start)}<b>{escape_html(self.text.removeprefix(start))}</b>"
         return f'<pre style="white-space: pre-wrap">{written}</pre><p>{escape_html(self.view().notes[0])}</p>'
 
 
@@ -112,7 +112,7 @@ class GenerateOptions(ForceOption, GraphOption, BackendOption, DeviceOption, Sam
 
 @translate_errors
 def run_generate(options: GenerateOptions) -> Generated:
-    model, prompt, most, device = options.model, options.prompt, options.max_new_tokens, options.device
+    model, prompt, max_new_tokens, device = options.model, options.prompt, options.max_new_tokens, options.device
     state, state_out = (None if path is None else path.expanduser() for path in (options.state, options.state_out))
     check_state_files(state, state_out, force=options.force)
     described = describe_model(model)  # report mistakes before imports that need seconds
@@ -142,10 +142,10 @@ def run_generate(options: GenerateOptions) -> Generated:
         if not count:
             raise ComposerError("the prompt has no tokens; expected at least one")
         check_tokens("the prompt", tokens["input_ids"][0].tolist(), loaded, tokenizer)
-        purpose = f", {count:,} of the prompt and {most:,} to write" + (f" after {seen:,} of the state" if seen else "")
+        purpose = f", {count:,} of the prompt and {max_new_tokens:,} to write" + (f" after {seen:,} of the state" if seen else "")
         advice, unread = "the largest possible sum is", 0 if state_out is not None else 1
         advice = f"{LAST}, so {advice}" if unread else advice
-        check_positions(described.trunk, model, seen + count + most, advice, more=-unread, purpose=purpose)
+        check_positions(described.trunk, model, seen + count + max_new_tokens, advice, more=-unread, purpose=purpose)
         keep_tokens_alone(loaded)
         loaded.use_graph = options.graph
         sampling = drawing_options(options.temperature, options.top_p)
@@ -153,14 +153,14 @@ def run_generate(options: GenerateOptions) -> Generated:
             sampling["eos_token_id"] = ends_of(loaded, tokenizer)
         began = time.perf_counter()
         with (
-            room(lambda: no_room(loaded, seen + count + most)),
+            room(lambda: no_room(loaded, seen + count + max_new_tokens)),
             settings_refused(folder / GENERATION_CONFIG),
             seed_for_block(options.seed, device),
         ):
             generated = loaded.generate(
                 input_ids=tokens["input_ids"],
                 **({"attention_mask": tokens["attention_mask"]} if cache is None else continuation(count, cache)),
-                max_new_tokens=most,
+                max_new_tokens=max_new_tokens,
                 trust_remote_code=False,
                 logits_processor=[check_logits],
                 return_dict_in_generate=True,
@@ -210,9 +210,9 @@ def _text(prompt: str) -> str:
         text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
         text.encode("utf-8")
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
-        where = "on stdin" if prompt == "-" else "in --prompt"
+        origin = "on stdin" if prompt == "-" else "in --prompt"
         raise ComposerError(
-            f"the prompt {where} is not in the terminal's encoding, from character {error.start + 1} on ({error.reason}); save it "
+            f"the prompt {origin} is not in the terminal's encoding, from character {error.start + 1} on ({error.reason}); save it "
             "as UTF-8, and pass it with --prompt - < FILE"
         ) from error
     return text

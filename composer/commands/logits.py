@@ -41,7 +41,7 @@ TOP_K, BATCH = 64, 4
 @reads(str)
 def to_row(value: TokenCount | None) -> int | None:
     """Return the tokens of a row. Raises ValueError."""
-    return None if value is None else read_tokens(value, least=2)
+    return None if value is None else read_tokens(value, minimum=2)
 
 
 @options_class
@@ -60,13 +60,13 @@ class LogitsCommandOptions(ForceOption, DeviceOption, SeedOption, DataOptions, O
     error: ClassVar[type[ComposerError]] = TrainingError
     example: ClassVar[str] = 'composer.logits("teacher", "texts.jsonl", "teacher-logits", top_k=64)'
     out: Path = option("Folder for the logits.", converter=to_path, kw_only=False, **OUT)
-    top_k: int = option("Logits of each token: the K largest.", default=TOP_K, least=1, metavar="K")
-    temperature: float = option("The recipe's finetune.temperature.", default=1.0, least=0.01)
+    top_k: int = option("Logits of each token: the K largest.", default=TOP_K, minimum=1, metavar="K")
+    temperature: float = option("The recipe's finetune.temperature.", default=1.0, minimum=0.01)
     sequence: int | None = option(
         "Tokens of a row, as the recipe's sequence. 1k is 1,024.", default=None, converter=to_row, metavar="N"
     )
     rows: Packing = option("How texts are packed, as the recipe's rows.", default="packed")
-    batch: int = option("Rows that are computed together, which decides speed and memory alone.", default=BATCH, least=1)
+    batch: int = option("Rows that are computed together, which decides speed and memory alone.", default=BATCH, minimum=1)
     progress: bool | Callable[[int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
 

@@ -172,8 +172,8 @@ def _choose(name: str | None) -> list[type[Part]]:
     wanted = name.replace("_", " ")
     matching = [part for part in every if part.role == wanted or part.model_fields["kind"].default == name]
     if not matching:
-        known = sorted({*CATALOGUE, *(kind for kinds in CATALOGUE.values() for kind in kinds)})
-        raise ComposerError(f"there is no part or role {brief(name)}{near_and_all(name, known, 'parts')}")
+        names = sorted({*CATALOGUE, *(kind for kinds in CATALOGUE.values() for kind in kinds)})
+        raise ComposerError(f"there is no part or role {brief(name)}{near_and_all(name, names, 'parts')}")
     return matching
 
 

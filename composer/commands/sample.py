@@ -67,13 +67,13 @@ class SampleOptions(ForceOption, DeviceOption, SeedOption, AnyModelArgument):
         kw_only=False,
         **OUT_FILE,
     )
-    texts: int = option("Number of texts.", default=1000, least=1)
+    texts: int = option("Number of texts.", default=1000, minimum=1)
     length: int = option(
         "Largest number of tokens of a text, BOS included. 1k is 1,024.", default=512, converter=to_tokens(2), metavar="N"
     )
-    temperature: float = option("1 is the model's own distribution.", default=1.0, least=0.01)
-    top_p: float = option(TOP_P, default=1.0, least=0.01, most=1)
-    batch: int = option("Texts of a batch. Another number changes the texts.", default=32, least=1)
+    temperature: float = option("1 is the model's own distribution.", default=1.0, minimum=0.01)
+    top_p: float = option(TOP_P, default=1.0, minimum=0.01, maximum=1)
+    batch: int = option("Texts of a batch. Another number changes the texts.", default=32, minimum=1)
     progress: bool | Callable[[int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
 

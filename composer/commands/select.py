@@ -117,7 +117,7 @@ class SelectOptions(
         converter=to_optional_bytes,
         metavar="BYTES",
     )
-    rows: int = option("Largest number of held-out rows to score on.", default=ROWS, least=1, metavar="N")
+    rows: int = option("Largest number of held-out rows to score on.", default=ROWS, minimum=1, metavar="N")
     by: By | None = option(
         "The score. Left out, restored, and with --heads gates. restored: what restoring the layer wins. swapped: what replacing "
         "it alone loses (both KL to the source). error: the error of its attention. Only with --heads: gates, which have learned; "
@@ -132,7 +132,7 @@ class SelectOptions(
     least_per_layer: int | None = option(
         "With --heads: the least number of key heads that keep the source's attention in each layer.",
         default=None,
-        least=1,
+        minimum=1,
         metavar="N",
     )
     student: Path | None = option(
@@ -150,16 +150,16 @@ class SelectOptions(
         metavar="TASK,…",
     )
     steps: int | None = option(
-        f"With --heads: steps of one row in which the gates learn. Left out, {STEPS}.", default=None, least=1, metavar="N"
+        f"With --heads: steps of one row in which the gates learn. Left out, {STEPS}.", default=None, minimum=1, metavar="N"
     )
 
     def check(self) -> None:
         if self.keep is not None and self.budget is not None:
             raise SelectionError("--keep and --budget exclude each other: leave one of them out.")
         if self.keep is None and self.budget is None:
-            what = "key heads" if self.heads else "layers"
+            noun = "key heads" if self.heads else "layers"
             raise SelectionError(
-                f"Neither --keep nor --budget is set. Set --keep N, the number of {what} to keep, or --budget "
+                f"Neither --keep nor --budget is set. Set --keep N, the number of {noun} to keep, or --budget "
                 "BYTES, the largest size of the state."
             )
         if not self.held_out and not self.share:
@@ -174,11 +174,11 @@ class SelectOptions(
         ):
             if value and not self.heads:
                 raise SelectionError(f"{name} is for the selection of key heads: add --heads, or leave it out.")
-        by = self.by or "gates"
-        if self.steps and by != "gates":
-            raise SelectionError(f"--steps is for --by gates, and the score is {by}: nothing learns. Leave --steps out.")
-        if self.score and by not in WITH_TOKENS:
-            raise SelectionError(f"--score is for --by {', '.join(WITH_TOKENS)}, and the score is {by}. Leave --score out.")
+        criterion = self.by or "gates"
+        if self.steps and criterion != "gates":
+            raise SelectionError(f"--steps is for --by gates, and the score is {criterion}: nothing learns. Leave --steps out.")
+        if self.score and criterion not in WITH_TOKENS:
+            raise SelectionError(f"--score is for --by {', '.join(WITH_TOKENS)}, and the score is {criterion}. Leave --score out.")
 
 
 @translate_errors
@@ -198,7 +198,7 @@ def _select_layers(options: SelectOptions, loaded: Spec) -> Selection:
 
     folder = options.out.expanduser()
     training, room = training_of(options, folder)
-    by = cast("LayerBy", options.by or "restored")  # the options refuse the others
+    criterion = cast("LayerBy", options.by or "restored")  # the options refuse the others
     with (
         STORE.hold(folder, resume=True, force=options.force),
         progress_callback(options.progress, training_bar) as watch,
@@ -211,7 +211,7 @@ def _select_layers(options: SelectOptions, loaded: Spec) -> Selection:
         else:
             STORE.begin(folder, SelectionSettings(student=str(student)), force=options.force)
         keep = None if options.keep is None else int(options.keep)
-        chosen = SelectionOptions(keep=keep, budget=options.budget, sequence=options.sequence, by=by, rows=options.rows)
+        chosen = SelectionOptions(keep=keep, budget=options.budget, sequence=options.sequence, by=criterion, rows=options.rows)
         return select_layers(loaded, student, folder, training, chosen)
 
 
@@ -250,9 +250,9 @@ def training_of(options: SelectOptions, folder: Path) -> tuple[TrainingOptions, 
     from composer.training.options import TrainingOptions
 
     shared = ("data", "held_out", "share", "seed", "device", "backend", "tell", "parts")
-    known = options_of(TrainingOptions)
+    names = options_of(TrainingOptions)
     training = TrainingOptions(
-        **{name: getattr(options, name) for name in shared if name in known},
+        **{name: getattr(options, name) for name in shared if name in names},
         teacher=options.source,
         warn=warn_user if options.tell is inform else options.tell,
         again="run the same command without --force" if options.force else "run the same command again",
@@ -320,14 +320,14 @@ def check_student(folder: Path, resolved: Resolved, source: Reference) -> None:
     """Raise SelectionError if a folder has no student of this spec on this source, wherever the source was at that time."""
     record = read_record(folder) if folder.is_dir() else None
     if record is None:
-        what = "it is not a built model"
+        problem = "it is not a built model"
     elif record.resolved.hash != resolved.hash:
-        what = f"it is of {record.resolved.name}, with another hash"
+        problem = f"it is of {record.resolved.name}, with another hash"
     else:
-        what = another_source(folder, record, open_model(source))
-    if what is not None:
+        problem = another_source(folder, record, open_model(source))
+    if problem is not None:
         raise SelectionError(
-            f"--student {folder}: no student of {resolved.name} on this source, {what}. Leave it out to train one."
+            f"--student {folder}: no student of {resolved.name} on this source, {problem}. Leave it out to train one."
         )
 
 
@@ -338,5 +338,7 @@ def select_command(options: SelectOptions, screen: Screen) -> None:
     print_result(report, as_json=screen.as_json)
     if screen.as_json:
         return
-    kept = report.keep if isinstance(report, Selection) else [f"{some.layer}.{head}" for some in report.keep for head in some.heads]
-    heading(f"Kept: {', '.join(map(str, kept))}")
+    labels = (
+        report.keep if isinstance(report, Selection) else [f"{some.layer}.{head}" for some in report.keep for head in some.heads]
+    )
+    heading(f"Kept: {', '.join(map(str, labels))}")

@@ -67,7 +67,7 @@ class ServeOptions(DtypeOption, DeviceOption, BackendOption, AnyModelArgument):
 
     example: ClassVar[str] = 'composer.serve("lawcat-mine-distilled").wait()'
     host: str = option("Address to listen on. 0.0.0.0 is all of this machine's.", default="127.0.0.1")
-    port: int = option("Port to listen on. 0 chooses a free one.", default=8000, least=0, most=LAST_PORT)
+    port: int = option("Port to listen on. 0 chooses a free one.", default=8000, minimum=0, maximum=LAST_PORT)
     context: int | None = option(
         "Largest number of tokens of a prompt and its text together. Left out, the source's number of positions. 4k is 4,096.",
         default=None,

@@ -63,13 +63,13 @@ known_tasks = function_of(TasksOptions, run_known_tasks)
 
 def _describe(name: str) -> TaskFacts:
     kind = KINDS[name]
-    own = [key for key in kind.model_fields if key not in ("kind", "learn", *SHARED_OPTIONS)]
+    option_names = [key for key in kind.model_fields if key not in ("kind", "learn", *SHARED_OPTIONS)]
     return TaskFacts(
         name=name,
         scored=kind.scored,
         description=plain(inspect.getdoc(kind) or ""),
         source=kind.source,
-        options=tuple(field_facts(kind, key) for key in own),
+        options=tuple(field_facts(kind, key) for key in option_names),
     )
 
 

@@ -41,7 +41,7 @@ class VerifyOptions(PartsOption):
 
 @translate_errors
 def run_verify(options: VerifyOptions) -> VerifyReport:
-    folder = local_folder(options.model, whole=True)
+    folder = local_folder(options.model, all_files=True)
     if options.served and (problem := problem_of_vllm()):
         raise ComposerError(problem)
     report = _against_record(folder, options)

@@ -32,15 +32,15 @@ class Served:
     """A page that is being served. address: where a browser finds it."""
 
     address: str
-    made: Blocks
+    blocks: Blocks
 
     def wait(self) -> None:
         """Until Ctrl-C."""
-        self.made.block_thread()
+        self.blocks.block_thread()
 
     def close(self) -> None:
         """Ends it."""
-        self.made.close(verbose=False)
+        self.blocks.close(verbose=False)
 
 
 @options_class
@@ -60,7 +60,9 @@ class ViewOptions(SourceOfRevision, OfShownSpec):
     """
 
     example: ClassVar[str] = 'composer.view("lolcats", "teacher").wait()'
-    port: int | None = option("Port of the page. Left out, the first free one from 7860.", default=None, least=1, most=LAST_PORT)
+    port: int | None = option(
+        "Port of the page. Left out, the first free one from 7860.", default=None, minimum=1, maximum=LAST_PORT
+    )
     browser: bool = option("Open the page in a browser.", default=True, flags=("--browser/--no-browser",))
 
 
@@ -70,8 +72,8 @@ def run_view(options: ViewOptions) -> Served:
     if options.source is not None:
         trunk = describe_model(options.source, options.revision).trunk
         place = EditorContext(place.called, place.folder, dimensions(trunk), trunk.dtype)  # as `explain` counts
-    made = page(text, place)
-    return Served(launch(made, port=options.port, open_browser=options.browser), made)
+    blocks = page(text, place)
+    return Served(launch(blocks, port=options.port, open_browser=options.browser), blocks)
 
 
 view = function_of(ViewOptions, run_view)
@@ -84,13 +86,13 @@ def _read_spec(spec: str | None) -> tuple[str | None, EditorContext]:
     path = find_spec(spec, Path())
     if path is None:
         raise SpecError(not_found(spec, Path()))
-    own = path not in shipped_specs().values()
+    is_own = path not in shipped_specs().values()
     try:
         with failing_as(SpecError, f"{short_path(path)}: cannot be read"):
             text = read_bytes(path, 4 * MOST_TEXT).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise SpecError(f"{short_path(path)}: not UTF-8: save the file in that encoding") from None
-    return text, EditorContext(path.name, path.parent if own else None)
+    return text, EditorContext(path.name, path.parent if is_own else None)
 
 
 @command(ViewOptions)

@@ -155,30 +155,30 @@ def render_answers(conversation: Conversation, tokenizer: PreTrainedTokenizerBas
             raise
         messages, rendered = filled, _starts(tokenizer, filled, starts, **options)
     by_start = dict(zip(starts, rendered, strict=True))
-    whole = rendered[0]
+    conversation_text = rendered[0]
 
     def begin_of(number: int, text: str) -> int:
         return _begin(text, messages, number, by_start[number, True].text, tokenizer, options) if number else 0
 
     if has_markers:
-        return [_mark(whole, begin_of(conversation.prompt, whole.text))]
+        return [_mark(conversation_text, begin_of(conversation.prompt, conversation_text.text))]
     texts = []
     for number in numbers:
         text = by_start[number + 1, False].text
         texts.append(Rendered(text, ((begin_of(number, text), len(text)),)))
     spans = tuple(span for text in texts for span in text.answers)
     bounds = [bound for span in spans for bound in span]
-    if all(whole.text.startswith(text.text) for text in texts) and bounds == sorted(bounds):
-        return [Rendered(whole.text, spans)]
+    if all(conversation_text.text.startswith(text.text) for text in texts) and bounds == sorted(bounds):
+        return [Rendered(conversation_text.text, spans)]
     return texts
 
 
-def _mark(whole: Rendered, begin: int) -> Rendered:
+def _mark(conversation: Rendered, begin: int) -> Rendered:
     """Return the conversation with the template's own marks, without those in the prompt, which ends at the character ``begin``."""
-    spans = tuple((max(start, begin), end) for start, end in whole.answers if end > begin)
+    spans = tuple((max(start, begin), end) for start, end in conversation.answers if end > begin)
     if not spans:
         raise DataError("the chat template has {% generation %}, but marks no text of the assistant in this conversation")
-    return Rendered(whole.text, spans)
+    return Rendered(conversation.text, spans)
 
 
 def _begin(

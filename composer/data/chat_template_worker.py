@@ -36,14 +36,14 @@ def renderer() -> Any:
     return import_module("transformers.utils.chat_template_utils").render_jinja_template
 
 
-def limit(which: str, most: int) -> None:
+def limit(which: str, maximum: int) -> None:
     """Lower a limit of this process, as far as the system has it."""
     if resource is None:
         return
     kind = getattr(resource, which)
     _, hard = resource.getrlimit(kind)
     try:
-        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+        resource.setrlimit(kind, (maximum if hard == resource.RLIM_INFINITY else min(maximum, hard), hard))
     except (OSError, ValueError):  # as macOS has it for memory
         return
 
@@ -59,14 +59,14 @@ def address_space() -> int:
 
 def answer(render: Any, template: str, request: dict[str, Any], longest: int) -> dict[str, Any]:
     """Return the texts and their spans, or the error as text."""
-    texts, left = [], longest
+    texts, remaining = [], longest
     try:
         for count, prompt in request["starts"]:
             options = {**request["options"], "add_generation_prompt": prompt}
             (text,), spans = render(conversations=[request["messages"][:count]], chat_template=template, **options)
-            left -= len(text)
-            if left < 0:
-                return {"error": f"it writes {longest - left:,} characters; expected at most {longest:,}"}
+            remaining -= len(text)
+            if remaining < 0:
+                return {"error": f"it writes {longest - remaining:,} characters; expected at most {longest:,}"}
             texts.append((text, spans[0] if spans else []))
     except MemoryError:
         return {"error": "it needs too much memory"}

@@ -120,14 +120,14 @@ def conversation_of(record: DataRecord, column: str | None = None) -> Conversati
     fields, place = record.fields, record.place
     if column is None:
         prompt, completion = (_messages(place, fields, name) for name in ("prompt", "completion"))
-        messages, known = prompt + completion, len(prompt)
+        messages, prompt_count = prompt + completion, len(prompt)
     else:
-        messages, known = _messages(place, fields, column), 0
+        messages, prompt_count = _messages(place, fields, column), 0
         system = fields.get("system")
         if column == "conversations" and isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
             check_characters(place, "system", system)
             messages.insert(0, {"role": "system", "content": system})
-    if all(message["role"] != ASSISTANT for message in messages[known:]):
+    if all(message["role"] != ASSISTANT for message in messages[prompt_count:]):
         roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
         raise Empty(f"{place}: no assistant message, so there is nothing to learn (roles: {roles}); empty=skip skips such records")
     return Conversation(
@@ -135,7 +135,7 @@ def conversation_of(record: DataRecord, column: str | None = None) -> Conversati
         tools=_objects(place, fields, "tools"),
         documents=_documents(fields.get("documents")),
         settings=_settings(place, fields),
-        prompt=known,
+        prompt=prompt_count,
     )
 
 
@@ -197,8 +197,8 @@ def _from_sharegpt(here: str, message: dict[str, Any]) -> dict[str, Any]:
     speaker = text_of(here, message | {"from": message.get("from")}, "from")
     role = SPEAKERS.get(speaker.strip().lower())
     if role is None:
-        known = ", ".join(SPEAKERS)
-        raise DataError(f"{here}: from is {brief(speaker)}{nearest(speaker, SPEAKERS) or '.'} Expected one of: {known}")
+        speakers = ", ".join(SPEAKERS)
+        raise DataError(f"{here}: from is {brief(speaker)}{nearest(speaker, SPEAKERS) or '.'} Expected one of: {speakers}")
     content = message.get("value")
     message = {"role": role} | {key: item for key, item in message.items() if key not in ("from", "value", "role")}
     if content is not None:

@@ -114,12 +114,12 @@ def _announce(chosen: RowFormat, others: tuple[RowFormat, ...]) -> None:
     inform(f"Records have columns of {list_first((chosen, *others))}; they are read as {chosen}. To choose another: {ways}")
 
 
-def _columns(record: DataRecord, wanted: Iterable[str], what: str) -> str:
+def _columns(record: DataRecord, wanted: Iterable[str], problem: str) -> str:
     columns = list_first(record.fields) or "none"
     names = (name for name in islice(record.fields, MOST_NAMED) if len(name) < MOST_NAMED)
     guess = next((hint for name in names if (hint := nearest(name, wanted))), ".")
     understood = " | ".join("+".join(names) for _, names in COLUMNS)
-    return f"{record.place}: {what}; its columns: {columns}{guess} Understood: {understood}; or column=NAME of the text"
+    return f"{record.place}: {problem}; its columns: {columns}{guess} Understood: {understood}; or column=NAME of the text"
 
 
 def _plain(record: DataRecord, form: RowFormat, column: str) -> tuple[TextPiece, ...]:

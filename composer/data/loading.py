@@ -163,16 +163,16 @@ def _documents(
     count: _Count,
 ) -> Iterator[Document]:
     if isinstance(reference, TaskData):
-        made = len(range(reference.samples)[reference.skip :][: reference.limit])
-        most = math.ceil(made * share) if split == "evaluation" and share else made
-        return islice(_task_documents(name, reference, tokenizer, sequence, split, count), most)
+        sample_count = len(range(reference.samples)[reference.skip :][: reference.limit])
+        document_count = math.ceil(sample_count * share) if split == "evaluation" and share else sample_count
+        return islice(_task_documents(name, reference, tokenizer, sequence, split, count), document_count)
     records = _drafts(reference, tokenizer, count)
     first = list(islice(records, 2))
     if len(first) == 1 and share:
         return _cut([encode(text, tokenizer) for text in first[0]], split, share, name)
-    sides = ((made, held_out(index, share)) for index, made in enumerate(chain(first, records)))
+    sides = ((documents, held_out(index, share)) for index, documents in enumerate(chain(first, records)))
     wanted = split == "evaluation"
-    return (encode(text, tokenizer) for made, held in sides if held == wanted or not share for text in made)
+    return (encode(text, tokenizer) for documents, is_held_out in sides if is_held_out == wanted or not share for text in documents)
 
 
 def _drafts(reference: DataReference, tokenizer: PreTrainedTokenizerBase, count: _Count) -> Iterator[list[TextDraft]]:
@@ -180,9 +180,9 @@ def _drafts(reference: DataReference, tokenizer: PreTrainedTokenizerBase, count:
     assert not isinstance(reference, TaskData)
     for record in read_records(reference):
         count.records += 1
-        made = drafts(record, reference, tokenizer)
-        if made:
-            yield made
+        documents = drafts(record, reference, tokenizer)
+        if documents:
+            yield documents
         else:
             count.empty += 1
 
@@ -201,8 +201,8 @@ def _cut(documents: list[Document], split: Split, share: float, name: str) -> It
             f"{name}: one text of {len(document)} tokens, too few to hold out a share for evaluation. Add data, or set the share "
             "to 0"
         )
-    kept = slice(at) if split == "train" else slice(at, None)
-    return iter([Document(document.ids[kept], document.learned[kept])])
+    side = slice(at) if split == "train" else slice(at, None)
+    return iter([Document(document.ids[side], document.learned[side])])
 
 
 def _task_documents(

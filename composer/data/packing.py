@@ -209,20 +209,20 @@ def pack(documents: Iterable[Document], sequence: int, *, how: Packing) -> Packe
     """
     if sequence < 2:
         raise DataError(f"rows of {sequence} tokens: expected at least 2, as a token is predicted from the tokens before it")
-    kept, left_out = [], 0
+    usable, left_out = [], 0
     for document in documents:
         if document.targets:
-            kept.append(document)
+            usable.append(document)
         else:
             left_out += len(document)
-    if not kept:
+    if not usable:
         return PackedRows(*(np.empty((0, sequence), dtype) for dtype in (np.int32, np.int32, np.int32, np.bool_)), dropped=left_out)
-    lengths = np.array([len(document) for document in kept], dtype=np.int64)
+    lengths = np.array([len(document) for document in usable], dtype=np.int64)
     starts = np.fromiter(_starts(lengths, sequence, how), np.int64, len(lengths))
     count = -(-int(starts[-1] + lengths[-1]) // sequence)
     begins = np.zeros(count * sequence, np.bool_)
     begins[slice(0, None, sequence) if how == "joined" else np.append(starts, np.arange(0, len(begins), sequence))] = True
-    rows = _fill(kept, starts, lengths, begins.reshape(count, sequence))
+    rows = _fill(usable, starts, lengths, begins.reshape(count, sequence))
     teaching = (rows.labels != IGNORED).any(axis=1)
     if teaching.all():
         return PackedRows(*rows._arrays(), dropped=left_out)

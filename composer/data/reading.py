@@ -132,7 +132,7 @@ def _number(place: str, records: Iterator[dict[str, Any]]) -> Iterator[DataRecor
         yield DataRecord(f"{place}, record {number}", fields)
 
 
-def _read_file(file: Path, by: str) -> Iterator[dict[str, Any]]:
+def _read_file(file: Path, unit: str) -> Iterator[dict[str, Any]]:
     """Records of one file. Blank lines and paragraphs of plain text are no records."""
     kind = kind_of(file)
     try:
@@ -145,7 +145,7 @@ def _read_file(file: Path, by: str) -> Iterator[dict[str, Any]]:
             elif kind == "csv":
                 yield from read_table(stream, file)
             elif kind == "text":
-                yield from read_plain(stream, file, by)
+                yield from read_plain(stream, file, unit)
             else:
                 yield from map(without_filling, read_parquet(stream, file))
     except DataError:
@@ -180,11 +180,11 @@ def _with_all_columns(records: Iterator[tuple[dict[str, Any], int]]) -> Iterator
     read a text such as 2024-01-01 as a date.
     """
     first: list[dict[str, Any]] = []
-    held = 0
+    buffered_bytes = 0
     for record, size in records:
         first.append(record)
-        held += size
-        if len(first) == KNOWN or held > MOST_AHEAD:
+        buffered_bytes += size
+        if len(first) == KNOWN or buffered_bytes > MOST_AHEAD:
             break
     columns = dict.fromkeys(islice(chain.from_iterable(first), MOST_COLUMNS))
     for record in chain(first, (record for record, _ in records)):
@@ -202,14 +202,14 @@ def _json_records(stream: BinaryIO, file: Path) -> Iterator[tuple[dict[str, Any]
     if first.startswith(b"{") and _is_json(first):
         yield from _objects(stream, file)
         return
-    items = parse_list(stream, MOST_LINE) if first.startswith(b"[") else iter([_whole(stream, file)])
+    items = parse_list(stream, MOST_LINE) if first.startswith(b"[") else iter([_read_all(stream, file)])
     for number, (record, size) in enumerate(items, 1):
         if not isinstance(record, dict | str):
             raise DataError(f'{file}, record {number}: expected an object such as {{"text": …}}, got {brief(record)}')
         yield {"text": record} if isinstance(record, str) else record, size
 
 
-def _whole(stream: BinaryIO, file: Path) -> tuple[Any, int]:
+def _read_all(stream: BinaryIO, file: Path) -> tuple[Any, int]:
     text = stream.read(MOST_LINE + 1)
     if len(text) > MOST_LINE:
         raise DataError(f"{file} is no list and has more than {MOST_LINE:,} bytes: save it as a list, or as JSON lines, .jsonl")
@@ -241,36 +241,36 @@ def _objects(stream: BinaryIO, file: Path) -> Iterator[tuple[dict[str, Any], int
         yield record, len(line)
 
 
-def read_plain(stream: BinaryIO, file: Path, by: str) -> Iterator[dict[str, str]]:
+def read_plain(stream: BinaryIO, file: Path, unit: str) -> Iterator[dict[str, str]]:
     """Yield the documents of an open file; nothing blank. Raises DataError for one that is too long, and UnicodeDecodeError."""
     text = TextIOWrapper(stream, encoding="utf-8-sig")  # which reads each end of a line as "\n"
-    if by == "document":
-        whole = text.read(MOST_TEXT + 1)
-        if _too_long(whole):
+    if unit == "document":
+        content = text.read(MOST_TEXT + 1)
+        if _too_long(content):
             raise too_long(str(file), file.stat().st_size)
-        if whole.strip():
-            yield {"text": whole}
+        if content.strip():
+            yield {"text": content}
         return
-    held: list[str] = []
+    lines: list[str] = []
     size = number = 0
     while line := text.readline(MOST_TEXT + 1):
         number += 1
         if _too_long(line):
             raise too_long(f"{file}:{number}")
         line = line.rstrip("\n")
-        if by == "line":
+        if unit == "line":
             if line.strip():
                 yield {"text": line}
         elif line.strip():
-            held.append(line)
+            lines.append(line)
             size += len(line) + 1
             if size > MOST_TEXT:
                 raise too_long(f"{file}: the paragraph that ends after line {number}")
-        elif held:
-            yield {"text": "\n".join(held)}
-            held, size = [], 0
-    if held:
-        yield {"text": "\n".join(held)}
+        elif lines:
+            yield {"text": "\n".join(lines)}
+            lines, size = [], 0
+    if lines:
+        yield {"text": "\n".join(lines)}
 
 
 def _too_long(text: str) -> bool:

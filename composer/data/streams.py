@@ -37,16 +37,16 @@ class Unpacked:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.most = max(MOST_UNPACKED, MOST_RATIO * file.stat().st_size)
+        self.max_bytes = max(MOST_UNPACKED, MOST_RATIO * file.stat().st_size)
         self.size = 0
 
     def add(self, size: int) -> None:
         """Count some more bytes. Raises DataError beyond the limit."""
         self.size += size
-        if self.size > self.most:
+        if self.size > self.max_bytes:
             raise DataError(
-                f"{self.file} unpacks to more than {self.most:,} bytes, the most that is read of a compressed file of its size "
-                f"({self.file.stat().st_size:,} bytes): split it, save it uncompressed, or read its first records: limit=N"
+                f"{self.file} unpacks to more than {self.max_bytes:,} bytes, the most that is read of a compressed file of its "
+                f"size ({self.file.stat().st_size:,} bytes): split it, save it uncompressed, or read its first records: limit=N"
             )
 
 
@@ -56,13 +56,13 @@ def too_long(place: str, size: int | None = None) -> DataError:
     return DataError(f"{place} has {shown} than {MOST_TEXT:,} bytes, the most that a text may have: split it into several texts")
 
 
-def lines_of(stream: BinaryIO, file: Path, most: int = MOST_LINE) -> Iterator[bytes]:
-    """Yield the lines of a file, with their ends. Raises DataError for a line of more than ``most`` bytes."""
+def lines_of(stream: BinaryIO, file: Path, max_bytes: int = MOST_LINE) -> Iterator[bytes]:
+    """Yield the lines of a file, with their ends. Raises DataError for a line of more than ``max_bytes`` bytes."""
     number = 0
-    while line := stream.readline(most + 1):
+    while line := stream.readline(max_bytes + 1):
         number += 1
-        if len(line) > most:
-            raise DataError(f"{file}:{number}  has more than {most:,} bytes, the most that a line may have: split it")
+        if len(line) > max_bytes:
+            raise DataError(f"{file}:{number}  has more than {max_bytes:,} bytes, the most that a line may have: split it")
         yield line
 
 

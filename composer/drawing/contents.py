@@ -126,7 +126,7 @@ def _state_bytes(graph: HeadGraph, tokens: int, dtype: str) -> dict[str, int]:
     return {node: state_bytes(slots, dtype) for node, slots in by_node.items()}
 
 
-def _box(node: Node, graph: HeadGraph, held: int, tokens: int) -> Box:
+def _box(node: Node, graph: HeadGraph, state_bytes: int, tokens: int) -> Box:
     caption, title, details = _words(node)
     lines = [Text(fit_text(caption, WIDEST, DETAIL), DETAIL, "caption")] if caption else []
     lines.append(Text(fit_text(title, WIDEST, TITLE, bold=True), TITLE, "title"))
@@ -134,9 +134,9 @@ def _box(node: Node, graph: HeadGraph, held: int, tokens: int) -> Box:
     if node.part is not None and node.main:
         details = [*details, *_fields_in_words(node.part, shown)]
     lines += [Text(line, DETAIL, "detail") for line in lines_of(details, WIDEST, DETAIL)]
-    if held:
+    if state_bytes:
         grows = isinstance(node.part, Memory) and node.part.grows
-        lines.append(Text(f"state {size(held)}", DETAIL, "state"))
+        lines.append(Text(f"state {size(state_bytes)}", DETAIL, "state"))
         if grows:
             lines.append(Text(f"at {tokens:,} tokens; it grows", DETAIL, "detail"))
     equation = f"\n{node.part.equation}\n({node.part.source})" if node.part is not None and hasattr(node.part, "equation") else ""

@@ -46,7 +46,7 @@ def map_of_layers(resolved: Resolved, named: Mapping[tuple[str, int], str], x: f
     columns = [(str(index), layer) for index, layer in enumerate(resolved.layers)]
     if len(columns) > MOST:
         columns = _runs(resolved.layers)
-    left = len(columns) - MOST
+    omitted_count = len(columns) - MOST
     columns = columns[:MOST]
     places = list(named)
     across = max([COLUMN, *(width(label, LABEL_FONT_SIZE) + 6 for label, _ in columns)])
@@ -68,13 +68,16 @@ def map_of_layers(resolved: Resolved, named: Mapping[tuple[str, int], str], x: f
         )
     rows = (len(columns) + A_ROW - 1) // A_ROW
     height = rows * (TALL + NUMBERS + ROW_GAP) - ROW_GAP
-    if left > 0:
+    if omitted_count > 0:
         height += 16
-        note = f"and {left:,} more columns of layers that are alike"
+        note = f"and {omitted_count:,} more columns of layers that are alike"
         elements.append(element("text", note, class_="cd-said", x=x, y=y + height - 3, font_size=11))
     return (
         elements,
-        max(min(len(columns), A_ROW) * across, width("and 0,000,000 more columns of layers that are alike", 11) if left > 0 else 0),
+        max(
+            min(len(columns), A_ROW) * across,
+            width("and 0,000,000 more columns of layers that are alike", 11) if omitted_count > 0 else 0,
+        ),
         height,
     )
 
@@ -194,17 +197,17 @@ def picture(
     elements, wide, high = map_of_layers(resolved, named, MARGIN, sheet.y)
     sheet.elements += elements
     sheet.width, sheet.y = max(sheet.width, wide), sheet.y + high + PANEL_GAP
-    _panels(sheet, panels, {kind: _says(named[kind], kind, kinds[kind], several=len(kinds) > 1) for kind in kinds})
-    return _whole(sheet, resolved.name)
+    _panels(sheet, panels, {kind: _description(named[kind], kind, kinds[kind], several=len(kinds) > 1) for kind in kinds})
+    return _finish_picture(sheet, resolved.name)
 
 
-def _heading(sheet: _Sheet, resolved: Resolved, on: str | None, most: float) -> None:
-    _text(sheet, fit_text(resolved.name, most, 18, bold=True), 18, "name", 22)
+def _heading(sheet: _Sheet, resolved: Resolved, on: str | None, max_width: float) -> None:
+    _text(sheet, fit_text(resolved.name, max_width, 18, bold=True), 18, "name", 22)
     size_ = resolved.dimensions
     heads = f"{size_.heads:,} query and {size_.key_heads:,} key heads of {size_.head_dim:,} numbers"
     heads += "" if size_.value_dim is None else f", values of {size_.value_dim:,}"
-    _lines(sheet, [*([f"on {on}"] if on else []), plural(size_.layers, "layer"), heads], most)
-    _lines(sheet, [resolved.paper] if resolved.paper else [], most)
+    _lines(sheet, [*([f"on {on}"] if on else []), plural(size_.layers, "layer"), heads], max_width)
+    _lines(sheet, [resolved.paper] if resolved.paper else [], max_width)
 
 
 def _figures(
@@ -214,7 +217,7 @@ def _figures(
     graphs: Mapping[tuple[str, int], HeadGraph],
     tokens: int,
     dtype: str,
-    most: float,
+    max_width: float,
 ) -> None:
     """The bytes of the state for one row of a batch, beside the source's cache."""
     if resolved.direction != "causal":
@@ -229,13 +232,13 @@ def _figures(
     grows = any(memory.grows for head, _, _ in kinds.values() for memory in head.memory)
     _text(sheet, f"State {size(state)}" + (f" at {tokens:,} tokens, and growing" if grows else " at any length"), 13, "state", 18)
     beside = f"softmax attention's KV cache: {size(cache)} at {tokens:,} tokens"
-    _lines(sheet, [f"of one text, in {dtype}", beside], most)
+    _lines(sheet, [f"of one text, in {dtype}", beside], max_width)
     sheet.y += 8
 
 
-def _lines(sheet: _Sheet, pieces: list[str], most: float) -> None:
+def _lines(sheet: _Sheet, pieces: list[str], max_width: float) -> None:
     """Write the pieces below a heading, in as many lines as they need."""
-    for line in lines_of(pieces, most, 12):
+    for line in lines_of(pieces, max_width, 12):
         _text(sheet, line, 12, "said", 17)
 
 
@@ -245,13 +248,13 @@ def _text(sheet: _Sheet, text: str, font: int, name: str, leading: float) -> Non
     sheet.width = max(sheet.width, width(text, font, bold=name in ("name", "state")))
 
 
-def _says(letter: str, kind: tuple[str, int], about: tuple[HeadSpec, Shape, list[int]], *, several: bool) -> str:
+def _description(letter: str, kind: tuple[str, int], about: tuple[HeadSpec, Shape, list[int]], *, several: bool) -> str:
     name, heads = kind
-    where = _where(about[2])
-    return f"{letter}: {name}, " + (f"{plural(heads, 'query head')} of {where}" if several else f"in {where}")
+    layers = _layers_in_words(about[2])
+    return f"{letter}: {name}, " + (f"{plural(heads, 'query head')} of {layers}" if several else f"in {layers}")
 
 
-def _where(numbers: Sequence[int]) -> str:
+def _layers_in_words(numbers: Sequence[int]) -> str:
     """layers 0 to 3, 6; or, of evenly spaced ones, layers 0, 2, … 14."""
     steps = {second - first for first, second in pairwise(numbers)}
     if len(numbers) > 3 and len(steps) == 1 and steps != {1}:
@@ -269,9 +272,11 @@ def _panels(
         across = max(wide, width(title, 13, bold=True))
         if x and x + across > WIDEST - 2 * MARGIN:
             x, sheet.y = 0.0, lowest + PANEL_GAP
-        left = MARGIN + x
-        sheet.elements.append(element("text", escape_svg(title), class_="cd-state cd-panel", x=left, y=sheet.y + 13, font_size=13))
-        moved = f"translate({left + (across - wide) / 2:.1f} {sheet.y + 28:.1f})"
+        panel_x = MARGIN + x
+        sheet.elements.append(
+            element("text", escape_svg(title), class_="cd-state cd-panel", x=panel_x, y=sheet.y + 13, font_size=13)
+        )
+        moved = f"translate({panel_x + (across - wide) / 2:.1f} {sheet.y + 28:.1f})"
         sheet.elements.append(element("g", elements, transform=moved))
         lowest = max(lowest, sheet.y + 28 + high)
         x += across + PANEL_GAP
@@ -279,7 +284,7 @@ def _panels(
     sheet.y = lowest
 
 
-def _whole(sheet: _Sheet, name: str) -> Picture:
+def _finish_picture(sheet: _Sheet, name: str) -> Picture:
     wide, high = sheet.width + 2 * MARGIN, sheet.y + MARGIN
     ground = element("rect", class_="cd-ground", x=0.5, y=0.5, width=wide - 1, height=high - 1, rx=8)
     title = element("title", escape_svg(f"{name}: its heads and layers"))
@@ -324,8 +329,8 @@ def _find_changed(graphs: dict[HeadKey, HeadGraph], others: dict[HeadKey, HeadGr
         alike = [other for (name, _), other in others.items() if name == kind[0]]
         if len(graphs) == len(others) == 1:
             alike = list(others.values())
-        known = set(_contents_of(alike[0])) if alike else set()
-        marked[kind] = frozenset(name for name, means in _contents_of(graph) if (name, means) not in known)
+        other_contents = set(_contents_of(alike[0])) if alike else set()
+        marked[kind] = frozenset(name for name, means in _contents_of(graph) if (name, means) not in other_contents)
     return marked
 
 

@@ -43,32 +43,32 @@ CUT = "…"
 
 def width(text: str, size: float, *, bold: bool = False) -> float:
     """Return the width of one line of text, in the units of ``size``."""
-    return sum(_of(character, _TABLES[bold]) for character in text) * size / 1000
+    return sum(_width_of(character, _TABLES[bold]) for character in text) * size / 1000
 
 
-def _of(character: str, table: dict[str, int]) -> int:
+def _width_of(character: str, table: dict[str, int]) -> int:
     advance = table.get(character)
     if advance is not None:
         return advance
     return _WIDE if unicodedata.east_asian_width(character) in "WF" else _OTHER
 
 
-def fit_text(text: str, most: float, size: float, *, bold: bool = False) -> str:
+def fit_text(text: str, max_width: float, size: float, *, bold: bool = False) -> str:
     """Return the text, or as much of its beginning as leaves room for ``…``."""
-    if width(text, size, bold=bold) <= most:
+    if width(text, size, bold=bold) <= max_width:
         return text
-    kept = text
-    while kept and width(kept.rstrip() + CUT, size, bold=bold) > most:
-        kept = kept[:-1]
-    return kept.rstrip() + CUT
+    beginning = text
+    while beginning and width(beginning.rstrip() + CUT, size, bold=bold) > max_width:
+        beginning = beginning[:-1]
+    return beginning.rstrip() + CUT
 
 
-def lines_of(pieces: list[str], most: float, size: float, between: str = " · ") -> list[str]:
+def lines_of(pieces: list[str], max_width: float, size: float, between: str = " · ") -> list[str]:
     """Return pieces one after another, in as many lines as they need. A piece that is too long for a line is cut."""
     lines: list[str] = []
-    for piece in (fit_text(text, most, size) for text in pieces):
+    for piece in (fit_text(text, max_width, size) for text in pieces):
         longer = f"{lines[-1]}{between}{piece}" if lines else piece
-        if lines and width(longer, size) <= most:
+        if lines and width(longer, size) <= max_width:
             lines[-1] = longer
         else:
             lines.append(piece)

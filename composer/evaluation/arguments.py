@@ -55,13 +55,13 @@ class Perplexity(Closed):
         """Raise ``TaskError`` if the text is shorter than one window."""
         ids = _tokens(writer.tokenizer, self.text, stamp(self.text))
         fresh = length - len(writer.begin)
-        whole = len(ids) // fresh if fresh > 0 else 0
-        if whole == 0:
+        window_count = len(ids) // fresh if fresh > 0 else 0
+        if window_count == 0:
             raise TaskError(f"{self.text} has {len(ids):,} tokens, too few for one window of {length:,}.")
-        count = min(whole, self.samples)
+        count = min(window_count, self.samples)
 
         def window(index: int) -> Sample:
-            start = index * whole // count * fresh
+            start = index * window_count // count * fresh
             cut = (*writer.begin, *ids[start : start + fresh].tolist())
             return Sample(cut, (False,) * len(cut), writer.decode(cut))
 
@@ -105,11 +105,11 @@ def read_tasks(tasks: Sequence[str | Task | Perplexity], options: EvaluationOpti
         if not isinstance(task, str):
             kinds = 'names, such as "passkey,depth=0.5", or tasks of composer.tasks'
             raise EvaluationError(f"tasks: expected {kinds}; got a value of type {type(task).__name__}.")
-        for name, own in _tasks_with_options(task):
-            label = ",".join([name, *(f"{key}={value}" for key, value in own.items())])
-            shared = _shared_options(name, own, options)
+        for name, task_options in _tasks_with_options(task):
+            label = ",".join([name, *(f"{key}={value}" for key, value in task_options.items())])
+            shared = _shared_options(name, task_options, options)
             used_options |= shared.keys()
-            named.append(NamedTask(label, _validate(label, name, own, shared)))
+            named.append(NamedTask(label, _validate(label, name, task_options, shared)))
     twice = [task.label for place, task in enumerate(named) if task.label in [before.label for before in named[:place]]]
     if twice:
         raise EvaluationError(f"The task {twice[0]} is named twice; name it once, or with other options.")
@@ -129,7 +129,7 @@ def read_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
     """Return the lengths, each once, in ascending order. Raises EvaluationError."""
     if not lengths:
         raise EvaluationError("No length of samples is set. Set lengths in tokens, such as --lengths 512,1024.")
-    return tuple(sorted(set(numbers_of(lengths, "--lengths", EvaluationError, least=SHORTEST))))
+    return tuple(sorted(set(numbers_of(lengths, "--lengths", EvaluationError, minimum=SHORTEST))))
 
 
 def _tasks_with_options(text: str) -> list[tuple[str, dict[str, str]]]:
@@ -150,29 +150,29 @@ def _tasks_with_options(text: str) -> list[tuple[str, dict[str, str]]]:
     return parted
 
 
-def _shared_options(name: str, own: Mapping[str, str], options: EvaluationOptions) -> dict[str, Any]:
+def _shared_options(name: str, task_options: Mapping[str, str], options: EvaluationOptions) -> dict[str, Any]:
     """Return the shared options that this task has and does not set itself."""
-    known = KINDS[name].model_fields
+    fields = KINDS[name].model_fields
     every = {"samples": options.samples or SAMPLES, "seed": options.seed} | {key: getattr(options, key) for key in FILES}
-    return {key: value for key, value in every.items() if key in known and key not in own and value is not None}
+    return {key: value for key, value in every.items() if key in fields and key not in task_options and value is not None}
 
 
-def _validate(label: str, name: str, own: Mapping[str, str], shared: Mapping[str, Any]) -> Task | Perplexity:
+def _validate(label: str, name: str, task_options: Mapping[str, str], shared: Mapping[str, Any]) -> Task | Perplexity:
     kind = KINDS[name]
-    known = [key for key in kind.model_fields if key not in ("kind", "learn", *SHARED_OPTIONS)]
-    for key in own:
+    option_names = [key for key in kind.model_fields if key not in ("kind", "learn", *SHARED_OPTIONS)]
+    for key in task_options:
         if key in SHARED_OPTIONS:
             raise EvaluationError(f"{label}: {key} is the same for all tasks: {SHARED_OPTIONS[key]}.")
-        if key not in known:
-            listed = f"Options: {', '.join(known)}." if known else "It has none."
-            raise EvaluationError(f'{label}: unknown option "{key}"{nearest(key, known) or "."} {listed}')
+        if key not in option_names:
+            listed = f"Options: {', '.join(option_names)}." if option_names else "It has none."
+            raise EvaluationError(f'{label}: unknown option "{key}"{nearest(key, option_names) or "."} {listed}')
     try:
-        return kind.model_validate({**shared, **own})
+        return kind.model_validate({**shared, **task_options})
     except ValidationError as error:
         details = error.errors(include_url=False)[0]
         key = str(details["loc"][0]) if details["loc"] else "its options"
         if details["type"] == "missing":
-            where = f"--{key}" if key in FILES else f"{name},{key}=…"
+            option = f"--{key}" if key in FILES else f"{name},{key}=…"
             more = " (`stories` has built-in texts and the same score)" if name == "perplexity" else ""
-            raise EvaluationError(f"{name} needs {key}: set {where}{more}.") from error
+            raise EvaluationError(f"{name} needs {key}: set {option}{more}.") from error
         raise EvaluationError(f"{label}: {key} = {brief(details['input'])}: {problem_of(details)}.") from error

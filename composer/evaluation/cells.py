@@ -185,8 +185,8 @@ def _by_position(length: int, judged: Sequence[SampleResult]) -> tuple[PositionB
     bins: list[PositionBin] = []
     for place in range(max(map(len, rows), default=0)):
         nats = [row[place] for row in rows if place < len(row)]
-        known = [result for result in nats if result is not None]
-        if known:
+        numbers = [result for result in nats if result is not None]
+        if numbers:
             end = min((place + 1) * size, length)
-            bins.append(PositionBin(start=place * size, end=end, nats=math.fsum(known) / len(known)))
+            bins.append(PositionBin(start=place * size, end=end, nats=math.fsum(numbers) / len(numbers)))
     return tuple(bins)

@@ -95,26 +95,26 @@ class ScoreLog:
             stream.write((json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
-def _check_sample(line: LoggedSample, setting: EvaluationSetting, where: str) -> None:
+def _check_sample(line: LoggedSample, setting: EvaluationSetting, place: str) -> None:
     """Raise EvaluationError if a logged sample is of no cell of the evaluation, or has an impossible score."""
     tasks = {task.label: task for task in setting.tasks}
-    _check_known(line.model, [model.label for model in setting.models], "model", where)
-    _check_known(line.task, tasks, "task", where)
-    _check_known(line.length, setting.lengths, "length", where)
+    _check_known(line.model, [model.label for model in setting.models], "model", place)
+    _check_known(line.task, tasks, "task", place)
+    _check_known(line.length, setting.lengths, "length", place)
     task = tasks[line.task]
     if line.index >= setting.samples_of(task):
-        raise _damage_error(where, f"index: expected less than {setting.samples_of(task):,}, got {line.index:,}")
+        raise _damage_error(place, f"index: expected less than {setting.samples_of(task):,}, got {line.index:,}")
     if task.scored != "loss" and not 0 <= line.score <= 1:
-        raise _damage_error(where, f"score: expected a share from 0 to 1, got {line.score:g}")
+        raise _damage_error(place, f"score: expected a share from 0 to 1, got {line.score:g}")
 
 
-def _check_known(value: object, known: Iterable[object], field: str, where: str) -> None:
-    if value not in known:
-        raise _damage_error(where, f"{field}: expected one of {list_first(map(str, known))}, got {brief(value)}")
+def _check_known(value: object, expected: Iterable[object], field: str, place: str) -> None:
+    if value not in expected:
+        raise _damage_error(place, f"{field}: expected one of {list_first(map(str, expected))}, got {brief(value)}")
 
 
-def _damage_error(where: str, problem: str) -> EvaluationError:
-    return EvaluationError(f"{where} is damaged: {problem}. {SAMPLES_AGAIN}")
+def _damage_error(place: str, problem: str) -> EvaluationError:
+    return EvaluationError(f"{place} is damaged: {problem}. {SAMPLES_AGAIN}")
 
 
 @contextmanager

@@ -154,12 +154,12 @@ def _write_samples(folder: Path, samples: Mapping[str, list[dict[str, Any]]]) ->
     from lm_eval.loggers import EvaluationTracker
 
     with STORE.writing(folder), tempfile.TemporaryDirectory() as written:
-        for task, own in samples.items():
+        for task, task_samples in samples.items():
             tracker = EvaluationTracker(output_path=written)
             tracker.general_config_tracker.model_name_sanitized = task
             tracker.date_id = ""  # lm-eval sets it as it writes its own report; it is the end of the file's name
             save: Any = tracker.save_results_samples  # its annotation is of another type than lm-eval passes
-            save(task, own)
+            save(task, task_samples)
             (file,) = (Path(written) / task).glob("*.jsonl")
             write_whole(folder / f"samples_{task}.jsonl", read_text(file, MOST_LOG))
 

@@ -103,6 +103,6 @@ class HarnessModel(HFLM):
             self._requests[task] = self._requests.get(task, 0) + 1
         return tasks
 
-    def _check(self, task: str, tokens: int, most: int) -> None:
-        if tokens > most:
+    def _check(self, task: str, tokens: int, limit: int) -> None:
+        if tokens > limit:
             self._cut.setdefault(task, []).append(tokens)

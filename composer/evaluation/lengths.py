@@ -91,7 +91,7 @@ def impossible_cells(
     """Return the cells that cannot be scored, each with its reason, and the samples that were made of the others. Logs a warning
     for texts that a tokenizer cannot write. Raises EvaluationError and TaskError for a task that can be done at no length."""
     reasons_of: dict[CellKey, str] = {}
-    made: MadeSamples = {}
+    samples_of: MadeSamples = {}
     room = MOST_KEPT
     doubts: dict[str, list[str]] = {}
     for subject in subjects:
@@ -105,7 +105,7 @@ def impossible_cells(
                 tokens += sample.ids
                 if len(sample.ids) <= room:
                     room -= len(sample.ids)
-                    made.setdefault(key, {})[done - 1] = sample
+                    samples_of.setdefault(key, {})[done - 1] = sample
                 if on_made is not None:
                     on_made(key, done, count)
 
@@ -115,7 +115,7 @@ def impossible_cells(
                 doubts.setdefault(doubt, []).append(subject.label)
     for doubt, labels in doubts.items():
         warn_user(f"{', '.join(labels)}: {doubt}")
-    return reasons_of, {key: samples for key, samples in made.items() if key not in reasons_of}
+    return reasons_of, {key: samples for key, samples in samples_of.items() if key not in reasons_of}
 
 
 def check_texts(tokenizer: Any, vocabulary: int, tasks: Sequence[NamedTask], lengths: Sequence[int]) -> None:
@@ -132,7 +132,7 @@ def _impossible(
     lengths: Sequence[int],
     trunk: Sizes | None,
     reference: str,
-    made: OnSample = lambda *_: None,
+    on_sample: OnSample = lambda *_: None,
 ) -> Iterator[tuple[int, str]]:
     """Yield the lengths at which a task cannot be done, each with its reason. At the shortest possible length all samples are made,
     at longer ones only the first: all others fit there, too."""
@@ -145,7 +145,7 @@ def _impossible(
             texts, count = [], 1 if seen else samples.count
             for index in range(count):
                 texts.append(samples.draw(index))
-                made(length, index + 1, count, texts[-1])
+                on_sample(length, index + 1, count, texts[-1])
         except (TaskError, _NoRoom) as error:
             problems[length] = error
             continue

@@ -66,7 +66,7 @@ class ScoringOptions(ForceOption, BackendOption, DtypeOption, DeviceOption, Task
 
     error: ClassVar[type[ComposerError]] = EvaluationError
     samples: int | None = option(
-        f"Samples of each task at each length. Left out, {SAMPLES}, and all documents of lm-eval's tasks.", default=None, least=1
+        f"Samples of each task at each length. Left out, {SAMPLES}, and all documents of lm-eval's tasks.", default=None, minimum=1
     )
     out: Path | None = option(
         "Folder for results and plots. The same call continues an evaluation there. Left out, nothing is written.",
@@ -91,7 +91,7 @@ class ScoringOptions(ForceOption, BackendOption, DtypeOption, DeviceOption, Task
         default=None,
         converter=to_limit,
     )
-    num_fewshot: int | None = option("With --lm-eval: examples before each question.", default=None, least=0)
+    num_fewshot: int | None = option("With --lm-eval: examples before each question.", default=None, minimum=0)
     apply_chat_template: bool | str = option(
         "With --lm-eval: write prompts with the model's chat template.", default=False, kind=bool
     )
@@ -107,7 +107,7 @@ class ScoringOptions(ForceOption, BackendOption, DtypeOption, DeviceOption, Task
     max_length: int | None = option(
         "With --lm-eval: tokens that are kept of a request. Left out, the positions of the model's config.",
         default=None,
-        least=SHORTEST,
+        minimum=SHORTEST,
         metavar="N",
     )
 

@@ -61,9 +61,9 @@ def _over_length(pyplot: Any, task: TaskIdentity, cells: dict[str, list[Evaluati
         means, errors = [cell.mean for cell in every], [_error(cell) for cell in every]
         axis.errorbar([cell.length for cell in every], means, yerr=list(zip(*errors, strict=True)), capsize=3, **look(index, model))
     doubling_ticks(axis, sorted({cell.length for every in cells.values() for cell in every}))
-    what = "nats per token" if task.scored == "loss" else "share answered right"
-    axis.set(xlabel="tokens of the text", ylabel=what)
-    add_title(figure, f"{task.label}: {what}, with 95 % intervals")
+    measure = "nats per token" if task.scored == "loss" else "share answered right"
+    axis.set(xlabel="tokens of the text", ylabel=measure)
+    add_title(figure, f"{task.label}: {measure}, with 95 % intervals")
     if task.scored != "loss":
         axis.set_ylim(-0.03, 1.03)
     legend(figure, axis, columns=4)

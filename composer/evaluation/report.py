@@ -154,8 +154,8 @@ class EvaluationSetting(Settings):
 
     def samples_of(self, task: TaskIdentity) -> int:
         """Return the number of samples of a cell. A text that is shorter than that many windows has fewer."""
-        own = task.options.get("samples")
-        return own if isinstance(own, int) else self.samples
+        sample_count = task.options.get("samples")
+        return sample_count if isinstance(sample_count, int) else self.samples
 
 
 class EvaluationReport(RunReport):
@@ -203,12 +203,12 @@ def tables(report: EvaluationReport) -> Iterator[Table]:
 
 def _table(report: EvaluationReport, task: str, meaning: str, words: Callable[[EvaluationCell], str]) -> Table:
     """Return a row a model, a column a length."""
-    known = {cell.key: cell for cell in report.cells}
+    cells = {cell.key: cell for cell in report.cells}
     lengths = report.setting.lengths
     rows = tuple(
         (
             model.label,
-            *(NOT_ASKED if (cell := known.get(CellKey(model.label, task, length))) is None else words(cell) for length in lengths),
+            *(NOT_ASKED if (cell := cells.get(CellKey(model.label, task, length))) is None else words(cell) for length in lengths),
         )
         for model in report.setting.models
     )

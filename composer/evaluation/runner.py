@@ -59,10 +59,10 @@ def evaluate(
         check_harness(options, subjects)
     folder = None if options.out is None else options.out.expanduser()
     with _explain_interrupt(folder):
-        impossible, made = impossible_cells(subjects, named, lengths, _making(options))
+        impossible, samples_of = impossible_cells(subjects, named, lengths, _making(options))
         setting = _setting(subjects, named, lengths, options)
     with open_score_log(folder, setting, force=options.force) as log, _explain_interrupt(folder, log):
-        run = _Evaluation(subjects, named, lengths, options, log, manager, impossible, made)
+        run = _Evaluation(subjects, named, lengths, options, log, manager, impossible, samples_of)
         cells = [cell for subject in subjects for cell in run.subject(subject)]
         labels = [model.label for model in log.setting.models]
         results = [result for label in labels if (result := log.harness(label)) is not None]
@@ -99,7 +99,7 @@ class _Evaluation:
         log: ScoreLog,
         manager: Any,
         impossible: Mapping[CellKey, str],
-        made: MadeSamples,
+        samples_of: MadeSamples,
     ) -> None:
         """manager: lm-eval's, or None where it does not run. impossible: the reason for each cell that cannot be scored. made:
         samples that have been made already; those of a cell are removed as it begins."""
@@ -111,7 +111,7 @@ class _Evaluation:
             for task, length in self._cells
             if (key := CellKey(subject.label, task.label, length)) not in impossible
         }
-        self._impossible, self._made = impossible, made
+        self._impossible, self._samples_of = impossible, samples_of
         self._done = sum(len(log.results(key)) for key in self._counts)
         self._began = time.perf_counter()
 
@@ -127,7 +127,7 @@ class _Evaluation:
         return cells
 
     def _cell(self, subject: Subject, model: Any, key: CellKey, named: NamedTask) -> EvaluationCell:
-        failure, made = self._impossible.get(key), self._made.pop(key, {})
+        failure, samples_by_index = self._impossible.get(key), self._samples_of.pop(key, {})
         if self._lacks(key):
             self._report_progress(key)
 
@@ -136,7 +136,7 @@ class _Evaluation:
                 self._done += 1
                 self._report_progress(key)
 
-            known = self.log.results(key).keys()
+            results = self.log.results(key).keys()
             try:
                 score_cell(
                     model,
@@ -144,8 +144,8 @@ class _Evaluation:
                     named.task,
                     key.length,
                     batch_tokens=self.options.batch_tokens,
-                    known=frozenset(known),
-                    made=made,
+                    scored_indices=frozenset(results),
+                    samples_by_index=samples_by_index,
                     tell=keep,
                 )
             except (CellFailed, TaskError) as error:

@@ -62,26 +62,26 @@ def score_cell(
     length: int,
     *,
     batch_tokens: int = BATCH_TOKENS,
-    known: Collection[int] = (),
-    made: Mapping[int, Sample] | None = None,
+    scored_indices: Collection[int] = (),
+    samples_by_index: Mapping[int, Sample] | None = None,
     tell: Callable[[SampleResult], None] | None = None,
 ) -> list[SampleResult]:
     """Score the samples of a task at one length, in order. Raises CellFailed and TaskError.
 
     - model: a causal one, in evaluation mode.
     - batch_tokens: tokens of the samples of a batch.
-    - known: indices of samples that were scored before, which are not returned. Batches are still made of all samples, so that a
-      continued evaluation computes the same numbers: known samples are computed again if their batch has unknown ones.
-    - made: samples that have been made already, by index.
+    - scored_indices: indices of samples that were scored before, which are not returned. Batches are still made of all samples, so
+      that a continued evaluation computes the same numbers: scored samples are computed again if their batch has others.
+    - samples_by_index: samples that have been made already, by index.
     - tell: called with each result, after its batch.
     """
     writer = Writer(tokenizer)
-    samples, ready = draw_samples(task, writer, length), made or {}
+    samples, ready = draw_samples(task, writer, length), samples_by_index or {}
     size = max(1, batch_tokens // length)
     results: list[SampleResult] = []
     for start in range(0, samples.count, size):
         indices = range(start, min(start + size, samples.count))
-        if all(index in known for index in indices):
+        if all(index in scored_indices for index in indices):
             continue
         batch = [ready[index] if index in ready else samples.draw(index) for index in indices]
         check_tokens(batch, model.config.get_text_config().vocab_size, task.name, tokenizer)
@@ -89,7 +89,7 @@ def score_cell(
         scores = _as_many_as_fit(lambda some: _judge(model, writer, task, length, some), batch)
         seconds = (time.perf_counter() - began) / len(batch)
         for index, sample, score in zip(indices, batch, scores, strict=True):
-            if index in known:
+            if index in scored_indices:
                 continue
             judged = SampleResult(
                 index=index,
@@ -131,8 +131,8 @@ def _judge(model: Any, writer: Writer, task: Task | Perplexity, length: int, sam
     if task.scored == "written":
         assert isinstance(task, Task)
         prompts = [sample.prompt_ids for sample in samples]
-        most = [len(sample.ids) - len(prompt) + MORE for sample, prompt in zip(samples, prompts, strict=True)]
-        texts = [writer.decode(ids) for ids in write(model, prompts, most, ends_of(model, writer))]
+        max_new_tokens = [len(sample.ids) - len(prompt) + MORE for sample, prompt in zip(samples, prompts, strict=True)]
+        texts = [writer.decode(ids) for ids in write(model, prompts, max_new_tokens, ends_of(model, writer))]
         return [SampleScore(task.score(sample, text), text) for sample, text in zip(samples, texts, strict=True)]
     if task.scored == "candidates":
         assert isinstance(task, Task)
@@ -146,8 +146,8 @@ def _judge(model: Any, writer: Writer, task: Task | Perplexity, length: int, sam
     judged = judge_tokens(model, [sample.ids for sample in samples], is_predicted)
     size = bucket_size(length)
     return [
-        SampleScore(_mean(nats.tolist()), nats=_in_buckets(nats.tolist(), where, size))
-        for (_, nats), where in zip(judged, is_predicted, strict=True)
+        SampleScore(_mean(nats.tolist()), nats=_in_buckets(nats.tolist(), mask, size))
+        for (_, nats), mask in zip(judged, is_predicted, strict=True)
     ]
 
 
@@ -170,8 +170,8 @@ def ends_of(model: Any, writer: Writer) -> frozenset[int]:
 
 
 @torch.inference_mode()
-def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], ends: Collection[int]) -> list[list[int]]:
-    """Return the greedy continuation of each prompt, of at most ``most`` tokens, up to one of ``ends``.
+def write(model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: Sequence[int], ends: Collection[int]) -> list[list[int]]:
+    """Return the greedy continuation of each prompt, of at most ``max_new_tokens`` tokens, up to one of ``ends``.
 
     Sampling and penalties of a generation config are ignored. Prompts are padded on the left.
     """
@@ -185,23 +185,23 @@ def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], end
         output = model(input_ids=ids, **inputs, logits_to_keep=1)
         cache = getattr(output, CACHE, None)
         if cache is None:
-            return [_without_cache(model, prompt, count, ends) for prompt, count in zip(prompts, most, strict=True)]
+            return [_without_cache(model, prompt, count, ends) for prompt, count in zip(prompts, max_new_tokens, strict=True)]
         logits = output.logits[:, -1].float()
         chosen = logits.argmax(-1)
         _check_finite(logits[sorted(going)])
         for row, token in enumerate(chosen.tolist()):
             if row in going and token not in ends:
                 texts[row].append(token)
-            if token in ends or len(texts[row]) >= most[row]:
+            if token in ends or len(texts[row]) >= max_new_tokens[row]:
                 going.discard(row)
         ids, inputs = chosen[:, None], _of_the_next(inputs | {CACHE: cache})
     return texts
 
 
-def _without_cache(model: Any, prompt: Sequence[int], most: int, ends: Collection[int]) -> list[int]:
+def _without_cache(model: Any, prompt: Sequence[int], max_new_tokens: int, ends: Collection[int]) -> list[int]:
     """Return the greedy continuation of one prompt, for a model without a cache: each token needs a call with the whole text."""
     text = list(prompt)
-    while len(text) < len(prompt) + most:
+    while len(text) < len(prompt) + max_new_tokens:
         logits = model(input_ids=torch.tensor([text], device=model.device), use_cache=False).logits[0, -1].float()
         _check_finite(logits)
         token = int(logits.argmax())

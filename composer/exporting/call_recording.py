@@ -118,7 +118,7 @@ class ProgramRecording(TorchFunctionMode):
         self.names: dict[int, tuple[str, bool]] = {}
         self.step = 0
         self.branch = ""
-        self._of: dict[int, tuple[Any, Recorded]] = {}
+        self._recorded: dict[int, tuple[Any, Recorded]] = {}
         self._inside: tuple[FrameType, str, dict[str, Any], list[int]] | None = None
         """The function of ``blocks`` that runs and is kept as one call, with its name, its arguments, and their versions."""
         self._profiler: Any = None
@@ -152,7 +152,7 @@ class ProgramRecording(TorchFunctionMode):
         """Return the call that a value comes from; None for a value that is known before any call."""
         if isinstance(value, SizeNumber):
             return value.call
-        result = self._of.get(id(value))
+        result = self._recorded.get(id(value))
         return None if result is None else result[1]
 
     def size(self, kind: str, name: str, args: tuple[Any, ...], number: int) -> int:
@@ -162,12 +162,12 @@ class ProgramRecording(TorchFunctionMode):
     @contextmanager
     def in_branch(self, branch: str) -> Iterator[None]:
         """Record calls as those of one branch of a choice."""
-        self.branch, before = branch, dict(self._of)
+        self.branch, before = branch, dict(self._recorded)
         try:
             yield
         finally:
             # An operation may return the tensor that it takes, which the other branch uses, too.
-            self.branch, self._of = "", self._of | before
+            self.branch, self._recorded = "", self._recorded | before
 
     def host(self, name: str, args: tuple[Any, ...], likes: Any, *, kind: str = "host", options: Mapping[str, Any] = {}) -> Any:
         """Record a call that is not run, such as one of the model's own code. likes: tensors like its results."""
@@ -191,7 +191,7 @@ class ProgramRecording(TorchFunctionMode):
         if self._inside is not None and self._inside[1] == GUARDED and self._may_guard:
             return self._guard(func, args[0])
         if name in NUMBERS and self._inside is None:
-            raise ExportError(f"Python reads the numbers of a tensor ({name}) {self._where()}")
+            raise ExportError(f"Python reads the numbers of a tensor ({name}) {self._place()}")
         result = self._call_torch(func, args, options)
         if name == "__get__" and self._inside is None:
             return self._attribute(func.__self__.__name__, args[0], result)
@@ -243,7 +243,7 @@ class ProgramRecording(TorchFunctionMode):
         if name == "is_cuda" and self.branch == "kernel":
             return False  # what a form on fla refuses on some GPUs, fla refuses itself
         if name in ("is_cpu", "is_cuda"):
-            raise ExportError(f"a part reads the device of a tensor {self._where()}")
+            raise ExportError(f"a part reads the device of a tensor {self._place()}")
         call = self.call_of(tensor)
         if name == "shape":
             if call is None or call.name.startswith("self."):
@@ -274,10 +274,10 @@ class ProgramRecording(TorchFunctionMode):
         if call is not None:
             return self._record_detach(value, call) if call.detached and torch.is_grad_enabled() and call.kind != "own" else call
         if isinstance(value, torch.Tensor):
-            raise ExportError(f"a computation uses a tensor that does not come from an input {self._where()}")
+            raise ExportError(f"a computation uses a tensor that does not come from an input {self._place()}")
         if isinstance(value, tuple | list):
-            each = [self._calls_in(item) for item in value]
-            return each if isinstance(value, list) else tuple(each)
+            items = [self._calls_in(item) for item in value]
+            return items if isinstance(value, list) else tuple(items)
         if isinstance(value, dict):
             return {name: self._calls_in(item) for name, item in value.items()}
         if isinstance(value, slice):
@@ -287,15 +287,15 @@ class ProgramRecording(TorchFunctionMode):
     def _record_detach(self, value: Any, call: Recorded) -> Recorded:
         """Record a detach for a value that was computed without gradients and is used with gradients."""
         call.detached = False
-        if id(value) not in self._of:
+        if id(value) not in self._recorded:
             return call
-        self._of[id(value)] = value, self._call("method", "detach", (call,), {})
-        return self._of[id(value)][1]
+        self._recorded[id(value)] = value, self._call("method", "detach", (call,), {})
+        return self._recorded[id(value)][1]
 
     def _store(self, result: Any, call: Recorded) -> None:
         """Store the result of a call. The answer is kept alive, so that no other gets its id."""
         if isinstance(result, torch.Tensor):
-            self._of[id(result)] = result, call
+            self._recorded[id(result)] = result, call
             with torch._C.DisableTorchFunction():
                 call.rank = result.dim()
                 call.detached = result.is_floating_point() and not torch.is_grad_enabled()
@@ -308,7 +308,7 @@ class ProgramRecording(TorchFunctionMode):
                 if value is not None:
                     self._store(value, self._call("field", f".{item.name}", (call,), {}))
         elif result is not None:
-            raise ExportError(f"{call.name} gives a {type(result).__name__} {self._where()}")
+            raise ExportError(f"{call.name} gives a {type(result).__name__} {self._place()}")
 
     def _profile(self, frame: FrameType, event: str, result: Any) -> None:
         """Called when any function of Python begins or ends."""
@@ -339,7 +339,7 @@ class ProgramRecording(TorchFunctionMode):
                 parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
                 for name, value in frame.f_locals.items():
                     for suffix, tensor in _tensors_in(value):
-                        result = self._of.get(id(tensor))
+                        result = self._recorded.get(id(tensor))
                         label = suffix.strip("_") if name == "self" else name.strip("_") + suffix
                         if result is not None and label:
                             self._note_name(result[1].number, label, name not in parameters)
@@ -350,7 +350,7 @@ class ProgramRecording(TorchFunctionMode):
         if before is None or (variable and not before[1]):
             self.names[number] = name, variable
 
-    def _where(self) -> str:
+    def _place(self) -> str:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and not frame.f_code.co_filename.startswith((BLOCKS, *folders())):
             frame = frame.f_back

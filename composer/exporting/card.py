@@ -35,28 +35,28 @@ class _Format:
 
 def card(exported: Exported | Native | Gguf, record: Record | None, command: str) -> str:
     """Return ``README.md``, with the Hub's front matter."""
-    own = _format(exported, "" if record is None or not record.resolved.paper else record.resolved.paper)
+    text = _format(exported, "" if record is None or not record.resolved.paper else record.resolved.paper)
     source = None if record is None else record.source
-    front: dict[str, Any] = {"library_name": own.library, "pipeline_tag": "text-generation", "tags": list(own.tags)}
+    front: dict[str, Any] = {"library_name": text.library, "pipeline_tag": "text-generation", "tags": list(text.tags)}
     if source is not None and source.repo_id:
         front["base_model"] = source.repo_id
     front |= licence_fields(record)
     if record is not None and (datasets := datasets_of(record)):
         front["datasets"] = datasets
     sections = [] if record is None else [lineage(record)]
-    sections.append(licence_section(record, own.code))
+    sections.append(licence_section(record, text.code))
     sections += [] if record is None else [f"## Spec\n\n{markdown_block(to_yaml(record.spec), 'yaml')}\n"]
     drawn = "" if record is None else f"\n![The graph of each head, and the map of layers]({PICTURE})\n"
-    record_file = f" {markdown_code(RECORD)} records how the\nmodel was built and trained." if own.has_record else ""
+    record_file = f" {markdown_code(RECORD)} records how the\nmodel was built and trained." if text.has_record else ""
     return f"""---
 {yaml.safe_dump(front, sort_keys=False).strip()}
 ---
 
-# {escape_markdown(own.title)}
+# {escape_markdown(text.title)}
 
-{own.description}
+{text.description}
 {drawn}
-{markdown_block(own.load, "python")}
+{markdown_block(text.load, "python")}
 
 Written by {markdown_code(command)}. {markdown_code(EXPORT)} has the SHA-256 of all files.{record_file}
 

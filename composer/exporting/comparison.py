@@ -63,8 +63,8 @@ def sample_of(model: Any) -> ModelText:
     """Return the logits of a model. It is put into evaluation mode, and into float32 if it is not large."""
     if sum(parameter.numel() for parameter in model.parameters()) * 4 <= LARGE:
         model.float()
-    most = getattr(model.config, "max_position_embeddings", None) or LONGEST
-    length = min(max(SHORTEST, _most_held(model) + 32), LONGEST, most)
+    max_length = getattr(model.config, "max_position_embeddings", None) or LONGEST
+    length = min(max(SHORTEST, _most_held(model) + 32), LONGEST, max_length)
     tokens = torch.randint(0, model.config.vocab_size, (ROWS, length), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(tokens)
     mask[0, :PADDING] = 0
@@ -74,7 +74,7 @@ def sample_of(model: Any) -> ModelText:
 def _most_held(model: Any) -> int:
     """Return the pairs that the bounded memories of a head hold, in the head that holds most."""
     heads = model.config.read_spec().heads.values()
-    return max((sum(memory.held for memory in head.memory) for head in heads), default=0)
+    return max((sum(memory.capacity for memory in head.memory) for head in heads), default=0)
 
 
 def compare(exports: Sequence[tuple[Path, bool, ModelText]]) -> list[Comparison]:
@@ -86,7 +86,8 @@ def compare(exports: Sequence[tuple[Path, bool, ModelText]]) -> list[Comparison]
     with tempfile.TemporaryDirectory(prefix="composer-plain-") as scratch:
         texts, answers = Path(scratch) / "texts.safetensors", Path(scratch) / "answers.safetensors"
         samples = [sample for _, _, sample in exports]
-        save_file({f"{at} {name}": getattr(of, name) for at, of in enumerate(samples) for name in ("tokens", "mask")}, texts)
+        named = {f"{at} {name}": getattr(text, name) for at, text in enumerate(samples) for name in ("tokens", "mask")}
+        save_file(named, texts)
         requests = [
             (str(folder.resolve()), has_code, str(sample.dtype).removeprefix("torch.")) for folder, has_code, sample in exports
         ]

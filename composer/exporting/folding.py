@@ -97,11 +97,11 @@ def fold(function: ast.FunctionDef, facts: Mapping[str, ArgumentFact]) -> tuple[
     while True:
         before = ast.dump(tree)
         assigned = Counter(item.id for item in ast.walk(tree) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store))
-        known = {name: fact for name, fact in facts.items() if name not in assigned}
+        inner_facts = {name: fact for name, fact in facts.items() if name not in assigned}
         parameters = {item.arg for item in ast.walk(tree) if isinstance(item, ast.arg)}
         once = {name for name, count in assigned.items() if count == 1 and name not in parameters}
         read = {item.id for item in ast.walk(tree) if isinstance(item, ast.Name)}
-        fold = _Fold(known, once, once | ((parameters | read) - assigned.keys()))
+        fold = _Fold(inner_facts, once, once | ((parameters | read) - assigned.keys()))
         tree.body = fold.block(tree.body)
         _Unused(tree).drop()
         if ast.dump(tree) == before:
@@ -211,18 +211,18 @@ class _Fold(ast.NodeTransformer):
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)
         decides = isinstance(node.op, ast.Or)
-        kept: list[ast.expr] = []
+        values: list[ast.expr] = []
         for value in node.values:
             if isinstance(value, ast.Constant):
                 if bool(value.value) != decides:
                     continue
                 # The operands before it have no effect beside their values.
-                kept = [value] if isinstance(value.value, bool) else [*kept, value]
+                values = [value] if isinstance(value.value, bool) else [*values, value]
                 break
-            kept.append(value)
-        if not kept:
+            values.append(value)
+        if not values:
             return node.values[-1]
-        return kept[0] if len(kept) == 1 else ast.copy_location(ast.BoolOp(node.op, kept), node)
+        return values[0] if len(values) == 1 else ast.copy_location(ast.BoolOp(node.op, values), node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         test = self.visit(node.test)
@@ -315,7 +315,7 @@ class _Unused(ast.NodeTransformer):
         while True:
             before = ast.dump(self.tree)
             self.read = {item.id for item in ast.walk(self.tree) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load)}
-            self.tree.body = [kept for item in self.tree.body if (kept := self.visit(item)) is not None]
+            self.tree.body = [statement for item in self.tree.body if (statement := self.visit(item)) is not None]
             if ast.dump(self.tree) == before:
                 return
 
@@ -326,18 +326,18 @@ class _Unused(ast.NodeTransformer):
         target = node.targets[0]
         if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple) and len(target.elts) == len(node.value.elts):
             pairs = zip(target.elts, node.value.elts, strict=True)
-            kept = [(left, right) for left, right in pairs if self._is_read(left)]
-            return node if len(kept) == len(target.elts) else _assign(kept, node)
+            read_pairs = [(left, right) for left, right in pairs if self._is_read(left)]
+            return node if len(read_pairs) == len(target.elts) else _assign(read_pairs, node)
         return node if self._is_read(target) else None
 
     def visit_For(self, node: ast.For) -> ast.For:
         self.generic_visit(node)
         both = _unzip(node)
-        kept = [(target, run) for target, run in both if self._is_read(target)]
-        if kept and len(kept) < len(both):
+        read_pairs = [(target, run) for target, run in both if self._is_read(target)]
+        if read_pairs and len(read_pairs) < len(both):
             assert isinstance(node.iter, ast.Call)
-            node.target = ast.Tuple([target for target, _ in kept], ast.Store())
-            node.iter = ast.Call(node.iter.func, [run for _, run in kept], node.iter.keywords)
+            node.target = ast.Tuple([target for target, _ in read_pairs], ast.Store())
+            node.iter = ast.Call(node.iter.func, [run for _, run in read_pairs], node.iter.keywords)
         return node
 
 

@@ -130,9 +130,9 @@ class Functions:
         self._functions: dict[str, Function] = {}
         self.facts: dict[str, dict[str, ArgumentFact]] = {}
         while True:
-            known = self.facts, self.unread
+            before = self.facts, self.unread
             self.facts, self.unread = self._collect(), self._unread()
-            if (self.facts, self.unread) == known:
+            if (self.facts, self.unread) == before:
                 break
         self.names = self._names(set(reserved))
         self.short = {
@@ -162,9 +162,9 @@ class Functions:
             if key in self.trees:
                 continue
             function, facts = self.function(key), self.facts.get(key, {})
-            tree, known = _fold_once(function, facts, self.unread)
+            tree, all_facts = _fold_once(function, facts, self.unread)
             self.trees[key] = tree
-            for called, facts_of_one in self._used_functions(function, tree, known):
+            for called, facts_of_one in self._used_functions(function, tree, all_facts):
                 waiting.append(called)
                 facts_of_calls.setdefault(called, []).append(facts_of_one)
         return {key: self._common(key, calls) for key, calls in facts_of_calls.items()}

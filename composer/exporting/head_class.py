@@ -216,15 +216,15 @@ class HeadClass:
         name = {(False, False): many, (False, True): "step", (True, False): "mix", (True, True): "mix_step"}[mixing, one_token]
         yield from self._signature(name, mixing, one_token)
         tokens = "One token" if one_token else f"{PIECE} tokens" if name == "piece" else "Any number of tokens"
-        what = "What queries and keys are projected from: " if mixing else ""
+        subject = "What queries and keys are projected from: " if mixing else ""
         tokens += " after those already in the state"
-        yield f'        """{what}{tokens.lower() if what else tokens}{", one after the other" if loops else ""}."""'
-        whole = "\n".join(body)
-        if re.search(r"\b(cosine|sine)\b", whole) and not loops:
+        yield f'        """{subject}{tokens.lower() if subject else tokens}{", one after the other" if loops else ""}."""'
+        text = "\n".join(body)
+        if re.search(r"\b(cosine|sine)\b", text) and not loops:
             yield "        cosine, sine = rotation"
         like = "hidden" if mixing else "query"
         sources = {"dtype": f"{like}.dtype", "device": f"{like}.device", "precise": PRECISE.format(f"{like}.dtype")}
-        requested = [name for name in sources if re.search(rf"(?<![\w.]){name}\b(?!=)", whole)]
+        requested = [name for name in sources if re.search(rf"(?<![\w.]){name}\b(?!=)", text)]
         if requested:
             yield f"        {', '.join(requested)} = {', '.join(sources[name] for name in requested)}"
         yield from body
@@ -254,10 +254,10 @@ class HeadClass:
         """precise: the dtype of sums as text."""
         for name, slot in self.graph.slots.items():
             sizes = ", ".join(["batch", *(plain(str(size)) for size in slot.shape)])
-            made = f"torch.full(({sizes}), {'-math.inf' if slot.empty == -math.inf else slot.empty}"
-            made = made if slot.empty else f"torch.zeros({sizes}"
+            call = f"torch.full(({sizes}), {'-math.inf' if slot.empty == -math.inf else slot.empty}"
+            call = call if slot.empty else f"torch.zeros({sizes}"
             dtype = {"pairs": "dtype", "state": precise, "int64": "torch.int64"}[slot.dtype]
-            yield f'            "{name}": {made}, dtype={dtype}, device=device),'
+            yield f'            "{name}": {call}, dtype={dtype}, device=device),'
 
 
 def _plain_call(name: str, supplied: Mapping[str, Any], text: Callable[[Any], str]) -> str:

@@ -125,8 +125,8 @@ def record(
     for node in code.graph.parts:
         if node.module not in modules:
             modules[node.module] = _add_module(recording, node)
-    where = _Place(place)
-    call = Call(Tokens(position, None, valid), state, shape, where, in_place)
+    layer_place = _Place(place)
+    call = Call(Tokens(position, None, valid), state, shape, layer_place, in_place)
     steps = program.before if mixing else program.after
     if not (one_token or is_fixed or mixing):
         program = replace(program, after=tuple(with_kernel(step, recording) for step in steps))
@@ -153,7 +153,7 @@ def record(
     result = {"output": output, **carried}
     outputs = {name: call for name, tensor in result.items() if (call := recording.call_of(tensor)) is not None}
     titles, nodes = tuple(_title(step, names) for step in steps), tuple(step.covers[0].node.name for step in steps)
-    return Method(tuple(recording.calls), recording.names, outputs, titles, nodes, where.is_read)
+    return Method(tuple(recording.calls), recording.names, outputs, titles, nodes, layer_place.is_read)
 
 
 def _empty(*size: int, dtype: torch.dtype = NARROW) -> Tensor:

@@ -77,11 +77,11 @@ class _Lines:
         """The variables that hold results, by the number of the call."""
         self.own_line = {call.number for call in self.calls if self._wants_line(call)}
         self._keep_before_writes()
-        self.held: dict[str, int] = dict.fromkeys((*reserved, "self", "state", "torch", "math", "F"), FOREVER)
+        self.last_uses: dict[str, int] = dict.fromkeys((*reserved, "self", "state", "torch", "math", "F"), FOREVER)
         """Until which call each name is in use."""
         for call in self.calls:
             if call.kind == "input" and call.name.isidentifier():
-                self.held[call.name] = self._last_use(call)
+                self.last_uses[call.name] = self._last_use(call)
 
     def all(self) -> list[tuple[int, str]]:
         """Return all lines, the last of which returns the output and the new state."""
@@ -121,9 +121,9 @@ class _Lines:
 
     def _results(self, side: tuple[Recorded, ...]) -> str:
         """Return the results of a branch as an expression."""
-        whole = side[0].args[0] if side[0].kind == "field" else None
-        if whole is not None and self._is_side(whole):
-            return plain(self._text(whole))
+        source = side[0].args[0] if side[0].kind == "field" else None
+        if source is not None and self._is_side(source):
+            return plain(self._text(source))
         return ", ".join(plain(self._value(result)) for result in side)
 
     def _is_side(self, call: Recorded) -> bool:
@@ -194,8 +194,8 @@ class _Lines:
         fields = {item.number: item for item in self.users[call.number] if item.kind == "field"}
         if fields and not any(item.name.startswith(".") for item in fields.values()):
             return f"{self._names_of_fields(call)} = {text}"
-        whole = next((item for item in fields.values() if item.name == ".output"), call)
-        name = self._free_name(call, self._wish(whole), call.number)
+        output = next((item for item in fields.values() if item.name == ".output"), call)
+        name = self._free_name(call, self._wish(output), call.number)
         self.written[call.number] = name
         return "" if name == text else f"{name} = {text}"
 
@@ -224,8 +224,8 @@ class _Lines:
         of_function = [f"{wish}_{function}"] if function.isidentifier() and function != wish else []
         of_step = [f"{step}_{wish}"] if step != wish else []
         for name in (wish, *of_step, *of_function, *(f"{wish}_{count}" for count in range(2, 99))):
-            if self.held.get(name, -1) <= now:
-                self.held[name] = self._until(call)
+            if self.last_uses.get(name, -1) <= now:
+                self.last_uses[name] = self._until(call)
                 return name
         raise ExportError(f"a head has too many values with the name {wish}")
 
@@ -237,8 +237,8 @@ class _Lines:
         """Return an argument as it is written."""
         if isinstance(value, Recorded):
             return self.written.get(value.number) or self._text(value)
-        if isinstance(value, tuple) and (whole := _shape_of(value)) is not None:
-            return f"{self._value(whole)}.shape"
+        if isinstance(value, tuple) and (tensor := _shape_of(value)) is not None:
+            return f"{self._value(tensor)}.shape"
         if isinstance(value, tuple):
             return f"({', '.join(self._value(item) for item in value)}{',' if len(value) == 1 else ''})"
         if isinstance(value, list):
@@ -288,12 +288,12 @@ def _shape_of(sizes: tuple[Any, ...]) -> Recorded | None:
     first = sizes[0] if sizes else None
     if not (isinstance(first, Recorded) and first.kind == "size" and first.args[0].rank == len(sizes)):
         return None
-    whole = first.args[0]
+    tensor = first.args[0]
     are_its = (
-        isinstance(size, Recorded) and size.kind == "size" and size.args[0] is whole and size.name == str(number)
+        isinstance(size, Recorded) and size.kind == "size" and size.args[0] is tensor and size.name == str(number)
         for number, size in enumerate(sizes)
     )
-    return whole if all(are_its) else None
+    return tensor if all(are_its) else None
 
 
 def _last_part(call: Recorded) -> str:

@@ -215,8 +215,8 @@ def _table_fields(heads: _Heads) -> dict[str, str]:
     """Return how a file states the class of each head: in its configuration, or in the text if all heads have one."""
     if heads.one_class is not None:
         names = sorted({name for names in heads.by_layer for name in names})
-        made = ", ".join(f'{{"{name}": {heads.one_class.name}(config)}}' for name in names)
-        return {"table": "", "configured": "", "heads_field": "", "heads": made}
+        heads_text = ", ".join(f'{{"{name}": {heads.one_class.name}(config)}}' for name in names)
+        return {"table": "", "configured": "", "heads_field": "", "heads": heads_text}
     key_heads = "    key_heads: list[dict[str, list[int]]] | None = None\n" if heads.key_heads else ""
     return {
         "table": TABLE.substitute(head_classes=", ".join(f'"{head.name}": {head.name}' for head in heads.classes)),

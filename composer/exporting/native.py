@@ -55,8 +55,8 @@ def native_of(model: Any, target: str | None = None) -> Native:
     and the class that comes closest.
     """
     student = student_of(model)
-    fits = [fit(own, student) for own in ([target_named(target)] if target else TARGETS.values())]
-    closest = min(fits, key=lambda own: (bool(own.differences), own.distance))
+    comparisons = [fit(native_target, student) for native_target in ([target_named(target)] if target else TARGETS.values())]
+    closest = min(comparisons, key=lambda comparison: (bool(comparison.differences), comparison.distance))
     kind = closest.target.model_type or student.host
     if closest.differences:
         raise _refusal(closest, kind)
@@ -117,8 +117,8 @@ def _config_of(model: Any, student: StudentModel, closest: ClosestFit, kind: str
     }
     fields = {name: value for name, value in model.config.to_dict().items() if name not in left_out}
     if kind != student.host:
-        known = CONFIG_MAPPING[kind]().to_dict()
-        fields = {name: value for name, value in fields.items() if name in known}
+        defaults = CONFIG_MAPPING[kind]().to_dict()
+        fields = {name: value for name, value in fields.items() if name in defaults}
     return {
         "architectures": [_class_of(kind).__name__],
         "model_type": kind,
@@ -132,34 +132,34 @@ def _weights_of(model: Any, student: StudentModel, closest: ClosestFit) -> dict[
 
     Every tensor of the student has a place in the tables; every tensor of the class has its own, as ``write_weights`` checks.
     """
-    left = {name: parameter.detach().float() for name, parameter in model.named_parameters()}
-    weights = dict(_converted(left, "", "", closest.target.ends, student.size, ()))
+    remaining = {name: parameter.detach().float() for name, parameter in model.named_parameters()}
+    weights = dict(_converted(remaining, "", "", closest.target.ends, student.size, ()))
     for name, attention in attentions(model):
         kind, block = closest.types[attention.layer], name.removesuffix("self_attn")
         (group,) = student.resolved.layers[attention.layer]
         memory = student.heads[group.head].memory[0].called
-        for own in [own for own in left if own.startswith(f"{name}.composed.")]:
-            short = own.removeprefix(f"{name}.composed.{group.head}.")
+        for parameter_name in [own for own in remaining if own.startswith(f"{name}.composed.")]:
+            short = parameter_name.removeprefix(f"{name}.composed.{group.head}.")
             if short.startswith((f"{memory}.", f"{memory}_")):
                 short = f"memory{short.removeprefix(memory)}"
-            left[f"{name}.{short}"] = left.pop(own)
-        weights |= _converted(left, block, block, closest.target.blocks, student.size, ())
-        weights |= _converted(left, f"{name}.", f"{block}{kind.module}.", kind.weights, student.size, tuple(kind.identities))
-    assert not left, f"every parameter of the model has its place in the class: {', '.join(left)}"
+            remaining[f"{name}.{short}"] = remaining.pop(parameter_name)
+        weights |= _converted(remaining, block, block, closest.target.blocks, student.size, ())
+        weights |= _converted(remaining, f"{name}.", f"{block}{kind.module}.", kind.weights, student.size, tuple(kind.identities))
+    assert not remaining, f"every parameter of the model has its place in the class: {', '.join(remaining)}"
     return weights
 
 
 def _converted(
-    left: dict[str, Tensor], prefix: str, class_prefix: str, table: WeightTable, size: Dimensions, optional: tuple[str, ...]
+    remaining: dict[str, Tensor], prefix: str, class_prefix: str, table: WeightTable, size: Dimensions, optional: tuple[str, ...]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a table by the class's names, and remove the student's tensors that they are made of."""
     used = {name for _, *names in table.values() for name in names}
-    tied = {"lm_head.weight"} - left.keys()
-    own = {name: left.pop(f"{prefix}{name}", None) for name in used}
-    absent = [name for name, tensor in own.items() if tensor is None and name not in (*optional, *tied)]
+    tied = {"lm_head.weight"} - remaining.keys()
+    tensors = {name: remaining.pop(f"{prefix}{name}", None) for name in used}
+    absent = [name for name, tensor in tensors.items() if tensor is None and name not in (*optional, *tied)]
     assert not absent, f"the model has every tensor of the table, but {', '.join(absent)}"
     for name, (function, *names) in table.items():
-        if (tensor := None if name in tied else function(size, *(own[item] for item in names))) is not None:
+        if (tensor := None if name in tied else function(size, *(tensors[item] for item in names))) is not None:
             yield f"{class_prefix}{name}", tensor.contiguous()
 
 

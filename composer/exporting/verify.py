@@ -29,8 +29,10 @@ def verify_export(folder: Path) -> VerifyReport:
     if record is None:
         raise ExportError(f"{folder} has no {EXPORT}; expected a folder that `compose export` has written")
     checks = list(_contents(folder, record))
-    whole = not any(check.outcome == "failed" for check in checks)
-    checks += _against_model(folder, record) if whole else [make_check("logits", CONFIG, "unknown", "files differ from the record")]
+    is_intact = not any(check.outcome == "failed" for check in checks)
+    checks += (
+        _against_model(folder, record) if is_intact else [make_check("logits", CONFIG, "unknown", "files differ from the record")]
+    )
     return VerifyReport(folder=folder, record_sha256=sha256(folder / EXPORT), checks=tuple(checks))
 
 

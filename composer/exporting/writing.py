@@ -71,11 +71,11 @@ def _text(functions: Functions, function: Function, tree: ast.FunctionDef) -> st
     body = [item for statement in copy.deepcopy(tree).body if (item := renamed.visit(statement)) is not None]
     body = _without_aliases(body, functions.names.values())
     text, _ = syntax(function.module.__file__ or "")
-    whole = any(is_written_out(fact) for fact in functions.facts[function.key].values())
+    is_specialised = any(is_written_out(fact) for fact in functions.facts[function.key].values())
     lines = [*_head(functions, function, tree)]
     originals = {ast.dump(item): item for item in ast.walk(function.tree) if isinstance(item, ast.stmt)}
     for index, statement in enumerate(body):
-        if index == 0 and whole and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        if index == 0 and is_specialised and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
             gone = [name for name, fact in functions.facts[function.key].items() if is_written_out(fact)]
             lines.append(f'    """{_first_sentences(str(statement.value.value), gone)}"""')
         else:
@@ -97,8 +97,8 @@ def _without_aliases(body: list[ast.stmt], functions: Collection[str]) -> list[a
         and item.value.id in functions
         and stored[item.targets[0].id] == 1
     }
-    kept = [item for item in body if not (isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) in aliases)]
-    return [with_arguments(item, aliases) for item in kept] if aliases else body
+    statements = [item for item in body if not (isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) in aliases)]
+    return [with_arguments(item, aliases) for item in statements] if aliases else body
 
 
 def _head(functions: Functions, function: Function, tree: ast.FunctionDef) -> Iterator[str]:
@@ -241,5 +241,5 @@ class _Renamed(ast.NodeTransformer):
         self, key: str, args: list[ast.expr], keywords: list[ast.keyword]
     ) -> tuple[list[ast.expr], list[ast.keyword]]:
         facts, names = self.functions.facts[key], [item.arg for item in Function(key).tree.args.args]
-        kept = [value for name, value in zip(names, args, strict=False) if not is_written_out(facts.get(name))]
-        return [*kept, *args[len(names) :]], [item for item in keywords if not is_written_out(facts.get(item.arg or ""))]
+        values = [value for name, value in zip(names, args, strict=False) if not is_written_out(facts.get(name))]
+        return [*values, *args[len(names) :]], [item for item in keywords if not is_written_out(facts.get(item.arg or ""))]

@@ -99,14 +99,14 @@ def no_room(model: Any, tokens: int) -> ComposerError:
     )
 
 
-def check_tokens(what: str, ids: Sequence[int], model: Any, tokenizer: Any) -> None:
-    """Raise ComposerError for a token without an embedding. Warn where the tokenizer can hardly write the text. what: the text in
-    words."""
+def check_tokens(subject: str, ids: Sequence[int], model: Any, tokenizer: Any) -> None:
+    """Raise ComposerError for a token without an embedding. Warn where the tokenizer can hardly write the text. subject: the text
+    in words."""
     from composer.tasks.writer import hardly_written, unknown_token, without_embedding
 
-    if problem := without_embedding(what, ids, model.get_input_embeddings().weight.shape[0], tokenizer):
+    if problem := without_embedding(subject, ids, model.get_input_embeddings().weight.shape[0], tokenizer):
         raise ComposerError(f"{problem}.")
-    if warning := hardly_written(what, ids, unknown_token(tokenizer)):
+    if warning := hardly_written(subject, ids, unknown_token(tokenizer)):
         warn_user(warning)
 
 

@@ -44,14 +44,14 @@ FIRST = "the first form of this backend that fits"
 
 def check_backend(backend: str, graphs: Iterable[HeadGraph]) -> str:
     """Return ``backend`` if it is built in or some form of these heads or their patterns has it; else raises BuildError."""
-    known = set(BACKENDS)
+    backends = set(BACKENDS)
     for graph in graphs:
-        known |= {form.backend for node in graph.parts for form in node.operation.forms}
-        known |= {form.backend for pattern, match in matches(graph) for form in pattern.forms(_parts(graph, match))}
-    known.discard(EVERY)
-    if isinstance(backend, str) and backend in known:
+        backends |= {form.backend for node in graph.parts for form in node.operation.forms}
+        backends |= {form.backend for pattern, match in matches(graph) for form in pattern.forms(_parts(graph, match))}
+    backends.discard(EVERY)
+    if isinstance(backend, str) and backend in backends:
         return backend
-    raise BuildError(f'there is no backend "{backend}"; there are {", ".join(sorted(known))}')
+    raise BuildError(f'there is no backend "{backend}"; there are {", ".join(sorted(backends))}')
 
 
 class Lowered(Closed):
@@ -208,11 +208,11 @@ def _title(graph: HeadGraph, backend: str, setting: Setting) -> str:
 
 def list_forms(graph: HeadGraph, backend: str, setting: Setting) -> tuple[Lowered, ...]:
     """Return the forms of all parts that the spec names, in the order of the program."""
-    whole = _by_node(lower(graph, backend, setting))
+    steps = _by_node(lower(graph, backend, setting))
     decode = _by_node(lower(graph, backend, setting._replace(one_token=True)))
     return tuple(
         _lower_node(graph.nodes[name], step, decode[name], backend)
-        for name, step in whole.items()
+        for name, step in steps.items()
         if graph.nodes[name].path is not None
     )
 
@@ -325,8 +325,8 @@ def _choices(
             if problem is not None:
                 reasons[f"{form.description}: {problem}"] = None
                 continue
-            known = (*reasons, *([str(measured)] if measured else ()))
-            choices.append(Choice(form, _why(form, forms, backend, setting, known), tuple(missing)))
+            skip_reasons = (*reasons, *([str(measured)] if measured else ()))
+            choices.append(Choice(form, _why(form, forms, backend, setting, skip_reasons), tuple(missing)))
             if not form.refuses:
                 return choices, tuple(reasons)
         if place == 0 and backend != AUTO and not several and not any(form.backend in (wanted_backend, EVERY) for form in forms):

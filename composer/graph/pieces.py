@@ -32,9 +32,9 @@ def takes_pieces(graph: HeadGraph, backend: str, device: str) -> bool:
 
 def piece_length(graph: HeadGraph, numbers: int) -> int:
     """Tokens of a piece, which is no shorter than what a memory holds, as each piece copies that. numbers: of a token's queries."""
-    held = max((slot.shape[0] for slot in graph.slots.values() if slot.dtype == "pairs"), default=0)
+    capacity = max((slot.shape[0] for slot in graph.slots.values() if slot.dtype == "pairs"), default=0)
     length = SHORTEST
-    while length < held or 2 * length * numbers <= NUMBERS:
+    while length < capacity or 2 * length * numbers <= NUMBERS:
         length *= 2
     return length
 

@@ -76,9 +76,9 @@ class HeadInputs:
 
     def detach(self) -> HeadInputs:
         """Return the same inputs, detached from the graph of gradients."""
-        return self.each(lambda tensor: tensor.detach())
+        return self.map_tensors(lambda tensor: tensor.detach())
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> HeadInputs:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> HeadInputs:
         """Return the inputs with every tensor but those of ``tokens`` changed by a function."""
         hidden, query, key, value = map(change, (self.hidden, self.query, self.key, self.value))
         sinks = None if self.sinks is None else change(self.sinks)
@@ -223,14 +223,14 @@ def _search(graph: HeadGraph, pattern: Pattern) -> Iterator[Mapping[str, str]]:
     matcher = MultiDiGraphMatcher(graph.network, wanted, node_match=_is_node, edge_match=_has_edges)
     for match in matcher.subgraph_monomorphisms_iter():
         by_name = {node: name for name, node in match.items()}
-        if not pattern.whole or _whole(graph, [by_name[node] for node in pattern.nodes]):
+        if not pattern.is_closed or _is_closed(graph, [by_name[node] for node in pattern.nodes]):
             yield {node: by_name[node] for node in pattern.nodes}
 
 
-def _whole(graph: HeadGraph, names: list[str]) -> bool:
+def _is_closed(graph: HeadGraph, names: list[str]) -> bool:
     """Whether the outputs of these nodes, except the last node's, are read only by each other, and no other partial enters them."""
-    is_closed = all(edge.end in names for name in names[:-1] for edge in graph.out_of(name))
-    return is_closed and all(edge.start in names for name in names for edge in graph.into(name) if edge.kind is Kind.PARTIAL)
+    outputs_inside = all(edge.end in names for name in names[:-1] for edge in graph.out_of(name))
+    return outputs_inside and all(edge.start in names for name in names for edge in graph.into(name) if edge.kind is Kind.PARTIAL)
 
 
 def _is_node(attributes: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -59,18 +59,18 @@ def edge_problems(head: HeadSpec) -> Iterator[Problem]:
         yield "parallel memories need a second one; remove `flow`", ("flow",)
     names, fed = memory_names(head), dict[str, str]()
     for number, (start, end) in enumerate(edges(head)):
-        where, order = ("graph", number), [name for name in names if name in (start, end)]
+        path, order = ("graph", number), [name for name in names if name in (start, end)]
         unknown = [name for name in dict.fromkeys((start, end)) if name not in (ALL, *names)]
         for name in unknown:
-            yield f'there is no "{name}" in this head; choose one of {", ".join(names)}, or `{ALL}` for all pairs', where
+            yield f'there is no "{name}" in this head; choose one of {", ".join(names)}, or `{ALL}` for all pairs', path
         if end == ALL:
-            yield "`pairs` cannot be the end of an edge: the projections compute them", where
+            yield "`pairs` cannot be the end of an edge: the projections compute them", path
         if end in fed:
-            yield f"`{end}` gets its pairs from `{fed[end]}` already; a memory has one source", where
+            yield f"`{end}` gets its pairs from `{fed[end]}` already; a memory has one source", path
         if start == end:
-            yield f"a memory cannot feed itself; use `{ALL} -> {end}`, or an edge from a memory above", where
+            yield f"a memory cannot feed itself; use `{ALL} -> {end}`, or an edge from a memory above", path
         if order == [end, start]:
-            yield f"memories evict pairs downwards: list `{end}` below `{start}` in `memory`", where
+            yield f"memories evict pairs downwards: list `{end}` below `{start}` in `memory`", path
         fed[end] = start
 
 
@@ -78,15 +78,15 @@ def number_problems(part: Closed, path: FieldPath = ()) -> Iterator[Problem]:
     """Problems with the numbers of a part, and of parts inside it; a seed may be any number."""
     for name, value in part:
         for index, item in enumerate(value if isinstance(value, tuple) else (value,)):
-            where = (*path, name, index) if isinstance(value, tuple) else (*path, name)
+            field_path = (*path, name, index) if isinstance(value, tuple) else (*path, name)
             if isinstance(item, Closed):
-                yield from number_problems(item, where)
+                yield from number_problems(item, field_path)
             elif isinstance(item, int) and name != "seed" and item > LARGEST:
-                yield f"no size is larger than {LARGEST:,}; lower `{name}`", where
+                yield f"no size is larger than {LARGEST:,}; lower `{name}`", field_path
             elif isinstance(item, float) and item and not SMALLEST <= abs(item) <= 1 / SMALLEST:
                 yield (
                     f"numbers reach from {SMALLEST:g} to {1 / SMALLEST:g}, and this is {item:g}; change `{name}`",
-                    where,
+                    field_path,
                 )
 
 
@@ -114,8 +114,8 @@ def mistakes(head: HeadSpec, shape: Shape, path: FieldPath, *, sizes: bool = Tru
     try:
         for problems in _problems(head, shape, sizes, idle):
             messages: dict[FieldPath, str] = {}
-            for message, where in problems:
-                messages.setdefault(where, message)
+            for message, field_path in problems:
+                messages.setdefault(field_path, message)
             if messages:
                 return [GraphError(message, path + where) for where, message in messages.items()]
     except GraphError as error:
@@ -169,8 +169,8 @@ def _ports(graph: HeadGraph) -> Iterator[Problem]:
                 yield f"a `{node.kind}` memory reads every token and {_no_pairs(graph, edge)}", edge.path or _path(node)
                 continue
             wrong = [
-                f"{actual} {what}, and it reads {wanted}"
-                for what, actual, wanted in (
+                f"{actual} {name}, and it reads {wanted}"
+                for name, actual, wanted in (
                     ("is the input", edge.kind, port.kind),
                     ("heads", edge.heads, port.heads),
                     ("coordinates", edge.dim, port.dim),
@@ -255,8 +255,8 @@ def _into_nothing(graph: HeadGraph) -> Iterator[Problem]:
     for node, memory in graph.memories:
         if not memory.bounded or memory.drops or _pairs(graph.out_of(node.name)) or node.shape.both_ways:
             continue
-        held = memory.pairs_held(node.shape, 0)
-        beyond = f"this memory holds {held:.0f} pairs and evicts the rest" if held else "this memory evicts every pair"
+        capacity = memory.pairs_held(node.shape, 0)
+        beyond = f"this memory holds {capacity:.0f} pairs and evicts the rest" if capacity else "this memory evicts every pair"
         add = f"an edge `{node.name} -> NAME` to a memory below it" if _lists_edges(graph) else "a memory below it, such as `state`"
         drop = ", or set `evict: drop`" if memory.answers_from_pairs else ""
         yield f"{beyond}, and no memory receives them; add {add}{drop}", _path(node)
@@ -271,11 +271,11 @@ def _neighbours(graph: HeadGraph) -> Iterator[Problem]:
         while sources and sources[0].start in memories:
             above.append(memories[sources[0].start])
             sources = graph.into(sources[0].start, "pairs")
-        for message, where in memory.problem_between(above, {name: memories[name] for name in below}, edges=_lists_edges(graph)):
-            if isinstance(where, str):
-                yield message, below[where].path or _path(node)
+        for message, place in memory.problem_between(above, {name: memories[name] for name in below}, edges=_lists_edges(graph)):
+            if isinstance(place, str):
+                yield message, below[place].path or _path(node)
             else:
-                yield message, (*_path(node), *where)
+                yield message, (*_path(node), *place)
 
 
 def _weights(graph: HeadGraph) -> Iterator[Problem]:
@@ -285,13 +285,13 @@ def _weights(graph: HeadGraph) -> Iterator[Problem]:
     beside = {_weight(graph, node, memory) for node, memory in graph.memories if (node, memory) not in among}
     if not graph.read.is_mean or len(weights) != 1 or weights <= {None, *(weight for weight in beside if isinstance(weight, str))}:
         return
-    where = (*_path(among[0][0]), "weight")
+    path = (*_path(among[0][0]), "weight")
     if len(among) > 1:
-        yield "all memories have this one weight, so it cancels; remove it from one of them", where
+        yield "all memories have this one weight, so it cancels; remove it from one of them", path
     elif beside:
-        yield "a weight sets a memory against others with a mass, and this one alone has a mass; remove `weight`", where
+        yield "a weight sets a memory against others with a mass, and this one alone has a mass; remove `weight`", path
     else:
-        yield "a weight sets a memory against others, and this one is alone; remove `weight`", where
+        yield "a weight sets a memory against others, and this one is alone; remove `weight`", path
 
 
 def _room(graph: HeadGraph) -> Iterator[Problem]:

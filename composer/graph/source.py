@@ -11,7 +11,7 @@ has them, ``parts["feature_map"](map_queries, rotated_query)``, so that hooks, a
 
 A form with a parameter ``call`` receives a ``Call`` in place of state and tokens, and all inputs by name::
 
-    (state,), new_state = parts["state"](run_state, call.of(STATE), features=state_features, keys=state_keys, recurrence=STEP)
+    (state,), new_state = parts["state"](run_state, call.part(STATE), features=state_features, keys=state_keys, recurrence=STEP)
 
 ``run_…`` is its function, and the constant in capitals is the operation: its part, its shape, and the names of its tensors in the
 head's state.
@@ -57,7 +57,7 @@ INDENT = "    "
 def running_part(operation: CoveredOperation, call: Call, module: Callable[..., Any]) -> RunningPart:
     """Return an operation of the head that a form calls itself. module: with the part's parameters."""
     assert operation.node.part is not None, "the head's own inputs and output have no form"
-    return RunningPart(operation.node.part, call.of(operation), module, operation.runs)
+    return RunningPart(operation.node.part, call.part(operation), module, operation.runs)
 
 
 PROVIDED = {"__package__": __package__, "running_part": running_part, "Refused": Refused, "warn_fallback": warn_fallback}
@@ -229,28 +229,28 @@ class _Writer:
         run, constants = self._form(step)
         if len(step.covers) == 1:
             (covered,) = step.covers
-            arguments = [run, f"call.of({self._operation(covered)})", *_keywords(self._arguments(covered) | constants)]
+            arguments = [run, f"call.part({self._operation(covered)})", *_keywords(self._arguments(covered) | constants)]
             return _call(f'{targets[0]} = parts["{covered.node.module}"](', arguments, ")")
         running_parts, inputs = [], []
         for name, covered in zip(step.names, step.covers, strict=True):
             running_parts.append(f'"{name}": {self._running_part(covered)},')
             inputs += _call(f'"{name}": dict(', _keywords(self._arguments(covered)), "),")
-        left = _call("(", [f"({target})" for target in targets], f") = {run}(")
+        targets_text = _call("(", [f"({target})" for target in targets], f") = {run}(")
         lists = [line for entries in (running_parts, inputs) for line in ("{", *_indent(entries), "},")]
-        return [*left, *_indent([*lists, *(f"{constant}," for constant in _keywords(constants))]), ")"]
+        return [*targets_text, *_indent([*lists, *(f"{constant}," for constant in _keywords(constants))]), ")"]
 
     def _plain_assignment(self, covered: CoveredOperation, run: Callable[..., Any]) -> list[str]:
         """Return the call of a function that receives what its parameters name, in place of a ``Call``. It returns its outputs, and
         the new state if it has one. Only a function with ``parameters`` is called through their module."""
         function, constants = (run.func, run.keywords) if isinstance(run, partial) else (run, {})
         state = [f'"{name}": call.state["{full}"]' for name, full in covered.slots.items()]
-        known = {"tokens": "call.tokens", "in_place": "call.in_place", "state": "\n".join(_call("{", state, "}"))}
-        known |= self._arguments(covered) | self._constants(constants)
+        values = {"tokens": "call.tokens", "in_place": "call.in_place", "state": "\n".join(_call("{", state, "}"))}
+        values |= self._arguments(covered) | self._constants(constants)
         name, parameters = self._function(function), dict(signature(function).parameters)
         start, arguments = (f'parts["{covered.node.module}"](', [name]) if parameters.pop("parameters", None) else (f"{name}(", [])
         is_positional = True
         for parameter in parameters.values():
-            argument = known.get(parameter.name)
+            argument = values.get(parameter.name)
             if argument is None or (argument == "{}" and parameter.default is not parameter.empty):
                 is_positional = False
             else:

@@ -169,9 +169,9 @@ def _write(findings: Findings, folder: Path) -> list[Path]:
         shots.append(Shot(picture.name, picture.title, picture.says, image.getvalue()))
         numbers = json.dumps(plain(picture.data), allow_nan=False) + "\n"
         contents |= {folder / f"{picture.name}.png": image.getvalue(), folder / f"{picture.name}.json": numbers.encode()}
-    whole = plain(findings)
-    heads = [{name: head[name] for name in OF_A_HEAD} for head in whole["heads"]]
-    summary = Summary.model_validate({**whole, "heads": heads, "pictures": [shot.name for shot in shots]})
+    document = plain(findings)
+    heads = [{name: head[name] for name in OF_A_HEAD} for head in document["heads"]]
+    summary = Summary.model_validate({**document, "heads": heads, "pictures": [shot.name for shot in shots]})
     for name in _list_earlier_files(folder):
         (folder / name).unlink(missing_ok=True)
     # The summary is written first: it marks the folder as a report, which a call with --force may replace.

@@ -140,18 +140,18 @@ def _trace(head: Head, inputs: HeadInputs, implied: ImplicitAttention, weighed: 
             for store in stores:
                 store.ask(last)
     assert last is not None, "a text has tokens"
-    made = [spectrum(torch.cat(parts), vectors, stage) for (vectors, stage), parts in flow.vectors.items()]
-    spectra = {spectrum.name: spectrum for spectrum in made}
+    measured = [spectrum(torch.cat(parts), vectors, stage) for (vectors, stage), parts in flow.vectors.items()]
+    spectra = {spectrum.name: spectrum for spectrum in measured}
     for store in stores:
         spectra |= store.spectra()
     shown = {}
-    for (node, name), what in last.shown.items():
-        whole = torch.cat(flow.shown[node, name]) if (node, name) in flow.shown else what.numbers.cpu()
-        shown[f"{node}: {name}"] = _numbers(whole, what.axes, what.description, size)
+    for (node, name), record in last.shown.items():
+        numbers = torch.cat(flow.shown[node, name]) if (node, name) in flow.shown else record.numbers.cpu()
+        shown[f"{node}: {name}"] = _numbers(numbers, record.axes, record.description, size)
     return HeadFindings(
         **dict(weighed),
         half_lives={node: half_lives(total / inputs.length) for node, total in flow.decays.items()},
-        recalled={store.name: known for store in stores if (known := store.compute_recall()) is not None},
+        recalled={store.name: recalls for store in stores if (recalls := store.compute_recall()) is not None},
         spectra=spectra,
         norm_columns=tuple(columns),
         norms={memory: np.stack(values) for memory, values in norms.items()},
@@ -181,16 +181,16 @@ class Flow:
             for node, states in piece.outputs_of(kind, anatomy(head).graph).items():
                 stage = "" if node == vectors else f"after {node}"
                 self.vectors.setdefault((vectors, stage), []).append(states[0].cpu())
-        for key, what in piece.shown.items():
-            if what.axes[0] == "token":
-                self.shown.setdefault(key, []).append(what.numbers[0].cpu())
+        for key, record in piece.shown.items():
+            if record.axes[0] == "token":
+                self.shown.setdefault(key, []).append(record.numbers[0].cpu())
 
 
-def _numbers(whole: Tensor, axes: tuple[str, ...], says: str, size: int) -> ShownNumbers:
+def _numbers(numbers: Tensor, axes: tuple[str, ...], says: str, size: int) -> ShownNumbers:
     if axes[0] != "token":
-        return ShownNumbers(axes=axes, says=says, numbers=whole.float().numpy())
-    spread = sum_bins(entropy(whole.double()).movedim(0, -1), size, mean=True).movedim(-1, 0)
-    means = sum_bins(whole.float().movedim(0, -1), size, mean=True).movedim(-1, 0)
+        return ShownNumbers(axes=axes, says=says, numbers=numbers.float().numpy())
+    spread = sum_bins(entropy(numbers.double()).movedim(0, -1), size, mean=True).movedim(-1, 0)
+    means = sum_bins(numbers.float().movedim(0, -1), size, mean=True).movedim(-1, 0)
     return ShownNumbers(axes=axes, says=says, numbers=means.numpy(), entropy=spread.float().numpy())
 
 

@@ -155,14 +155,14 @@ def _open_models(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened
 
     (subject,) = open_subjects([os.fspath(model)])
     check_backends(options.backend, [subject])
-    own = subject.source.folder if subject.source.is_composed else None
-    if own is not None:
+    student_folder = subject.source.folder if subject.source.is_composed else None
+    if student_folder is not None:
         built = subject.load("float32", options.device, options.backend)
     else:
         from composer.training.teacher import Teacher
 
         built = Teacher(subject.reference, subject.source).load(options.device, options.backend)
-    return _Opened(built, tokenizer or subject.tokenizer, subject.label, *_teacher(own, options))
+    return _Opened(built, tokenizer or subject.tokenizer, subject.label, *_teacher(student_folder, options))
 
 
 def _teacher(folder: Path | None, options: InspectOptions) -> tuple[Any, str | None]:
@@ -197,7 +197,7 @@ def _layers(options: InspectOptions, size: Dimensions) -> tuple[int, ...]:
     if options.layers is None:
         return having
     layers = tuple(layer + count if layer < 0 else layer for layer in options.layers)
-    wrong = [layer for layer, own in zip(options.layers, layers, strict=True) if not 0 <= own < count]
+    wrong = [layer for layer, number in zip(options.layers, layers, strict=True) if not 0 <= number < count]
     if wrong or not layers:
         raise InspectionError(
             f"There is no layer {', '.join(map(str, wrong)) or 'named'}: the model has {count}, from 0 to {count - 1}."

@@ -29,7 +29,7 @@ ONE_TEXT = "one text at a time, since its pictures have a column a token"
 
 def to_length(value: Numbers) -> int:
     """Return one number of tokens. Raises ValueError."""
-    lengths = read_numbers(value, least=SHORTEST)
+    lengths = read_numbers(value, minimum=SHORTEST)
     if len(lengths) != 1:
         values = ", ".join(map(str, lengths)) or "nothing"
         raise ValueError(f"expected one number of tokens, because a model is inspected on {ONE_TEXT}, got {values}")
@@ -39,7 +39,7 @@ def to_length(value: Numbers) -> int:
 @reads(str)
 def to_layers(value: Numbers | None) -> tuple[int, ...] | None:
     """Layers, of which -1 is the last; None: all. Raises ValueError."""
-    return None if value is None else read_numbers(value, least=None, thousands=False)
+    return None if value is None else read_numbers(value, minimum=None, thousands=False)
 
 
 @reads(str)
@@ -69,7 +69,7 @@ class InspectOptions(ForceOption, BackendOption, DeviceOption, SeedOption):
     queries: int = option(
         "Number of tokens, evenly spread, whose attention is computed. Those before an answer are among them.",
         default=QUERIES,
-        least=2,
+        minimum=2,
     )
     teacher: str | None = option(
         "Model to compare with. Left out, the source of the student.",

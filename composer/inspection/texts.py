@@ -27,10 +27,10 @@ class LookedText:
     def queries(self, count: int) -> tuple[int, ...]:
         """Columns to compute weights of: those before an answer, and others, evenly spread up to the last, ``count`` in all."""
         columns = {answer - 1 for answer in self.answers}
-        length, left = len(self.ids), max(0, count - len(columns))
-        if left >= length:
+        length, remaining = len(self.ids), max(0, count - len(columns))
+        if remaining >= length:
             return tuple(range(length))
-        even = {round((index + 1) * (length - 1) / left) for index in range(left)} if left else set()
+        even = {round((index + 1) * (length - 1) / remaining) for index in range(remaining)} if remaining else set()
         return tuple(sorted(columns | even))
 
 
@@ -53,8 +53,8 @@ def prepare_text(tokenizer: Any, options: InspectOptions) -> LookedText:
     return LookedText(label, sample.ids, _show(writer, sample.ids), tuple(answers), tuple(found_at))
 
 
-def _check_written(what: str, ids: Sequence[int], tokenizer: Any) -> None:
-    if warning := hardly_written(what, ids, unknown_token(tokenizer)):
+def _check_written(subject: str, ids: Sequence[int], tokenizer: Any) -> None:
+    if warning := hardly_written(subject, ids, unknown_token(tokenizer)):
         warn_user(warning)
 
 

@@ -14,9 +14,9 @@ from composer.graph.composition import HeadSpec
 from composer.laws.cases import Inputs, build_head, inputs, once, pieces, run
 
 
-def close(actual: torch.Tensor, expected: torch.Tensor, where: str = "here") -> None:
+def close(actual: torch.Tensor, expected: torch.Tensor, place: str = "here") -> None:
     scale = max(1.0, expected.abs().max().item())
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11 * scale, msg=lambda message: f"{where}: {message}")
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11 * scale, msg=lambda message: f"{place}: {message}")
 
 
 def pack_documents(shape: Shape, length: int, bounds: tuple[int, ...]) -> tuple[Inputs, list[slice]]:

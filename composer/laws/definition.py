@@ -88,6 +88,6 @@ def assert_implied(spec: HeadSpec, shape: Shape, length: int, queries: tuple[int
 def assert_it_is_the_heads_answer(spec: HeadSpec, head: Head, data: Inputs, implied: ImplicitAttention) -> None:
     if spec.output is not None or spec.value_position is not None or head._mixes:
         return
-    whole, _ = run(head, data)
-    scale = max(1.0, float(whole.abs().max()))
-    torch.testing.assert_close(implied.output, whole[:, list(implied.queries)], rtol=1e-8, atol=1e-9 * scale)
+    expected, _ = run(head, data)
+    scale = max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(implied.output, expected[:, list(implied.queries)], rtol=1e-8, atol=1e-9 * scale)

@@ -142,18 +142,18 @@ def _of_numpy(kind: Any) -> numpy.dtype[Any]:
 
 
 @functools.cache
-def _of_element(kind: Any, known: Any = interpreter._get_np_dtype) -> numpy.dtype[Any]:
-    return known(kind)
+def _of_element(kind: Any, original: Any = interpreter._get_np_dtype) -> numpy.dtype[Any]:
+    return original(kind)
 
 
 TYPES: dict[tuple[Any, ...], dict[str, Any]] = {}
 
 
-def _block_type(self: tl.block_type, element_ty: Any, shape: Any, known: Any = tl.block_type.__init__) -> None:
+def _block_type(self: tl.block_type, element_ty: Any, shape: Any, original: Any = tl.block_type.__init__) -> None:
     """Of the same numbers in the same shape, its fields are the same, too."""
     named = (element_ty.name, *[getattr(side, "value", side) for side in shape])
     if named not in TYPES:
-        known(self, element_ty, shape)
+        original(self, element_ty, shape)
         TYPES[named] = {**vars(self), "sides": _sides(self.shape)}
     vars(self).update(TYPES[named], element_ty=element_ty)
 

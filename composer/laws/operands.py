@@ -30,7 +30,7 @@ TYPES: dict[tuple[str, str], tuple[tl.dtype, tl.dtype]] = {}
 
 
 def alike(
-    self: TritonSemantic, lhs: Any, rhs: Any, *further: Any, known: Any = AS_IT_WAS["binary_op_type_checking_impl"], **flags: Any
+    self: TritonSemantic, lhs: Any, rhs: Any, *further: Any, original: Any = AS_IT_WAS["binary_op_type_checking_impl"], **flags: Any
 ) -> tuple[tl.tensor, tl.tensor]:
     """Both, of one dtype and of one shape. What is widened is of the new type, with its entries as they were."""
     left, right = type(lhs) is tl.tensor, type(rhs) is tl.tensor
@@ -46,16 +46,16 @@ def alike(
             if key not in NUMBERS:
                 if len(NUMBERS) >= REMEMBERED:
                     NUMBERS.clear()
-                NUMBERS[key] = known(self, lhs, rhs, *further, **flags)[left]
+                NUMBERS[key] = original(self, lhs, rhs, *further, **flags)[left]
             return (lhs, NUMBERS[key]) if left else (NUMBERS[key], rhs)
-    return known(self, lhs, rhs, *further, **flags)
+    return original(self, lhs, rhs, *further, **flags)
 
 
 def as_wide(
-    self: TritonSemantic, lhs: tl.tensor, rhs: tl.tensor, known: Any = AS_IT_WAS["broadcast_impl_value"]
+    self: TritonSemantic, lhs: tl.tensor, rhs: tl.tensor, original: Any = AS_IT_WAS["broadcast_impl_value"]
 ) -> tuple[tl.tensor, tl.tensor]:
     """Both, of one shape, in full."""
-    return (lhs, rhs) if _sides(lhs) == _sides(rhs) else known(self, lhs, rhs)
+    return (lhs, rhs) if _sides(lhs) == _sides(rhs) else original(self, lhs, rhs)
 
 
 def ignore_overflow(self: TritonSemantic, *_: Any) -> None:

@@ -37,13 +37,13 @@ def run_whole(spec: HeadSpec, shape: Shape, length: int, jumps: tuple[int, ...])
 
 @once
 def assert_split(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...], jumps: tuple[int, ...] = ()) -> None:
-    head, data, whole, final = run_whole(spec, shape, length, jumps)  # pyright: ignore[reportArgumentType]
+    head, data, expected, final = run_whole(spec, shape, length, jumps)  # pyright: ignore[reportArgumentType]
     outputs, state = [], None
     for piece in pieces(length, bounds):
         output, state = run(head, data.cut(piece), state)
         outputs.append(output)
-    scale = max(1.0, whole.abs().max().item())
-    torch.testing.assert_close(torch.cat(outputs, dim=1), whole, rtol=1e-9, atol=1e-11 * scale)
+    scale = max(1.0, expected.abs().max().item())
+    torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-9, atol=1e-11 * scale)
     assert state is not None
     for name, tensor in final.items():
         size = tensor[tensor.isfinite()].abs().max().item() if tensor.isfinite().any() else 0.0
@@ -65,8 +65,8 @@ def gradients(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...]
 @once
 def assert_same_gradients(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...]) -> None:
     actual, wanted = (gradients(spec, shape, length, between) for between in (bounds, ()))
-    for split, whole in zip(actual, wanted, strict=True):
-        torch.testing.assert_close(split, whole, rtol=1e-7, atol=1e-9 * max(1.0, whole.abs().max().item()))
+    for split, expected in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(split, expected, rtol=1e-7, atol=1e-9 * max(1.0, expected.abs().max().item()))
 
 
 @once
@@ -92,12 +92,12 @@ def assert_same_in_pieces(
     pieces_call = Call(
         data.tokens, {name: tensor.clone() for name, tensor in state.items()} if in_place else state, shape, in_place=in_place
     )
-    whole, left = head._functions(data.value, data.tokens, "auto").run(anatomy(head).parts, head_inputs, call)
+    expected, expected_state = head._functions(data.value, data.tokens, "auto").run(anatomy(head).parts, head_inputs, call)
     with torch.no_grad():
         functions = head._functions(data.value, data.tokens, "auto")
         output, carried = run_in_pieces(functions, 8, anatomy(head).parts, head_inputs, pieces_call)
     real = ... if data.tokens.valid is None else data.tokens.valid
-    torch.testing.assert_close(output[real], whole[real], rtol=1e-9, atol=1e-10)
-    assert carried.keys() == left.keys()
-    for name, tensor in left.items():
+    torch.testing.assert_close(output[real], expected[real], rtol=1e-9, atol=1e-10)
+    assert carried.keys() == expected_state.keys()
+    for name, tensor in expected_state.items():
         torch.testing.assert_close(carried[name], tensor, rtol=1e-9, atol=1e-10)

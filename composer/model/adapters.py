@@ -17,8 +17,8 @@ from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 class Keeper(Protocol):
     """Keeps the record of a model while it is in memory, and writes it into every folder that the model is saved to."""
 
-    def after_load(self, model: Any, reference: Any, where: Mapping[str, Any]) -> None:
-        """The model has been loaded from a folder or the Hub. where: the options of ``from_pretrained``."""
+    def after_load(self, model: Any, reference: Any, load_options: Mapping[str, Any]) -> None:
+        """The model has been loaded from a folder or the Hub. load_options: the options of ``from_pretrained``."""
         ...
 
     def after_save(self, model: Any, folder: Path) -> None:
@@ -39,13 +39,13 @@ def where_of(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in (*WHERE, "subfolder") if options.get(name) is not None}
 
 
-def adapters_of(reference: Any, where: Mapping[str, Any]) -> str:
+def adapters_of(reference: Any, load_options: Mapping[str, Any]) -> str:
     """Return the folder on this machine with a model's adapters, which are safetensors.
 
     Raises OSError if there are none, and ValueError for a kind of adapter whose code would have to be imported.
     """
-    path = cached_file(reference, ADAPTER_CONFIG, **where)
-    weights = cached_file(reference, ADAPTER_WEIGHTS, **where)  # else a pickle would be looked for
+    path = cached_file(reference, ADAPTER_CONFIG, **load_options)
+    weights = cached_file(reference, ADAPTER_WEIGHTS, **load_options)  # else a pickle would be looked for
     assert path is not None, "it raises where there is none"
     assert weights is not None, "it raises where there is none"
     check_file(Path(weights))

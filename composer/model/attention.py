@@ -118,18 +118,22 @@ class ComposedAttention(nn.Module):
 
     def forward(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Any:
         """The host's own forward. The mask is a ``ModelCall``, and the cache is a ``ComposedCache`` or None."""
-        held = layer_state_among(options, CACHES, self.layer)
-        state = held.tensors if held is not None else {}
+        layer_state = layer_state_among(options, CACHES, self.layer)
+        state = layer_state.tensors if layer_state is not None else {}
         model_call = model_call_among(arguments, options)
         if model_call is None:
             raise TypeError("this layer was called by itself, without the tokens of a call: call the model")
         model_call = model_call.on(hidden_states.device)
-        in_place = held is not None and not (held.differentiated or torch.is_grad_enabled()) and (not state or writable(held))
-        is_recorded = held is not None and held.past is not None
+        in_place = (
+            layer_state is not None
+            and not (layer_state.differentiated or torch.is_grad_enabled())
+            and (not state or writable(layer_state))
+        )
+        is_recorded = layer_state is not None and layer_state.past is not None
         call = LayerCall(hidden_states, model_call, state, in_place, keeps_inputs=is_recorded or self.listener is not None)
         output = self._run_host(call, arguments, options)
-        if held is not None:
-            held.keep(call.carried, hidden_states.shape[1], self._begun(call) if is_recorded else None)
+        if layer_state is not None:
+            layer_state.keep(call.carried, hidden_states.shape[1], self._begun(call) if is_recorded else None)
         if self.listener is not None:
             self.listener(call, options, unpack_output(output))
         return output
@@ -255,8 +259,8 @@ class ComposedAttention(nn.Module):
         mixed = MIXED.inputs
         if mixed is None or len(mixed) == 1:
             return output
-        each = output.unflatten(2, (-1, self.facts.head_dim)).chunk(len(mixed))
-        return self.composed.join([self.composed.split(states)[index] for index, states in enumerate(each)]).flatten(2)
+        projections = output.unflatten(2, (-1, self.facts.head_dim)).chunk(len(mixed))
+        return self.composed.join([self.composed.split(states)[index] for index, states in enumerate(projections)]).flatten(2)
 
 
 def _use_mixed(_: nn.Module, __: Any) -> tuple[Tensor] | None:

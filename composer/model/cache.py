@@ -98,13 +98,13 @@ class StateLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last tokens, which are recorded. Calls before this cannot be undone any more."""
-        past, left = self.past or [], tokens_to_remove
+        past, remaining = self.past or [], tokens_to_remove
         self.record(self.past is not None)
-        while left > 0:
+        while remaining > 0:
             call = past.pop()
-            states = call.before if left >= call.length else call.begun(call.length - left)
+            states = call.before if remaining >= call.length else call.begun(call.length - remaining)
             self.tensors = {name: _with_own_storage(tensor) for name, tensor in states.items()}
-            left -= call.length
+            remaining -= call.length
         self.columns -= tokens_to_remove
 
     def reset(self) -> None:
@@ -121,17 +121,17 @@ class StateLayer(CacheLayerMixin):
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._each(lambda tensor: tensor[indices.to(tensor.device)])
+        self._map_tensors(lambda tensor: tensor[indices.to(tensor.device)])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._each(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+        self._map_tensors(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
 
     def shapes(self) -> set[tuple[str, torch.dtype, tuple[int, ...]]]:
         """Return the name, the dtype, and the shape without its rows, of each state."""
         states = [*self.tensors.items(), *self.mixer.items()]
         return {(name, tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in states}
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> None:
+    def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> None:
         self.crop(0)
         self.tensors = {name: change(tensor) for name, tensor in self.tensors.items()}
         self.mixer = {name: change(tensor) for name, tensor in self.mixer.items()}
@@ -165,9 +165,9 @@ class ComposedCache(Cache):
 
     def state(self, layer: int) -> StateLayer:
         """Return the states of one layer."""
-        held = self.layers[layer]
-        assert isinstance(held, StateLayer)
-        return held
+        layer_state = self.layers[layer]
+        assert isinstance(layer_state, StateLayer)
+        return layer_state
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns so far, padding included. Layers without any state, such as an MLP by itself, count none."""
@@ -175,12 +175,12 @@ class ComposedCache(Cache):
 
     def count_tokens(self) -> Tensor | None:
         """Return each row's number of real tokens so far, ``B``; None before any. Raises ValueError if a call was cut short."""
-        counted = self.state(0).tensors.get(SEEN)
-        if counted is None and self.get_seq_length():
+        counts = self.state(0).tensors.get(SEEN)
+        if counts is None and self.get_seq_length():
             raise ValueError(
                 "a call with this cache was interrupted, so its layers hold different numbers of tokens. Begin with a new cache"
             )
-        return counted
+        return counts
 
     def activate_past_recording(self, active: bool = True) -> None:
         """Record the calls from here on, so that ``crop`` can undo them, or record none. transformers calls this for assisted
@@ -212,7 +212,7 @@ class ComposedCache(Cache):
         if any(mine.shapes() != theirs.shapes() for mine, theirs in pairs):
             return False
         joined = [
-            [{name: torch.cat((tensor, more[name])) for name, tensor in own.items()} for own, more in states]
+            [{name: torch.cat((tensor, new[name])) for name, tensor in old.items()} for old, new in states]
             for states in (((mine.tensors, theirs.tensors), (mine.mixer, theirs.mixer)) for mine, theirs in pairs)
         ]
         for (mine, _), (tensors, mixer) in zip(pairs, joined, strict=True):  # after all that may run out of memory

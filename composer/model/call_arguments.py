@@ -65,7 +65,9 @@ def read_documents(
         if seq_idx.dim() not in (1, 2) or rows not in (1, batch) or seq_idx.shape[-1] != length:
             raise ValueError(f"seq_idx has shape {tuple(seq_idx.shape)}; expected {(batch, length)}, or one row for all")
         numbers["seq_idx"] = seq_idx.to(device).expand(batch, length)
-    return Documents(numbers, {name: int(most) for name, most in longest.items() if most is not None})
+    return Documents(
+        numbers, {name: int(longest_document) for name, longest_document in longest.items() if longest_document is not None}
+    )
 
 
 def _numbers(name: str, value: Any, batch: int, length: int, device: torch.device) -> Tensor:

@@ -175,13 +175,13 @@ def find_uncovered_by_host(config: Mapping[str, Any], tensors: Mapping[str, tupl
     problem = "transformers cannot make a model of this config.json"
     options: dict[str, Any] = {"device_map": {"": "meta"}, "ignore_mismatched_sizes": True, "output_loading_info": True}
     with silent_transformers("critical"), translate_transformers_errors(problem, BuildError):
-        made = kind.from_dict(decode_floats(config))
+        host_config = kind.from_dict(decode_floats(config))
         try:
             try:
-                _, report = class_of(made).from_pretrained(None, config=made, state_dict=empty, **options)
+                _, report = class_of(host_config).from_pretrained(None, config=host_config, state_dict=empty, **options)
             except NotImplementedError:  # before 5.14 it compares the values of tied tensors that are both in files
-                made.tie_word_embeddings = False
-                _, report = class_of(made).from_pretrained(None, config=made, state_dict=empty, **options)
+                host_config.tie_word_embeddings = False
+                _, report = class_of(host_config).from_pretrained(None, config=host_config, state_dict=empty, **options)
         except RuntimeError as error:
             joined = "tensors that transformers joins as it loads them, such as those of experts, are missing or of several shapes"
             return [f"{joined}, or a size of config.json cannot be: {shorten(str(error))}"]

@@ -30,11 +30,13 @@ class MadeClass(type):
     made_by: tuple[Callable[..., type], tuple[Any, ...]]
 
 
-def make_class(by: Callable[..., type], host: Any, front: type, *behind: type, **attributes: Any) -> Any:
-    """Return the class ``Composed…`` with the bases ``front`` and a host's class. by: the function that returns it again for
+def make_class(factory: Callable[..., type], host: Any, front: type, *behind: type, **attributes: Any) -> Any:
+    """Return the class ``Composed…`` with the bases ``front`` and a host's class. factory: the function that returns it again for
     ``host``."""
     bases = (front, *behind)
-    return MadeClass(f"Composed{behind[0].__name__}", bases, {"__module__": by.__module__, "made_by": (by, (host,)), **attributes})
+    return MadeClass(
+        f"Composed{behind[0].__name__}", bases, {"__module__": factory.__module__, "made_by": (factory, (host,)), **attributes}
+    )
 
 
 def _pickle(cls: MadeClass) -> str | tuple[Any, ...]:

@@ -55,7 +55,7 @@ class Recorder:
         self._replay: Computation | None = None
         self._warm = self._off = False
         self._fixed: list[dict[str, Tensor]] = []
-        self._most: int | None = getattr(model.base_model, "learned_positions", None)
+        self._max_positions: int | None = getattr(model.base_model, "learned_positions", None)
         """Columns up to which every token has a position. Beyond, the model has to look, which a recording cannot."""
 
     @property
@@ -76,7 +76,7 @@ class Recorder:
         ids, columns = options.get("input_ids"), self.cache.get_seq_length()
         if self._off or ids is None or model is not self._model or torch.is_grad_enabled():
             return False
-        if self._most is not None and columns >= self._most:
+        if self._max_positions is not None and columns >= self._max_positions:
             return False
         if options.get("return_dict") is False:
             return False
@@ -115,7 +115,7 @@ class Recorder:
         return output
 
     def _shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        return [{name: tuple(tensor.shape) for name, tensor in held.items()} for held in self._states()]
+        return [{name: tuple(tensor.shape) for name, tensor in tensors.items()} for tensors in self._states()]
 
     def _states(self) -> list[dict[str, Tensor]]:
         return [self.cache.state(layer).tensors for layer in range(len(self.cache.layers))]
@@ -124,9 +124,9 @@ class Recorder:
         """Record a step. If that fails, log a warning, and run every step without a recording."""
         self._ids = ids.clone()
         for layer in range(len(self.cache.layers)):
-            held = self.cache.state(layer)
-            self._fixed.append({name: tensor.clone() for name, tensor in held.tensors.items()})
-            held.tensors = dict(self._fixed[layer])  # layer by layer, so that what they were is free
+            layer_state = self.cache.state(layer)
+            self._fixed.append({name: tensor.clone() for name, tensor in layer_state.tensors.items()})
+            layer_state.tensors = dict(self._fixed[layer])  # layer by layer, so that what they were is free
         try:
             with _on(ids):
                 self._replay = self._record(self._run_recorded_step)
@@ -138,11 +138,11 @@ class Recorder:
     def _hold(self) -> None:
         """Copy the cache's state into the tensors of the recorded step, where the cache has got other tensors meanwhile."""
         for layer, fixed in enumerate(self._fixed):
-            held = self.cache.state(layer)
+            layer_state = self.cache.state(layer)
             for name, tensor in fixed.items():
-                if held.tensors[name] is not tensor:
-                    tensor.copy_(held.tensors[name])
-            held.tensors = dict(fixed)
+                if layer_state.tensors[name] is not tensor:
+                    tensor.copy_(layer_state.tensors[name])
+            layer_state.tensors = dict(fixed)
 
     def _run_recorded_step(self) -> Tensor:
         """Run the step that is recorded: its logits. New state that is not in the cache's fixed tensors is copied into them."""
@@ -173,8 +173,8 @@ def _on(ids: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(ids.device) if ids.is_cuda else nullcontext()
 
 
-def _keeps_last_or_all(kept: Any) -> bool:
-    return kept is None or (isinstance(kept, int) and kept in (0, 1))
+def _keeps_last_or_all(logits_to_keep: Any) -> bool:
+    return logits_to_keep is None or (isinstance(logits_to_keep, int) and logits_to_keep in (0, 1))
 
 
 def may_record(model: Any) -> bool:

@@ -67,8 +67,8 @@ def prepare_cache(model: Any, settings: Any, options: dict[str, Any], mode: Gene
             "assistant_model and prompt_lookup_num_tokens out"
         )
     cache.activate_past_recording(assisted or bool(settings.is_assistant))
-    whole = getattr(settings, "prefill_chunk_size", None) is None  # else pieces of a prompt may look like steps
-    if model.use_graph and whole and not cache.is_recording and may_record(model):
+    is_one_prefill = getattr(settings, "prefill_chunk_size", None) is None  # else pieces of a prompt may look like steps
+    if model.use_graph and is_one_prefill and not cache.is_recording and may_record(model):
         model.recording(cache)
 
 
@@ -76,11 +76,20 @@ def read_prompt(model: Any, cache: ComposedCache, options: dict[str, Any]) -> di
     """Read a long prompt into an empty cache that records its calls, but for the tokens whose logits are needed: only these may be
     removed again, and the inputs of all others need not be recorded. Return the arguments of the call for the tokens that are left.
     """
-    ids, kept, mask, positions = (options.get(name) for name in ("input_ids", "logits_to_keep", "attention_mask", "position_ids"))
+    ids, logits_to_keep, mask, positions = (
+        options.get(name) for name in ("input_ids", "logits_to_keep", "attention_mask", "position_ids")
+    )
     more = {name for name, value in options.items() if value is not None and value is not False} - ANSWERED - FOLLOWING
-    if more or torch.is_grad_enabled() or cache.get_seq_length() or ids is None or not isinstance(kept, int) or not kept:
+    if (
+        more
+        or torch.is_grad_enabled()
+        or cache.get_seq_length()
+        or ids is None
+        or not isinstance(logits_to_keep, int)
+        or not logits_to_keep
+    ):
         return options
-    count = ids.shape[1] - kept
+    count = ids.shape[1] - logits_to_keep
     places = torch.arange(ids.shape[1], device=ids.device)
     real = mask is None or (mask.shape == ids.shape and bool(mask.all()))
     if count < LONG or not real or (positions is not None and not bool((positions == places).all())):

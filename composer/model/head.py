@@ -193,8 +193,8 @@ class Head(nn.Module):
         """Return the functions that run, for several tokens and for one: on the layer's device, or, of a head by itself, on that of
         its parameters."""
         precise = precise_parameters(self)
-        own = sorted(self.named_parameters(), key=lambda named: named[0] in precise)
-        setting = PRINTED_FOR.get() or setting_of(parameter for _, parameter in own)
+        parameters = sorted(self.named_parameters(), key=lambda named: named[0] in precise)
+        setting = PRINTED_FOR.get() or setting_of(parameter for _, parameter in parameters)
         texts = self._compiled.print_functions(self._printed, setting, "head")
         return "\n".join([f"# {heading(self._printed, setting.device, setting.dtype)}", *texts])
 

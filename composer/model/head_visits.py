@@ -68,8 +68,10 @@ class Attentions:
 
     def by_layer(self, rows: Rows) -> tuple[Tensor, ...]:
         """Return the weights of each layer, rows and columns in the order of the call."""
-        whole = (torch.stack([weights for _, weights in sorted(heads.items())], dim=1) for _, heads in sorted(self._layers.items()))
-        return tuple(_outward(weights, rows) for weights in whole)
+        layer_weights = (
+            torch.stack([weights for _, weights in sorted(heads.items())], dim=1) for _, heads in sorted(self._layers.items())
+        )
+        return tuple(_outward(weights, rows) for weights in layer_weights)
 
 
 def _outward(weights: Tensor, rows: Rows) -> Tensor:

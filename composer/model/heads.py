@@ -85,8 +85,8 @@ class ComposedHeads(nn.Module):
             output, new = module(inputs, self._own_state(name, state), backend, in_place)
             return output, self._rename_state(name, new)
         outputs, carried = [], {}
-        for name, head, own in zip(self._names, self._heads(), split_inputs(self, inputs), strict=True):
-            output, new = head(own, self._own_state(name, state), backend, in_place)
+        for name, head, head_inputs in zip(self._names, self._heads(), split_inputs(self, inputs), strict=True):
+            output, new = head(head_inputs, self._own_state(name, state), backend, in_place)
             outputs.append(output)
             carried |= self._rename_state(name, new)
         return self.join(outputs), carried
@@ -131,10 +131,10 @@ class ComposedHeads(nn.Module):
         except KeyError as error:
             raise ValueError(f"the cache is of another model: it has no {error} in a layer that keeps one") from error
 
-    def _rename_state(self, name: str, own: State) -> State:
+    def _rename_state(self, name: str, head_state: State) -> State:
         """Return a head's state, by its names in the layer's state."""
         names = self._names[name]
-        return {names[part]: tensor for part, tensor in own.items()}
+        return {names[part]: tensor for part, tensor in head_state.items()}
 
 
 def groups_of(heads: ComposedHeads) -> Iterator[tuple[str, Head]]:
@@ -153,8 +153,8 @@ def split_inputs(heads: ComposedHeads, inputs: HeadInputs) -> Iterator[HeadInput
 
 def without_groups(heads: ComposedHeads, groups: Container[str]) -> ComposedHeads:
     """Return a copy without these groups, in which the heads of the other groups follow each other. The modules are shared."""
-    kept = [group.model_copy(update={"numbers": None}) for group in heads._groups if group.head not in groups]
-    return regroup(heads, kept, {group.head: cast("Head", heads._modules[group.head]) for group in kept})
+    groups_left = [group.model_copy(update={"numbers": None}) for group in heads._groups if group.head not in groups]
+    return regroup(heads, groups_left, {group.head: cast("Head", heads._modules[group.head]) for group in groups_left})
 
 
 def regroup(heads: ComposedHeads, groups: Sequence[Group], modules: Mapping[str, Head]) -> ComposedHeads:

@@ -130,8 +130,8 @@ def _keep_mixers(base: nn.Module, layers: nn.ModuleList, resolved: Resolved) -> 
             "as heads do: install a later version"
         )
     count = getattr(config, "number_of_conv_states", 1)
-    kept = [keep_mixers(layer, index, count, beside_heads=bool(resolved.layers[index])) for index, layer in enumerate(layers)]
-    return any(kept)
+    has_mixer = [keep_mixers(layer, index, count, beside_heads=bool(resolved.layers[index])) for index, layer in enumerate(layers)]
+    return any(has_mixer)
 
 
 def attention_facts(attention: Any, rotary: nn.Module | None) -> AttentionFacts:
@@ -185,23 +185,23 @@ def _rotates_again(head: HeadSpec) -> bool:
 
 def _check(base: nn.Module, index: int, facts: AttentionFacts, resolved: Resolved, *, rotates_by_place: bool) -> None:
     """Raise BuildError if heads cannot replace a layer's attention. rotates_by_place: by three numbers a token."""
-    size, where = resolved.dimensions, f"layer {index} of {_host(base)}"
+    size, subject = resolved.dimensions, f"layer {index} of {_host(base)}"
     values = size.size_of_values
     if (facts.heads, facts.key_heads, facts.head_dim, facts.value_dim) != (size.heads, size.key_heads, size.head_dim, values):
         raise BuildError(
-            f"{where} has {facts.heads} query heads, {facts.key_heads} key heads, {facts.head_dim} numbers in a key and "
+            f"{subject} has {facts.heads} query heads, {facts.key_heads} key heads, {facts.head_dim} numbers in a key and "
             f"{facts.value_dim} in a value; the spec was resolved for {size.heads}, {size.key_heads}, {size.head_dim} and {values}"
         )
     heads = [resolved.heads[group.head] for group in resolved.layers[index]]
     if rotates_by_place and any(map(_rotates_again, heads)):
         raise BuildError(
-            f"{where} rotates keys by the place of a token in its image, and the spec has a head there that rotates keys again, by "
-            "their position alone, when a memory evicts or restores them: set the same `position` for all memories, without "
+            f"{subject} rotates keys by the place of a token in its image, and the spec has a head there that rotates keys again, "
+            "by their position alone, when a memory evicts or restores them: set the same `position` for all memories, without "
             "`conv`, and `rotate: kept` for `compressed`"
         )
     if facts.sinks and not all(any(memory.has_mass() for memory in head.memory) for head in heads):
         raise BuildError(
-            f"{where} has attention sinks, which add to the mass of a memory, and the spec has a head there whose memories have "
+            f"{subject} has attention sinks, which add to the mass of a memory, and the spec has a head there whose memories have "
             "none: put a `window` beside them, or leave such layers as they are (`use: source`)"
         )
 

@@ -69,8 +69,8 @@ class ImplicitAttention:
         sizes = {name: weights.abs().sum(-1) for name, weights in self.weights().items()}
         if self.sunk is not None:
             sizes["sinks"] = self.sunk
-        whole = torch.stack(list(sizes.values())).sum(0)
-        return {name: size / whole.masked_fill(whole == 0, 1.0) for name, size in sizes.items()}
+        total = torch.stack(list(sizes.values())).sum(0)
+        return {name: size / total.masked_fill(total == 0, 1.0) for name, size in sizes.items()}
 
     def error(self) -> float:
         """Return the largest difference between the output and the weighed values, over the largest number of either: 0 but for
@@ -144,8 +144,8 @@ def _by_gradients(head: Head, inputs: HeadInputs, queries: tuple[int, ...], back
     values = torch.cat([leaf.detach() for leaf in entered], dim=1)
     sunk = None
     if inputs.sinks is not None:
-        whole = torch.stack([(memory_weights[name] * parts[name][..., None]).sum(-1) for name in names]).sum(0)
-        sunk = (1 - whole).clamp(min=0)
+        total = torch.stack([(memory_weights[name] * parts[name][..., None]).sum(-1) for name in names]).sum(0)
+        sunk = (1 - total).clamp(min=0)
     return ImplicitAttention(queries, memory_weights, parts, output, values, sunk, _own_value_part(head, inputs, queries, backend))
 
 
@@ -218,6 +218,6 @@ def _rows(
         for leaf, gradient in zip(entered, gradients, strict=True):
             if gradient is not None:
                 for coordinate, (name, index, _, turn) in enumerate(some):
-                    own = gradient[:, :, turn // group, coordinate].mT
-                    memory_weights[name][:, index, turn, column : column + leaf.shape[1]] = own
+                    rows = gradient[:, :, turn // group, coordinate].mT
+                    memory_weights[name][:, index, turn, column : column + leaf.shape[1]] = rows
             column += leaf.shape[1]

@@ -69,11 +69,11 @@ class MixerStates(LinearAttentionLayer):
         """Keep the last columns, and return all of them, those of earlier calls first."""
         before = self.conv_states[state_idx]
         size = conv_kernel_size or (conv_states if before is None else before).shape[-1]
-        whole = conv_states if before is None else torch.cat((before, conv_states), dim=-1)
-        whole = pad(whole, (max(0, size - whole.shape[-1]), 0))
-        self.conv_states[state_idx] = whole[..., -size:]
+        all_columns = conv_states if before is None else torch.cat((before, conv_states), dim=-1)
+        all_columns = pad(all_columns, (max(0, size - all_columns.shape[-1]), 0))
+        self.conv_states[state_idx] = all_columns[..., -size:]
         self.has_previous_state[state_idx] = True
-        return whole
+        return all_columns
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **_: Any) -> Tensor:
         self.recurrent_states[state_idx] = recurrent_states
@@ -131,17 +131,17 @@ class KeptMixer(nn.Module):
         if model_call is None:
             raise TypeError("this layer was called by itself, without the tokens of a call: call the model")
         tokens = model_call.on(hidden_states.device).tokens
-        held = layer_state_among(options, MIXER_CACHES, self.layer)
+        layer_state = layer_state_among(options, MIXER_CACHES, self.layer)
         plain = {name: None if name in MIXER_CACHES or isinstance(value, ModelCall) else value for name, value in options.items()}
 
         run = partial(self._run, plain, [name for name in MIXER_CACHES if name in options])
         if tokens.valid is None and tokens.segment is None:
-            attended, after = run(hidden_states, None if held is None else _usable(held))
+            attended, after = run(hidden_states, None if layer_state is None else _usable(layer_state))
         else:
             documents = tokens.once(("documents",), lambda: list(document_spans(tokens)))
-            attended, after = _by_documents(hidden_states, documents, None if held is None else _usable(held), run)
-        if held is not None:
-            held.keep_mixer(after, 0 if self.beside_heads else hidden_states.shape[1])
+            attended, after = _by_documents(hidden_states, documents, None if layer_state is None else _usable(layer_state), run)
+        if layer_state is not None:
+            layer_state.keep_mixer(after, 0 if self.beside_heads else hidden_states.shape[1])
         return (attended, None) if self._host_name in PAIRED else attended
 
     @property
@@ -167,12 +167,12 @@ class KeptMixer(nn.Module):
         return unpack_output(super().forward(hidden, **options)), states.tensors()  # type: ignore[misc]
 
 
-def _usable(held: StateLayer) -> State:
+def _usable(layer_state: StateLayer) -> State:
     """Return a mixer's states, which the host may write over: copies, where gradients or a caller may need the states as they
     are."""
-    if torch.is_grad_enabled() or held.differentiated or not writable(held):
-        return {name: state.clone() for name, state in held.mixer.items()}
-    return dict(held.mixer)
+    if torch.is_grad_enabled() or layer_state.differentiated or not writable(layer_state):
+        return {name: state.clone() for name, state in layer_state.mixer.items()}
+    return dict(layer_state.mixer)
 
 
 def document_spans(tokens: Tokens) -> Iterator[DocumentSpan]:
@@ -269,13 +269,13 @@ SERVES_CPU = "serves_cpu"
 
 
 def _by_device(function: Callable[..., Any], definition: Callable[..., Any]) -> Callable[..., Any]:
-    known = inspect.signature(definition).parameters
+    parameters = inspect.signature(definition).parameters
 
     @wraps(definition)
     def run_by_device(first: Tensor, *arguments: Any, **options: Any) -> Any:
         if first.device.type != "cpu":
             return function(first, *arguments, **options)
-        return definition(first, *arguments, **{name: value for name, value in options.items() if name in known})
+        return definition(first, *arguments, **{name: value for name, value in options.items() if name in parameters})
 
     setattr(run_by_device, SERVES_CPU, True)
     return run_by_device

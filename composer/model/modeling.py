@@ -316,19 +316,21 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         adapters would import code.
         """
         options["trust_remote_code"] = False
-        where = where_of(options)
+        load_options = where_of(options)
         if cls is ComposedForCausalLM:
-            config = options.get("config") or AutoConfig.from_pretrained(pretrained_model_name_or_path, **where)
-            own = cast("type[ComposedForCausalLM]", ComposedForCausalLM.class_of(config))
-            return own.from_pretrained(pretrained_model_name_or_path, *arguments, with_adapter=with_adapter, **options)
+            config = options.get("config") or AutoConfig.from_pretrained(pretrained_model_name_or_path, **load_options)
+            model_class = cast("type[ComposedForCausalLM]", ComposedForCausalLM.class_of(config))
+            return model_class.from_pretrained(pretrained_model_name_or_path, *arguments, with_adapter=with_adapter, **options)
         result = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)  # type: ignore[misc]
         model = result[0] if isinstance(result, tuple) else result
         if not with_adapter:
             model.config.adapter = None  # so that a later save names none
         if model.config.adapter is not None:
-            where["subfolder"] = "/".join(filter(None, (where.get("subfolder"), adapter_folder(model.config.adapter))))
+            load_options["subfolder"] = "/".join(
+                filter(None, (load_options.get("subfolder"), adapter_folder(model.config.adapter)))
+            )
             conversions = getattr(model, "_weight_conversions", None)
-            model.load_adapter(adapters_of(pretrained_model_name_or_path, where))
+            model.load_adapter(adapters_of(pretrained_model_name_or_path, load_options))
             # transformers replaces the model's conversions by those of the adapters. Names in files need the model's.
             model._weight_conversions = conversions
         return result

@@ -154,10 +154,10 @@ def _check_longest(longest: Mapping[str, int], position: Tensor, valid: Tensor |
         return
     real = position if valid is None else position.masked_fill(~valid, 0)
     actual = int(real.max()) + 1
-    for name, most in longest.items():
-        if most < actual:
+    for name, stated_length in longest.items():
+        if stated_length < actual:
             raise ValueError(
-                f"{name} is {most}, and the longest document has {actual} tokens. Pass {actual} or more, or leave it out."
+                f"{name} is {stated_length}, and the longest document has {actual} tokens. Pass {actual} or more, or leave it out."
             )
 
 

@@ -187,11 +187,11 @@ def _differences(stored: StateOwner, owner: StateOwner) -> Iterator[str]:
         yield f"the spec (hash {brief(stored.spec_hash[:12])}, this model's is {brief(owner.spec_hash[:12])})"
     if stored.config_sha256 != owner.config_sha256:
         yield "config.json"
-    for what in ("weights", "tokenizer"):
-        before, now = getattr(stored, what), getattr(owner, what)
+    for kind in ("weights", "tokenizer"):
+        before, now = getattr(stored, kind), getattr(owner, kind)
         files = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
         if files:
-            yield f"the {what} ({list_first(files)})"
+            yield f"the {kind} ({list_first(files)})"
     if stored.dtype != owner.dtype:
         yield f"the dtype ({brief(stored.dtype)}, this model's is {owner.dtype})"
 
@@ -229,8 +229,8 @@ def _problem_of_numbers(slot: Slot, tensor: Tensor) -> str | None:
     problems = {
         "values that are no numbers": tensor.isnan(),
         "infinite values": tensor.isinf() & (tensor != slot.empty),
-        f"values below {slot.least:g}": bounded < slot.least,
-        f"values above {slot.most:g}": bounded > slot.most,
+        f"values below {slot.minimum:g}": bounded < slot.minimum,
+        f"values above {slot.maximum:g}": bounded > slot.maximum,
     }
     return next((problem for problem, wrong in problems.items() if bool(wrong.any())), None)
 

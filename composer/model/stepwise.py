@@ -35,9 +35,9 @@ def ordinary_inputs(inputs: HeadInputs) -> HeadInputs:
     """Return the same inputs; tensors of inference mode are copied."""
     tokens = inputs.tokens
     further = tokens.segment, tokens.valid, tokens.index, tokens.coordinates
-    segment, valid, index, places = (None if of is None else ordinary(of) for of in further)
+    segment, valid, index, places = (None if tensor is None else ordinary(tensor) for tensor in further)
     own_tokens = Tokens(ordinary(tokens.position), segment, valid, index, coordinates=places)
-    return replace(inputs.each(ordinary), tokens=own_tokens)
+    return replace(inputs.map_tensors(ordinary), tokens=own_tokens)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Piece:
 def step_by_step(head: Head, backend: str, inputs: HeadInputs, *, gradients: bool) -> HeadFunctions:
     """Return the functions for such inputs, without the forms that join memories to their read, so that each memory has its own
     output."""
-    apart = tuple(pattern for pattern in PATTERNS if pattern.whole)
+    apart = tuple(pattern for pattern in PATTERNS if pattern.is_closed)
     tokens = inputs.tokens
     setting = Setting(
         inputs.value.device.type,
@@ -118,7 +118,7 @@ class _Watcher:
         self.values |= zip(covered.gives, outputs, strict=True)
         node = covered.node
         if not self._gradients and node.part is not None and node.main:
-            shown = self._parts[node.module](node.part.shows, call.of(covered), inputs_of(covered, self.values))
+            shown = self._parts[node.module](node.part.shows, call.part(covered), inputs_of(covered, self.values))
             self.shown |= {(node.name, name): what for name, what in shown.items()}
         for value, port in zip(covered.gives, node.operation.gives, strict=True):
             if port.kind is Kind.VALUE:
@@ -149,11 +149,11 @@ def _columns(head: Head, inputs: HeadInputs, bounds: tuple[int, ...]) -> Iterato
         yield slice(0, length)
         return
     batch, heads = inputs.query.shape[0], inputs.query.shape[2]
-    most = max(16, min(LONGEST, MOST_NUMBERS // max(1, batch * heads * length)))
+    piece_length = max(16, min(LONGEST, MOST_NUMBERS // max(1, batch * heads * length)))
     edges = {0, length, *(bound for bound in bounds if 0 < bound < length)}
     start = 0
     for end in sorted(edges - {0}):
-        count = math.ceil((end - start) / most)
+        count = math.ceil((end - start) / piece_length)
         for index in range(count):
             yield slice(start + (end - start) * index // count, start + (end - start) * (index + 1) // count)
         start = end

@@ -41,13 +41,13 @@ def numbers_of(
     option: str,
     error_class: type[ComposerError],
     *,
-    least: int | None = 1,
-    most: int | None = None,
+    minimum: int | None = 1,
+    maximum: int | None = None,
     thousands: bool = True,
 ) -> tuple[int, ...]:
     """``read_numbers``, which raises ``error_class`` with the option's name."""
     with name_option(option, error_class):
-        return read_numbers(value, least=least, most=most, thousands=thousands)
+        return read_numbers(value, minimum=minimum, maximum=maximum, thousands=thousands)
 
 
 @contextmanager
@@ -59,27 +59,27 @@ def name_option(option: str, error_class: type[ComposerError]) -> Iterator[None]
         raise error_class(f"{option}: {error}") from None
 
 
-def whole_number(value: object, *, least: float | None = None, most: float | None = None, example: str = "") -> int:
+def whole_number(value: object, *, minimum: float | None = None, maximum: float | None = None, example: str = "") -> int:
     """Return a whole number within bounds. Raises ValueError. example: of what may be written."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         such = f", such as {example}" if example else ""
-        raise ValueError(f"expected a whole number{_bound(None, least, None)}{such}, got {brief(value)}")
-    if bound := _bound(int(value), least, most):
+        raise ValueError(f"expected a whole number{_bound(None, minimum, None)}{such}, got {brief(value)}")
+    if bound := _bound(int(value), minimum, maximum):
         raise ValueError(f"expected a whole number{bound}, got {int(value)}")
     return int(value)
 
 
-def number_of(value: object, *, least: float | None = None, most: float | None = None) -> float:
+def number_of(value: object, *, minimum: float | None = None, maximum: float | None = None) -> float:
     """Return a number within bounds. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"expected a number{_bound(None, least, None)}, got {brief(value)}")
-    if bound := _bound(float(value), least, most):
+        raise ValueError(f"expected a number{_bound(None, minimum, None)}, got {brief(value)}")
+    if bound := _bound(float(value), minimum, maximum):
         raise ValueError(f"expected a number{bound}, got {float(value):g}")
     return float(value)
 
 
 def read_numbers(
-    value: Numbers | None, *, least: int | None = 1, most: int | None = None, thousands: bool = True
+    value: Numbers | None, *, minimum: int | None = 1, maximum: int | None = None, thousands: bool = True
 ) -> tuple[int, ...]:
     """Return the numbers, in their order; in text ``k`` means 1,024 if ``thousands``. Raises ValueError."""
     if isinstance(value, str):
@@ -87,26 +87,26 @@ def read_numbers(
     else:
         values = () if value is None else value if isinstance(value, Sequence) else (value,)
     example = "512,4k, where 4k is 4,096" if thousands else "0,1,2"
-    return tuple(whole_number(number, least=least, most=most, example=example) for number in values)
+    return tuple(whole_number(number, minimum=minimum, maximum=maximum, example=example) for number in values)
 
 
-def read_tokens(value: TokenCount, *, least: int = 1) -> int:
+def read_tokens(value: TokenCount, *, minimum: int = 1) -> int:
     """Return a number of tokens, of which ``"4k"`` is 4,096. Raises ValueError."""
     count = _read(value.strip(), thousands=True) if isinstance(value, str) else value
-    return whole_number(count, least=least, example="4096 or 4k")
+    return whole_number(count, minimum=minimum, example="4096 or 4k")
 
 
-def read_bytes(value: ByteCount, *, least: int = 1) -> int:
+def read_bytes(value: ByteCount, *, minimum: int = 1) -> int:
     """Return a number of bytes, of which ``"6MiB"`` is 6,291,456. Raises ValueError."""
     if isinstance(value, str):
         match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(B|KiB|MiB|GiB)?", value.strip())
         count = value if match is None else round(float(match[1]) * UNITS[match[2] or "B"])
     else:
         count = value
-    return whole_number(count, least=least, example="6291456 or 6MiB")
+    return whole_number(count, minimum=minimum, example="6291456 or 6MiB")
 
 
-def read_part(value: CountOrShare, *, least: int = 1) -> int | float:
+def read_part(value: CountOrShare, *, minimum: int = 1) -> int | float:
     """Return a number of things, or a share of them between 0 and 1, also written as a percentage. Raises ValueError."""
     if isinstance(value, float) and 0 < value < 1:
         return value
@@ -116,14 +116,14 @@ def read_part(value: CountOrShare, *, least: int = 1) -> int | float:
             raise ValueError(f"expected a share above 0% and below 100%, got {value.strip()}")
         return share
     count = _read(value.strip(), thousands=False) if isinstance(value, str) else value
-    return whole_number(count, least=least, example="4 or 15%")
+    return whole_number(count, minimum=minimum, example="4 or 15%")
 
 
-def _bound(value: float | None, least: float | None, most: float | None) -> str:
+def _bound(value: float | None, minimum: float | None, maximum: float | None) -> str:
     """Return the bound that a value exceeds in words, or an empty text. None and NaN are within no bounds."""
-    if least is not None and not (value is not None and value >= least):
-        return f" of at least {least:,}"
-    return f" of at most {most:,}" if most is not None and not (value is not None and value <= most) else ""
+    if minimum is not None and not (value is not None and value >= minimum):
+        return f" of at least {minimum:,}"
+    return f" of at most {maximum:,}" if maximum is not None and not (value is not None and value <= maximum) else ""
 
 
 def _read(word: str, *, thousands: bool) -> int | str:
@@ -152,11 +152,11 @@ def several(references: Reference | Sequence[Reference] | None) -> tuple[str, ..
     )
 
 
-def check_known(option: str, word: str, known: Iterable[str], refusal: type[ComposerError] = ComposerError) -> None:
-    """Raise ``refusal`` for a word that is not in ``known``."""
-    known = list(known)
-    if word not in known:
-        raise refusal(f"{option}: {brief(word)} is unknown{nearest(word, known) or '.'} Known: {', '.join(known)}.")
+def check_known(option: str, word: str, words: Iterable[str], refusal: type[ComposerError] = ComposerError) -> None:
+    """Raise ``refusal`` for a word that is not in ``words``."""
+    words = list(words)
+    if word not in words:
+        raise refusal(f"{option}: {brief(word)} is unknown{nearest(word, words) or '.'} Known: {', '.join(words)}.")
 
 
 def named_dtype(dtype: object, refusal: type[ComposerError] = ComposerError) -> Dtype | None:
@@ -188,7 +188,7 @@ def check_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments
 
 def _check_argument(name: str, value: object, annotation: str) -> None:
     alternatives = _split(annotation)
-    if not any(_fits(value, alternative) for alternative in alternatives):
+    if not any(_is_of_type(value, alternative) for alternative in alternatives):
         if _PATHS.intersection(alternatives):
             items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else (value,)
             for item in items:
@@ -212,7 +212,7 @@ def _check_text(name: str, value: object, *, is_path: bool) -> None:
         raise ComposerError(f"{name}: there is no home folder for {brief(text)}. Write the whole path.")
 
 
-def _fits(value: object, alternative: str) -> bool:
+def _is_of_type(value: object, alternative: str) -> bool:
     """Whether a value is of a type. Types that are not listed here are checked by the functions themselves, in words."""
     kind, _, inside = alternative.removesuffix("]").partition("[")
     if kind in _KINDS:
@@ -220,9 +220,9 @@ def _fits(value: object, alternative: str) -> bool:
     if kind == "Sequence":
         is_several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
         items = value if isinstance(value, Collection) else ()  # what an iterator yields is left to the function
-        return is_several and all(any(_fits(item, inner) for inner in _split(inside)) for item in items)
+        return is_several and all(any(_is_of_type(item, inner) for inner in _split(inside)) for item in items)
     if kind == "Mapping":
-        return isinstance(value, Mapping) and all(_fits(item, inside.rpartition(", ")[2]) for item in value.values())
+        return isinstance(value, Mapping) and all(_is_of_type(item, inside.rpartition(", ")[2]) for item in value.values())
     if kind == "Callable" or kind in _FUNCTIONS:
         return callable(value)
     return not isinstance(value, bytes | type(None))
@@ -258,7 +258,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "PartReference": _is_path,
     "Path": _is_path,
     "os.PathLike": _is_path,
-    "Overrides": lambda value: any(_fits(value, alternative) for alternative in ("str", "Sequence[str]", "Mapping")),
+    "Overrides": lambda value: any(_is_of_type(value, alternative) for alternative in ("str", "Sequence[str]", "Mapping")),
     "Any": lambda _: True,
 }
 _WORDS = {

@@ -6,7 +6,7 @@
 
         model: Reference = argument("The model that writes.", metavar="SOURCE")
         out: Path = option("File for the texts.", converter=to_path, kw_only=False, flags=("-o", "--out"), metavar="FILE")
-        texts: int = option("Number of texts.", default=1000, least=1)
+        texts: int = option("Number of texts.", default=1000, minimum=1)
 
     def run_sample(options: SampleOptions) -> Sampled: ...
 
@@ -61,7 +61,7 @@ NUMBERS: Mapping[str, Callable[..., Any]] = {"int": whole_number, "float": numbe
 class Option:
     """One field of an options class.
 
-    - least, most: bounds of a number.
+    - minimum, maximum: bounds of a number.
     """
 
     description: str
@@ -88,8 +88,8 @@ class Option:
     """The type that the command line reads, before ``converter``."""
     takes: str = ""
     """The annotation of the function's parameter."""
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
     command_default: Any = SAME
     """The default on the command line, if it differs."""
 
@@ -138,7 +138,9 @@ def options_class(cls: type[Options]) -> type[Options]:
         validator = entry.converter
         if validator is None and required_type in NUMBERS:
             validator = partial(
-                _optional, partial(NUMBERS[required_type], least=entry.least, most=entry.most), annotation != required_type
+                _optional,
+                partial(NUMBERS[required_type], minimum=entry.minimum, maximum=entry.maximum),
+                annotation != required_type,
             )
         if validator is not None:
             annotations[name] = Annotated[Any, PlainValidator(validator)]
@@ -155,19 +157,21 @@ def options_class(cls: type[Options]) -> type[Options]:
         default = {} if entry.default is MISSING else {"default": entry.default}
         setattr(cls, name, Field(**default, kw_only=entry.kw_only))
     cls.__annotations__ = annotations
-    made: Any = pydantic_dataclass(frozen=True, config=CONFIG)(cls)
+    new_class: Any = pydantic_dataclass(frozen=True, config=CONFIG)(cls)
     for name, entry in declared.items():
         if entry.kind is None:
-            words = _words_of(made, name)
+            words = _words_of(new_class, name)
             declared[name] = replace(entry, kind=Literal[*words] if words else str)
     # A command's own options are first in its help, before those that it inherits.
-    known = dict(declared)
+    entries = dict(declared)
     for base in cls.__mro__[1:]:
-        known |= {name: entry for name, entry in vars(base).get("__options__", {}).items() if name not in known}
-    by_position = [field.name for field in fields(made) if not field.kw_only]
-    made.__options__ = {name: known[name] for name in (*by_position, *(name for name, entry in known.items() if entry.kw_only))}
-    made.__init__ = _checking(made.__init__)
-    return made
+        entries |= {name: entry for name, entry in vars(base).get("__options__", {}).items() if name not in entries}
+    by_position = [field.name for field in fields(new_class) if not field.kw_only]
+    new_class.__options__ = {
+        name: entries[name] for name in (*by_position, *(name for name, entry in entries.items() if entry.kw_only))
+    }
+    new_class.__init__ = _checking(new_class.__init__)
+    return new_class
 
 
 def _words_of(cls: Any, name: str) -> tuple[str, ...]:
@@ -326,6 +330,6 @@ def documentation(cls: Any) -> str:
 
 def convert_options(options: Any, target: Callable[..., Result], **changes: Any) -> Result:
     """Return a dataclass with the values of all fields that the options have, too, and ``changes``."""
-    known: Any = target
-    shared = options_of(options).keys() & {field.name for field in fields(known)} - changes.keys()
+    target_class: Any = target
+    shared = options_of(options).keys() & {field.name for field in fields(target_class)} - changes.keys()
     return target(**{name: getattr(options, name) for name in shared}, **changes)

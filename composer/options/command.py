@@ -51,8 +51,8 @@ def command(options: type[Options], *screen: str) -> Callable[[Callable[[Options
             # An option that was left out is None here, and has its default from the class.
             kwargs = {key: values[key] for key, entry in fields.items() if values[key] is not None or entry.command_default is None}
             on_screen = Screen(**{key: values[key] for key in shown})
-            made: Any = options
-            run(made(**kwargs), on_screen)
+            options_type: Any = options
+            run(options_type(**kwargs), on_screen)
 
         parameters = [_parameter(key, entry) for key, entry in (fields | shown).items()]
         callback.__name__ = run.__name__.removesuffix("_command")

@@ -91,26 +91,28 @@ def to_dtype(value: DtypeLike | None) -> Dtype | None:
         raise ValueError(str(error).removeprefix("dtype: ")) from None
 
 
-def to_tokens(least: int = 1) -> Callable[[TokenCount], int]:
+def to_tokens(minimum: int = 1) -> Callable[[TokenCount], int]:
     @reads(str)
     def read(value: TokenCount) -> int:
-        return read_tokens(value, least=least)
+        return read_tokens(value, minimum=minimum)
 
     return read
 
 
-def to_optional_tokens(least: int = 1) -> Callable[[TokenCount | None], int | None]:
+def to_optional_tokens(minimum: int = 1) -> Callable[[TokenCount | None], int | None]:
     @reads(str)
     def read(value: TokenCount | None) -> int | None:
-        return None if value is None else read_tokens(value, least=least)
+        return None if value is None else read_tokens(value, minimum=minimum)
 
     return read
 
 
-def to_numbers(least: int | None = 1, most: int | None = None, *, thousands: bool = True) -> Callable[[Numbers], tuple[int, ...]]:
+def to_numbers(
+    minimum: int | None = 1, maximum: int | None = None, *, thousands: bool = True
+) -> Callable[[Numbers], tuple[int, ...]]:
     @reads(str)
     def read(value: Numbers) -> tuple[int, ...]:
-        return read_numbers(value, least=least, most=most, thousands=thousands)
+        return read_numbers(value, minimum=minimum, maximum=maximum, thousands=thousands)
 
     return read
 
@@ -233,12 +235,12 @@ class SequenceOption:
 
 @options_class
 class SeedOption:
-    seed: int = option("Seed of the random numbers.", default=0, least=0, most=MOST_SEED)
+    seed: int = option("Seed of the random numbers.", default=0, minimum=0, maximum=MOST_SEED)
 
 
 @options_class
 class SignedSeedOption:
-    seed: int = option("Seed of the random numbers. It may be negative.", default=0, least=LEAST_SEED, most=MOST_SEED)
+    seed: int = option("Seed of the random numbers. It may be negative.", default=0, minimum=LEAST_SEED, maximum=MOST_SEED)
 
 
 @options_class
@@ -320,8 +322,8 @@ class DataOptions(HeldOutOptions):
 
 @options_class
 class SamplingOptions(SignedSeedOption):
-    temperature: float = option("0 chooses the most likely token. Above 0, tokens are sampled.", default=0.0, least=0)
-    top_p: float = option(TOP_P, default=1.0, least=0, most=1)
+    temperature: float = option("0 chooses the most likely token. Above 0, tokens are sampled.", default=0.0, minimum=0)
+    top_p: float = option(TOP_P, default=1.0, minimum=0, maximum=1)
 
     def check(self) -> None:
         if self.top_p < 1 and self.temperature == 0:

@@ -49,8 +49,8 @@ class PushReport(Readable, Closed):
 
     @property
     def headline(self) -> str:
-        where = self.repo_id if self.branch == MAIN else f"{self.repo_id}@{self.branch}"
-        return f"{'Would push to' if self.commit is None else 'Pushed to'} {where}"
+        target = self.repo_id if self.branch == MAIN else f"{self.repo_id}@{self.branch}"
+        return f"{'Would push to' if self.commit is None else 'Pushed to'} {target}"
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -92,10 +92,10 @@ def push_contents(contents: Contents, repo_id: str, branch: str, *, private: boo
         is_new = _make_branch(api, repo_id, branch)
         info: Any = api.model_info(repo_id, revision=branch)
         present = {file.rfilename for file in info.siblings or ()} - {OF_THE_HUB}
-        known = present if is_new else _read_known_files(repo_id, info.sha, present)
+        pushed_files = present if is_new else _read_known_files(repo_id, info.sha, present)
         if not (force or is_new):
-            _check_replaceable(contents, repo_id, present, known)
-        removed = sorted((present & known) - contents.files.keys())
+            _check_replaceable(contents, repo_id, present, pushed_files)
+        removed = sorted((present & pushed_files) - contents.files.keys())
         operations: list[Any] = [CommitOperationDelete(path_in_repo=name) for name in removed]
         operations += [
             CommitOperationAdd(path_in_repo=name, path_or_fileobj=file if isinstance(file, bytes) else str(file))
@@ -132,7 +132,7 @@ def _kind_of(names: set[str]) -> ContentsKind | None:
     return next((kind for file, kind in kinds if file in names), None)
 
 
-def _check_replaceable(contents: Contents, repo_id: str, present: set[str], known: set[str]) -> None:
+def _check_replaceable(contents: Contents, repo_id: str, present: set[str], pushed_files: set[str]) -> None:
     """Raise PushError for a repository whose files must not be replaced."""
     kind = _kind_of(present)
     if kind is not None and kind != contents.kind:
@@ -140,7 +140,7 @@ def _check_replaceable(contents: Contents, repo_id: str, present: set[str], know
             f"{repo_id} holds {IN_WORDS[kind]}, and this is {IN_WORDS[contents.kind]}. Push it to a separate branch "
             "(--branch NAME), or to another repository, or replace what is there: --force"
         )
-    if strangers := sorted(present - known):
+    if strangers := sorted(present - pushed_files):
         raise PushError(
             f"{repo_id} has files that `compose push` did not write ({list_first(strangers)}). Choose another repository, or write "
             "beside them, replacing files of the same name: --force"

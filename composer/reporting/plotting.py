@@ -120,10 +120,10 @@ def legend(figure: Any, *axes: Any, columns: int = 8) -> None:
         figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=across)
 
 
-def named_ticks(axis: Any, names: Sequence[str], *, upright: int, most: int) -> None:
+def named_ticks(axis: Any, names: Sequence[str], *, upright: int, limit: int) -> None:
     """Label the x axis with names, one per place: vertical if there are more than ``upright``, and only some of them beyond
-    ``most``."""
-    every = -(-len(names) // most)
+    ``limit``."""
+    every = -(-len(names) // limit)
     axis.set_xticks(range(0, len(names), every), names[::every], rotation=90 if len(names) > upright else 0)
 
 
@@ -134,15 +134,15 @@ def doubling_ticks(axis: Any, numbers: Sequence[int], *, upright: int = 100) -> 
     axis.minorticks_off()
 
 
-def whole_ticks(axis: Any, *, most: int = 8) -> None:
+def whole_ticks(axis: Any, *, limit: int = 8) -> None:
     """Ticks of the x axis at whole numbers alone."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axis.xaxis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    axis.xaxis.set_major_locator(MaxNLocator(limit, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.0f}"))
 
 
-def by_powers(axis: Any, *, most: float = 1) -> None:
+def by_powers(axis: Any, *, max_decades: float = 1) -> None:
     """Make the y axis logarithmic, with numbers written out; those between powers only if there is room. Without a number above 0
     the axis does not change."""
     from matplotlib.ticker import FuncFormatter
@@ -152,13 +152,14 @@ def by_powers(axis: Any, *, most: float = 1) -> None:
 
     axis.set_yscale("log")
     axis.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.10g}"))
-    axis.yaxis.set_minor_formatter(plain_minor(most))
+    axis.yaxis.set_minor_formatter(plain_minor(max_decades))
 
 
-def plain_minor(most: float = 1, few: float = 0.4) -> Any:
+def plain_minor(max_decades: float = 1, full_decades: float = 0.4) -> Any:
     """Labels of a logarithmic axis between its powers of ten, as plain digits: 0.55 and not 6e-01.
 
-    most, few: as matplotlib's ``minor_thresholds``: no labels over more decades than ``most``, all of them over fewer than ``few``.
+    max_decades, full_decades: as matplotlib's ``minor_thresholds``: no labels over more decades than ``max_decades``, all of them
+    over fewer than ``full_decades``.
     """
     from matplotlib.ticker import LogFormatter
 
@@ -168,7 +169,7 @@ def plain_minor(most: float = 1, few: float = 0.4) -> Any:
         def __call__(self, x: float, pos: Any = None) -> str:
             return f"{x:,.6g}" if super().__call__(x, pos) else ""
 
-    return Plain(minor_thresholds=(most, few))
+    return Plain(minor_thresholds=(max_decades, full_decades))
 
 
 def within_shares(mean: float, spread: float) -> tuple[float, float]:

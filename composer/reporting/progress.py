@@ -42,7 +42,7 @@ def bars(*columns: BarPart, stay: bool = False) -> Iterator[Callable[[BarUpdate]
     from rich import progress
     from rich.console import Console
 
-    made: dict[BarPart, progress.ProgressColumn] = {
+    column_of: dict[BarPart, progress.ProgressColumn] = {
         "name": progress.TextColumn("{task.description}", markup=False),
         "text": progress.TextColumn("{task.fields[text]}", markup=False),
         "bar": progress.BarColumn(),
@@ -52,7 +52,7 @@ def bars(*columns: BarPart, stay: bool = False) -> Iterator[Callable[[BarUpdate]
         "elapsed": progress.TimeElapsedColumn(),
         "left": progress.TimeRemainingColumn(),
     }
-    with progress.Progress(*map(made.__getitem__, columns), console=Console(stderr=True), transient=not stay) as screen:
+    with progress.Progress(*map(column_of.__getitem__, columns), console=Console(stderr=True), transient=not stay) as screen:
         tasks: dict[str, Any] = {}
 
         def show(shown: BarUpdate) -> None:

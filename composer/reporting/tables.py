@@ -149,8 +149,10 @@ def _line(cells: Sequence[str]) -> str:
 
 def _html_row(cells: Sequence[str], figures: Container[int], kind: str) -> str:
     sides = ("right" if column in figures else "left" for column in range(len(cells)))
-    made = (f'<{kind} style="text-align: {side}">{escape_html(cell)}</{kind}>' for side, cell in zip(sides, cells, strict=True))
-    return f"<tr>{''.join(made)}</tr>"
+    html_cells = (
+        f'<{kind} style="text-align: {side}">{escape_html(cell)}</{kind}>' for side, cell in zip(sides, cells, strict=True)
+    )
+    return f"<tr>{''.join(html_cells)}</tr>"
 
 
 def cell_at(key: tuple[Any, ...], cells: Mapping[tuple[Any, ...], Cell]) -> Cell:

@@ -194,10 +194,10 @@ def print_mistake(error: ComposerError | ConverterError, *, as_json: bool) -> No
         print_json({"mistakes": [asdict(mistake) for mistake in mistakes_of(error)]})
 
 
-def at_once(what: str, *, quiet: bool) -> None:
+def at_once(message: str, *, quiet: bool) -> None:
     """Print a line to the terminal before imports that need seconds; nothing if stderr is a file."""
     if not quiet and on_terminal():
-        say(f"{what} …", err=True)
+        say(f"{message} …", err=True)
 
 
 @contextmanager

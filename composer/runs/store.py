@@ -102,10 +102,10 @@ class RunStore:
     def hold(self, folder: Path, *, resume: bool = False, force: bool = False) -> Iterator[bool]:
         """Make the folder, hold its lock for the block, and ``check`` it. Yields True if it has a run of this command."""
         self.check(folder, resume=resume, force=True)  # before anything is made; another process may be at work on a run there
-        with ExitStack() as held:
+        with ExitStack() as stack:
             with self.writing(folder):
                 (folder.parent if self.is_temporary else folder).mkdir(parents=True, exist_ok=True)
-                held.enter_context(self.lock(folder))
+                stack.enter_context(self.lock(folder))
                 has_run = self.check(folder, resume=resume, force=force)
             yield has_run
 

@@ -28,26 +28,26 @@ def candidates(resolved: Resolved) -> tuple[int, ...]:
     return tuple(index for index, groups in enumerate(resolved.layers) if any(group.head != SOURCE for group in groups))
 
 
-def best(scores: Sequence[LayerScore], by: LayerBy, count: int) -> tuple[int, ...]:
+def best(scores: Sequence[LayerScore], criterion: LayerBy, count: int) -> tuple[int, ...]:
     """Return the layers of the highest scores, in order; of equal ones the earlier."""
-    ranked = sorted(scores, key=lambda score: (-getattr(score, by), score.layer))
+    ranked = sorted(scores, key=lambda score: (-getattr(score, criterion), score.layer))
     return tuple(sorted(score.layer for score in ranked[:count]))
 
 
-def count_within(bytes_of: Callable[[int], int], most: int, budget: int, kept: Literal["layer", "key head"]) -> int:
-    """Return the most layers or key heads, up to ``most``, that can be kept within ``budget`` bytes of state. bytes_of: from their
+def count_within(bytes_of: Callable[[int], int], limit: int, budget: int, unit: Literal["layer", "key head"]) -> int:
+    """Return the most layers or key heads, up to ``limit``, that can be kept within ``budget`` bytes of state. bytes_of: from their
     number to bytes, which grow with it.
 
     Raises SelectionError if not one fits.
     """
-    low, high = 0, most + 1
+    low, high = 0, limit + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if bytes_of(middle) <= budget else (low, middle)
     if low:
         return low
     raise SelectionError(
-        f"--budget {budget:,}: the state needs {bytes_of(0):,} bytes with no {kept} kept, and {bytes_of(1):,} with one. Set a "
+        f"--budget {budget:,}: the state needs {bytes_of(0):,} bytes with no {unit} kept, and {bytes_of(1):,} with one. Set a "
         "budget of at least the latter, or fewer tokens with --seq."
     )
 
@@ -86,11 +86,11 @@ def with_rules(document: Mapping[str, Any], last_rules: Sequence[Mapping[str, An
     last = {
         layer: number for number, rule in enumerate(rules) for layer in layers_at(rule["at"], layer_count, ("layers", number, "at"))
     }
-    left = [rules[number] for number in sorted(set(last.values()))]
-    used = {name for rule in left for name in _names_in(rule["use"])}
+    used_rules = [rules[number] for number in sorted(set(last.values()))]
+    used = {name for rule in used_rules for name in _names_in(rule["use"])}
     heads = {name: head for name, head in document.get("heads", {}).items() if name in used}
     others = {key: value for key, value in document.items() if key not in ("heads", "layers")}
-    return {**others, **({"heads": heads} if heads else {}), "layers": left}
+    return {**others, **({"heads": heads} if heads else {}), "layers": used_rules}
 
 
 def _names_in(use: str | Sequence[Mapping[str, Any]]) -> set[str]:
@@ -134,23 +134,23 @@ def candidate_heads(resolved: Resolved) -> tuple[KeyHead, ...]:
     )
 
 
-def keeping_heads(document: Mapping[str, Any], resolved: Resolved, kept: Collection[KeyHead]) -> dict[str, Any]:
+def keeping_heads(document: Mapping[str, Any], resolved: Resolved, kept_heads: Collection[KeyHead]) -> dict[str, Any]:
     """Return the spec with the source's attention in these key heads: a last rule for each set of them, with the layers that have
     it."""
     layers: dict[str, tuple[Any, list[int]]] = {}
     for layer, groups in enumerate(resolved.layers):
-        own = {number for at, number in kept if at == layer}
-        if own:
-            use = _use_of(groups, own)
+        layer_numbers = {number for at, number in kept_heads if at == layer}
+        if layer_numbers:
+            use = _use_of(groups, layer_numbers)
             layers.setdefault(repr(use), (use, []))[1].append(layer)
     rules = [{"at": numbers[0] if len(numbers) == 1 else numbers, "use": use} for use, numbers in layers.values()]
     return with_rules(document, rules, len(resolved.layers))
 
 
-def _use_of(groups: Sequence[Group], kept: set[int]) -> str | list[dict[str, Any]]:
+def _use_of(groups: Sequence[Group], kept_numbers: set[int]) -> str | list[dict[str, Any]]:
     """Return the groups of a layer in which these key heads have the source's attention, as a rule lists them."""
-    numbers = {group.head: set(own) - kept for group, own in zip(groups, key_heads_of(groups), strict=True)}
-    numbers[SOURCE] = numbers.get(SOURCE, set()) | kept
+    numbers = {group.head: set(own) - kept_numbers for group, own in zip(groups, key_heads_of(groups), strict=True)}
+    numbers[SOURCE] = numbers.get(SOURCE, set()) | kept_numbers
     left = {head: sorted(own) for head, own in numbers.items() if own}
     if len(left) == 1:
         return SOURCE
@@ -167,14 +167,14 @@ class HeadSubject:
     resolved: Resolved
     target: Target
 
-    def bytes(self, kept: Collection[KeyHead], sequence: int) -> int:
+    def bytes(self, kept_heads: Collection[KeyHead], sequence: int) -> int:
         """Return the bytes of the student's state at so many tokens with these key heads kept."""
-        resolved = self.resolved if not kept else resolve_spec(load_spec(self.keeping(kept)), self.target.size)
+        resolved = self.resolved if not kept_heads else resolve_spec(load_spec(self.keeping(kept_heads)), self.target.size)
         return resolved_bytes(resolved, self.target, sequence)
 
-    def keeping(self, kept: Collection[KeyHead]) -> dict[str, Any]:
+    def keeping(self, kept_heads: Collection[KeyHead]) -> dict[str, Any]:
         """Return the spec with these key heads kept."""
-        return keeping_heads(self.spec.model_dump(mode="json", exclude_unset=True), self.resolved, kept)
+        return keeping_heads(self.spec.model_dump(mode="json", exclude_unset=True), self.resolved, kept_heads)
 
 
 def subject_of(spec: Spec, source: str) -> HeadSubject:
@@ -188,7 +188,9 @@ def rank_heads(heads: Sequence[KeyHead], scores: Sequence[float], least: Mapping
     """Return the key heads by their scores, the highest first; of equal ones the earlier. least: by layer, how many of its key
     heads are ranked before all that need not be kept."""
     ranked = [head for _, head in sorted(zip(scores, heads, strict=True), key=lambda pair: (-pair[0], pair[1]))]
-    first = {head for layer, count in (least or {}).items() for head in [own for own in ranked if own[0] == layer][:count]}
+    first = {
+        head for layer, count in (least or {}).items() for head in [key_head for key_head in ranked if key_head[0] == layer][:count]
+    }
     return tuple(sorted(ranked, key=lambda head: head not in first))
 
 

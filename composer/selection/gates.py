@@ -112,8 +112,8 @@ class GatedHeads(nn.Module):
         other = torch.zeros_like(exact) if self.gates.ablates else self._run(self.other, inputs, backend)
         # Key heads without a gate keep the source's attention.
         key_heads = self.gates.key_heads[self.layer]
-        own = torch.ones(key_heads, device=exact.device).index_put((torch.tensor(self._numbers),), current[self._places])
-        weight = own.repeat_interleave(exact.shape[2] // key_heads)[:, None].to(exact.dtype)
+        head_gates = torch.ones(key_heads, device=exact.device).index_put((torch.tensor(self._numbers),), current[self._places])
+        weight = head_gates.repeat_interleave(exact.shape[2] // key_heads)[:, None].to(exact.dtype)
         return torch.lerp(other, exact, weight), {}
 
     def run_other(self, inputs: HeadInputs, backend: str) -> Tensor:
@@ -204,13 +204,13 @@ def head_errors(model: ComposedForCausalLM, gates: Gates, rows: PackedRows) -> l
             sums = [_squares_of(states, target, gates.key_heads[index]) for states in (differing, target.heads)]
             for layer, number in gates.heads:
                 if layer == index:
-                    squares[layer, number].append(torch.stack([own[number] for own in sums]))
+                    squares[layer, number].append(torch.stack([head_sums[number] for head_sums in sums]))
 
     with gates.fixed(torch.ones_like(gates.values)):
         for part in rows.in_order(1):
             run_teacher(model, part.to(model.device), compare_layer)
     totals = (torch.stack(own).sum(0) for own in squares.values())
-    return [float(wrong / whole.clamp(min=torch.finfo(torch.float32).tiny)) for wrong, whole in totals]
+    return [float(wrong / total.clamp(min=torch.finfo(torch.float32).tiny)) for wrong, total in totals]
 
 
 def _squares_of(states: Tensor, target: AttentionTarget, key_heads: int) -> Tensor:

@@ -126,10 +126,10 @@ def rows_with_needles(
     training: TrainingOptions,
     *,
     steps: int,
-    most: int,
+    limit: int,
     heads: Resolved,
 ) -> tuple[PackedRows, PackedRows]:
-    """Return ``steps`` rows to learn from, and at most ``most`` rows to score on. heads: those that are mixed in.
+    """Return ``steps`` rows to learn from, and at most ``limit`` rows to score on. heads: those that are mixed in.
 
     Raises SelectionError, TaskError, TrainingError and DataError.
     """
@@ -137,10 +137,10 @@ def rows_with_needles(
     recipe = Recipe(sequence=None if recipe is None else recipe.sequence)
     texts, held_out = both_sides(tokenizer, trunk.vocabulary_size, trunk.max_positions, recipe, training)
     assert held_out is not None, "the options hold a share out"
-    writer, own = Writer(tokenizer), [task for named in tasks if isinstance(task := named.task, Task)]
-    held_out = some(held_out, most)
-    learned = write_rows(texts, own, writer, "train", training.seed, steps)
-    judged = write_rows(held_out, own, writer, "evaluation", training.seed, len(held_out))
+    writer, needle_tasks = Writer(tokenizer), [task for named in tasks if isinstance(task := named.task, Task)]
+    held_out = some(held_out, limit)
+    learned = write_rows(texts, needle_tasks, writer, "train", training.seed, steps)
+    judged = write_rows(held_out, needle_tasks, writer, "evaluation", training.seed, len(held_out))
     for rows in (held_out, *([learned] if steps else [])):
         check_lengths(rows, heads)
     return learned, judged
@@ -148,18 +148,19 @@ def rows_with_needles(
 
 def check_lengths(rows: PackedRows, heads: Resolved) -> None:
     """Raise SelectionError if no text in a row is longer than what heads keep exactly: gates would then have no effect."""
-    most, longest = exact_pairs(heads), int(rows.position[rows.valid].max()) + 1
-    if longest <= most:
+    exact_count, longest = exact_pairs(heads), int(rows.position[rows.valid].max()) + 1
+    if longest <= exact_count:
         raise SelectionError(
-            f"The longest text in a row has {longest:,} tokens, and the heads keep {most:,} pairs exactly, so they lose nothing "
-            "there. Use longer texts in --data or --held-out, or longer rows: "
-            f"--set recipe.sequence={4 * most}"
+            f"The longest text in a row has {longest:,} tokens, and the heads keep {exact_count:,} pairs exactly, so they lose "
+            "nothing there. Use longer texts in --data or --held-out, or longer rows: "
+            f"--set recipe.sequence={4 * exact_count}"
         )
 
 
 def exact_pairs(resolved: Resolved) -> int:
     """Return the most pairs that a head of a spec keeps exactly, beside the source's own attention."""
-    return max(sum(memory.held for memory in head.memory if memory.exact and memory.bounded) for head in resolved.heads.values())
+    heads = resolved.heads.values()
+    return max(sum(memory.capacity for memory in head.memory if memory.exact and memory.bounded) for head in heads)
 
 
 def write_rows(rows: PackedRows, tasks: Sequence[Task], writer: Writer, split: Split, seed: int, count: int) -> PackedRows:
@@ -167,12 +168,12 @@ def write_rows(rows: PackedRows, tasks: Sequence[Task], writer: Writer, split: S
 
     A sample has between a half and seven eighths of the row. Raises TaskError if a task has no sample of such a length.
     """
-    length, made = rows.sequence, rows.take(np.arange(count) % len(rows))
+    length, new_rows = rows.sequence, rows.take(np.arange(count) % len(rows))
     for row in range(count):
         rng = rng_of(seed, split, row)
         sample = draw_needle(tasks[row % len(tasks)], rng, writer, length, split)
-        _put(made, row, sample, np.random.default_rng(rng.getrandbits(64)))
-    return made
+        _put(new_rows, row, sample, np.random.default_rng(rng.getrandbits(64)))
+    return new_rows
 
 
 def draw_needle(task: Task, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
@@ -184,9 +185,9 @@ def _put(rows: PackedRows, row: int, sample: Sample, numbers: np.random.Generato
     """Put a sample before the text of a row, in place, and mark the tokens to compare."""
     ids, labels, position, valid = (array[row] for array in (rows.ids, rows.labels, rows.position, rows.valid))
     length = len(sample.ids)
-    left = len(ids) - length
+    remaining = len(ids) - length
     for array in (ids, labels, position, valid):
-        array[length:] = array[:left].copy()
+        array[length:] = array[:remaining].copy()
     ids[:length], position[:length], valid[:length] = sample.ids, np.arange(length), True
     labels[:length] = np.where(sample.answer, sample.ids, IGNORED)
     learned = length + np.flatnonzero(labels[length:] != IGNORED)

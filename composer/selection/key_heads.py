@@ -119,7 +119,7 @@ def select_heads(
     share = _count(subject, heads, options) / len(heads)
     steps = options.steps if options.by == GATES else 0
     rows, judged = rows_with_needles(
-        subject.spec.recipe, teacher, options.tasks, training, steps=steps, most=options.rows, heads=other_heads
+        subject.spec.recipe, teacher, options.tasks, training, steps=steps, limit=options.rows, heads=other_heads
     )
     twins = _draw_twins(teacher, options, training, judged) if options.by == "patched" else []
     settings = _settings(subject, teacher, training, options, rows, other_heads, share)
@@ -322,9 +322,9 @@ class _Scoring:
         """Return the mean receiver score of each key head over twins, and the tokens of forward passes."""
         scores, cost = list[list[float]](), 0
         for twins in self.twins:
-            own = receiver_scores(self.model, self.gates, twins)
-            scores += [] if own is None else [own]
-            cost += 2 * twins.ids.numel() + (0 if own is None else len(self.gates.heads) * len(twins.right))
+            twin_scores = receiver_scores(self.model, self.gates, twins)
+            scores += [] if twin_scores is None else [twin_scores]
+            cost += 2 * twins.ids.numel() + (0 if twin_scores is None else len(self.gates.heads) * len(twins.right))
             self.advance()
         if not scores:
             raise SelectionError(
@@ -334,13 +334,13 @@ class _Scoring:
         return [fmean(own) for own in zip(*scores, strict=True)], cost
 
 
-def _point(scoring: _Scoring, kept: Sequence[KeyHead]) -> CurvePoint:
+def _point(scoring: _Scoring, kept_heads: Sequence[KeyHead]) -> CurvePoint:
     gates = scoring.gates
-    is_kept = torch.tensor([float(head in set(kept)) for head in gates.heads], device=gates.values.device)
+    is_kept = torch.tensor([float(head in set(kept_heads)) for head in gates.heads], device=gates.values.device)
     figures = scoring.measure(is_kept)
     return CurvePoint(
-        kept=len(kept),
-        share=len(kept) / len(gates.heads),
+        kept=len(kept_heads),
+        share=len(kept_heads) / len(gates.heads),
         divergence=figures.divergence,
         answer_divergence=figures.answer_divergence,
         answers_found=figures.answers_found,

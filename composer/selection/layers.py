@@ -45,7 +45,7 @@ def score_layers(
     after each layer of each row."""
     student_layers, taught = attentions_by_layer(student), attentions_by_layer(teacher)
     apart, tokens = 0.0, 0
-    restored, swapped, wrong, whole = (dict.fromkeys(student_layers, 0.0) for _ in range(4))
+    restored, swapped, wrong, squares = (dict.fromkeys(student_layers, 0.0) for _ in range(4))
     for part in rows.in_order(1):
         batch = part.to(student.device)
         tokens += int(batch.valid.sum())
@@ -53,7 +53,7 @@ def score_layers(
         def compare(index: int, theirs: ComposedAttention, target: AttentionTarget, batch: Batch = batch) -> None:
             heads = heads_output(student_layers[index], target, student.base.backend)
             wrong[index] += _squares(heads - target.heads, batch)
-            whole[index] += _squares(target.heads, batch)
+            squares[index] += _squares(target.heads, batch)
 
         run_teacher(teacher, batch, compare)
         wanted = _logits(teacher, batch)
@@ -69,7 +69,7 @@ def score_layers(
             layer=index,
             restored=(apart - restored[index]) / tokens,
             swapped=swapped[index] / tokens,
-            error=wrong[index] / max(whole[index], torch.finfo(torch.float32).tiny),
+            error=wrong[index] / max(squares[index], torch.finfo(torch.float32).tiny),
         )
         for index in student_layers
     )
@@ -83,9 +83,9 @@ def divergence_with(
     """KL(teacher ‖ student) in nats a token with the teacher's attention in these layers of the student, and the tokens."""
     student_layers, theirs = attentions_by_layer(student), attentions_by_layer(teacher)
     apart, tokens = 0.0, 0
-    with ExitStack() as kept:
+    with ExitStack() as stack:
         for index in keep:
-            kept.enter_context(in_place_of(student_layers[index], theirs[index]))
+            stack.enter_context(in_place_of(student_layers[index], theirs[index]))
         for part in rows.in_order(1):
             batch = part.to(student.device)
             tokens += int(batch.valid.sum())
@@ -96,13 +96,13 @@ def divergence_with(
 @contextmanager
 def in_place_of(attention: ComposedAttention, other: ComposedAttention) -> Iterator[None]:
     """For the block, a layer has the heads of another model's attention, with the output projection that was solved for them."""
-    own = {name: getattr(attention, name) for name in ("composed", output_projection_name(attention)) if name is not None}
-    for name in own:
+    modules = {name: getattr(attention, name) for name in ("composed", output_projection_name(attention)) if name is not None}
+    for name in modules:
         setattr(attention, name, getattr(other, name))
     try:
         yield
     finally:
-        for name, module in own.items():
+        for name, module in modules.items():
             setattr(attention, name, module)
 
 

@@ -100,16 +100,16 @@ def receiver_scores(model: ComposedForCausalLM, gates: Gates, twins: Twins) -> l
     if clean <= corrupted:
         return None
     position = torch.arange(twins.ids.shape[1], device=model.device)[places]
-    ids, left = twins.ids.to(model.device)[:, places], list[float]()
+    ids, differences = twins.ids.to(model.device)[:, places], list[float]()
     for start in range(0, len(gates.heads), AT_ONCE):
-        own = gates.heads[start : start + AT_ONCE]
-        outputs = {index: output.expand(len(own), -1, -1, -1) for index, output in heads.items()}
-        outputs |= {layer: outputs[layer].clone() for layer in {layer for layer, _ in own}}
-        for row, (layer, number) in enumerate(own):
+        heads_at_once = gates.heads[start : start + AT_ONCE]
+        outputs = {index: output.expand(len(heads_at_once), -1, -1, -1) for index, output in heads.items()}
+        outputs |= {layer: outputs[layer].clone() for layer in {layer for layer, _ in heads_at_once}}
+        for row, (layer, number) in enumerate(heads_at_once):
             size = outputs[layer].shape[2] // gates.key_heads[layer]
             group = slice(number * size, (number + 1) * size)
             outputs[layer][row, :, group] = other_heads[layer][0, :, group]
         with gates.replaying(outputs):
-            inputs = {"input_ids": ids.expand(len(own), -1), "position_ids": position.expand(len(own), -1)}
-            left += preference(model.base(**inputs, use_cache=False).last_hidden_state).tolist()
-    return [min(1.0, max(0.0, (clean - value) / (clean - corrupted))) for value in left]
+            inputs = {"input_ids": ids.expand(len(heads_at_once), -1), "position_ids": position.expand(len(heads_at_once), -1)}
+            differences += preference(model.base(**inputs, use_cache=False).last_hidden_state).tolist()
+    return [min(1.0, max(0.0, (clean - value) / (clean - corrupted))) for value in differences]

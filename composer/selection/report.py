@@ -153,11 +153,11 @@ def draw_layers(selection: Selection, path: Path) -> None:
     with plotting() as pyplot:
         figure, axes = panels(pyplot, len(names), height=2.0, margin=0.6, sharex=True)
         layers = [score.layer for score in selection.scores]
-        kept = {layer: layer in selection.keep for layer in layers}
+        is_kept = {layer: layer in selection.keep for layer in layers}
         for axis, name in zip(axes, names, strict=True):
             bars = axis.bar(layers, [getattr(score, name) for score in selection.scores])
             for layer, bar in zip(layers, bars, strict=True):
-                bar.set(facecolor=KEPT if kept[layer] else OTHER, hatch="///" if kept[layer] else None, edgecolor="white")
+                bar.set(facecolor=KEPT if is_kept[layer] else OTHER, hatch="///" if is_kept[layer] else None, edgecolor="white")
             axis.axhline(0, color="black", linewidth=0.8)
             axis.set_ylabel(WORDS[name].replace(" by ", "\nby ").replace(" of ", "\nof "))
             if name == selection.by:
@@ -236,11 +236,11 @@ class HeadSelection(Selected):
 
 def _head_table(selection: HeadSelection) -> Table:
     """Return a row a layer that has candidates: the scores of its key heads, and those kept."""
-    kept = {some.layer: some.heads for some in selection.keep}
+    kept_numbers = {some.layer: some.heads for some in selection.keep}
     scores: dict[int, list[str]] = {}
     for score in selection.scores:
         scores.setdefault(score.layer, []).append(f"{score.score:.2f}" if selection.by == "gates" else f"{score.score:.3g}")
-    rows = tuple((str(layer), ranges(kept.get(layer, ())), "  ".join(own)) for layer, own in scores.items())
+    rows = tuple((str(layer), ranges(kept_numbers.get(layer, ())), "  ".join(own)) for layer, own in scores.items())
     return Table("", ("layer", "kept", f"{selection.by} of its key heads"), rows)
 
 
@@ -273,10 +273,10 @@ def draw_heads(selection: HeadSelection, path: Path) -> None:
     scores = {(score.layer, score.head): score.score for score in selection.scores}
     layers, heads = (max(key[axis] for key in scores) + 1 for axis in (0, 1))
     table = [[scores.get((layer, head), float("nan")) for layer in range(layers)] for head in range(heads)]
-    most = 1 if selection.by == "gates" else None
+    max_score = 1 if selection.by == "gates" else None
     with plotting() as pyplot:
         figure, (axis,) = panels(pyplot, 1, height=1.2 + 0.25 * min(heads, 24))
-        image = axis.imshow(table, vmin=0, vmax=most, aspect="auto", cmap="Blues", interpolation="nearest")
+        image = axis.imshow(table, vmin=0, vmax=max_score, aspect="auto", cmap="Blues", interpolation="nearest")
         for some in selection.keep:
             for head in some.heads:
                 place = (some.layer - 0.5, head - 0.5)

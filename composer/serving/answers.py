@@ -46,7 +46,7 @@ class Answers:
         written.finish = piece.finish
         self.written += piece.tokens
 
-    def whole(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         """Return the answer, with all texts."""
         choices = [
             self._choice(index, self.content(text), self._logprobs(text.logprobs, WrittenText()), text.finish)

@@ -221,9 +221,9 @@ class Application:
                     await exchange.send_event(answers.event(piece))
         finally:
             leaving.cancel()
-            job.left.set()
+            job.is_abandoned.set()
         if not request.stream:
-            return await exchange.answer(200, answers.whole())
+            return await exchange.answer(200, answers.body())
         if request.stream_options.include_usage:
             await exchange.send_event(answers.usage_event())
         await exchange.end_stream()

@@ -53,7 +53,7 @@ class DecodingGroup:
 
     def advance(self) -> None:
         """Read a piece of the prompts, or the last tokens, and draw the next token of each row."""
-        self._keep([place for place, row in enumerate(self.rows) if not row.job.left.is_set()])
+        self._keep([place for place, row in enumerate(self.rows) if not row.job.is_abandoned.is_set()])
         if not self.rows:
             return
         if self.is_reading:

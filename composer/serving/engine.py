@@ -59,8 +59,8 @@ class PieceDecoder:
         return self._undecoded()
 
     def _undecoded(self) -> str:
-        before, whole = (self.tokenizer.decode(ids) if ids else "" for ids in (self.ids[: self.decoded], self.ids))
-        return whole[len(before) :]
+        before, text = (self.tokenizer.decode(ids) if ids else "" for ids in (self.ids[: self.decoded], self.ids))
+        return text[len(before) :]
 
 
 def special_tokens(tokenizer: Any) -> frozenset[int]:
@@ -74,24 +74,24 @@ class StopFinder:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops = stops
-        self.held = ""
+        self.pending = ""
         self.has_stopped = False
 
     def add(self, piece: str) -> str:
         """Return the text that is certain not to belong to a stop. After a stop, ``has_stopped`` is True."""
-        text, self.held = self.held + piece, ""
+        text, self.pending = self.pending + piece, ""
         places = [place for stop in self.stops if (place := text.find(stop)) >= 0]
         if places:
             self.has_stopped = True
             return text[: min(places)]
         count = max((self._count_begun(text, stop) for stop in self.stops), default=0)
-        self.held = text[len(text) - count :]
+        self.pending = text[len(text) - count :]
         return text[: len(text) - count]
 
     def end(self) -> str:
         """Return the text that is held back."""
-        held, self.held = self.held, ""
-        return held
+        text, self.pending = self.pending, ""
+        return text
 
     @staticmethod
     def _count_begun(text: str, stop: str) -> int:
@@ -126,18 +126,19 @@ class WrittenPiece:
 class Job:
     """A request for the engine.
 
-    prompts: tokens, each for ``request.n`` texts. most: the largest number of new tokens of a text. ends: tokens that end a text.
-    continues: whether the texts continue their prompts, so that their first token is written as it is after them. deliver: called
-    in the engine's thread with every piece, and with the error that ends the request. left: set when the client has left.
+    prompts: tokens, each for ``request.n`` texts. max_new_tokens: the largest number of new tokens of a text. ends: tokens that end
+    a text. continues: whether the texts continue their prompts, so that their first token is written as it is after them. deliver:
+    called in the engine's thread with every piece, and with the error that ends the request. is_abandoned: set when the client has
+    left.
     """
 
     request: TextRequest
     prompts: Sequence[Sequence[int]]
-    most: int
+    max_new_tokens: int
     ends: frozenset[int]
     continues: bool
     deliver: Callable[[WrittenPiece | RequestError], None]
-    left: threading.Event = field(default_factory=threading.Event)
+    is_abandoned: threading.Event = field(default_factory=threading.Event)
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -147,7 +148,7 @@ class Job:
     @property
     def reserved(self) -> int:
         """The largest number of tokens of all texts."""
-        return self.request.n * sum(len(prompt) + self.most for prompt in self.prompts)
+        return self.request.n * sum(len(prompt) + self.max_new_tokens for prompt in self.prompts)
 
 
 class TextRow:
@@ -167,11 +168,11 @@ class TextRow:
         token = self.drawer.draw(logits)
         self.count += 1
         self.undelivered += 1
-        if (most := self.job.request.most_logprobs) is not None:
-            self.logprobs.append(logprobs_of(logits, token, most))
+        if (logprob_count := self.job.request.most_logprobs) is not None:
+            self.logprobs.append(logprobs_of(logits, token, logprob_count))
         ended = token in self.job.ends
         text = "" if ended else self.stops.add(self.decoder.add(token))
-        finish = "stop" if ended or self.stops.has_stopped else "length" if self.count == self.job.most else None
+        finish = "stop" if ended or self.stops.has_stopped else "length" if self.count == self.job.max_new_tokens else None
         if finish is not None and not self.stops.has_stopped:
             text += self.stops.add(self.decoder.end())
             finish = "stop" if self.stops.has_stopped else finish
@@ -232,7 +233,7 @@ class Engine:
             self.is_closing = True
             running = [row.job for group in self.groups for row in group.rows]
             for job in {*self.waiting, *running, *admitted}:
-                job.left.set()
+                job.is_abandoned.set()
                 job.deliver(RequestError(503, "The server has ended."))
             self.waiting.clear()
             self.groups.clear()
@@ -244,7 +245,7 @@ class Engine:
         reserved = sum(job.reserved for job in running.values())
         admitted: list[Job] = []
         late = time.monotonic() - LONGEST_WAIT
-        for job in [job for job in self.waiting if job.left.is_set() or job.began < late]:
+        for job in [job for job in self.waiting if job.is_abandoned.is_set() or job.began < late]:
             self.waiting.remove(job)
             job.deliver(RequestError(503, BUSY))
         for job in list(self.waiting):
@@ -295,5 +296,5 @@ class Engine:
             LOG.error("generation failed", exc_info=error)
             refusal = RequestError(500, "The model failed on this request. The server's log has the reason.")
         for job in {id(row.job): row.job for row in rows}.values():
-            job.left.set()  # its rows in other groups end, too
+            job.is_abandoned.set()  # its rows in other groups end, too
             job.deliver(refusal)

@@ -69,16 +69,16 @@ class PromptReader:
                 400, f"logit_bias: {unknown[0]} is no token; this model has {self.vocabulary:,}.", param="logit_bias"
             )
         longest = max(map(len, prompts))
-        most = request.most_tokens
-        if longest + (1 if most is None else most) > self.context:
-            purpose = "" if most is None else f", and {most:,} were requested"
+        limit = request.most_tokens
+        if longest + (1 if limit is None else limit) > self.context:
+            purpose = "" if limit is None else f", and {limit:,} were requested"
             raise RequestError(
                 400,
                 f"The prompt has {longest:,} tokens{purpose}; expected at most {self.context:,} together with the new ones.",
                 code=TOO_LONG,
                 param="max_tokens" if longest < self.context else None,
             )
-        return min(default, self.context - longest) if most is None else most
+        return min(default, self.context - longest) if limit is None else limit
 
     def text_of(self, token: int) -> str:
         """Return the text of a token inside a text, with its space."""

@@ -90,10 +90,10 @@ class TokenDrawer:
         return token if token < len(sums) else int(probabilities.argmax())  # rounded up to the sum, or logits of NaN
 
 
-def logprobs_of(logits: Tensor, token: int, most: int) -> TokenLogprobs:
-    """Return the log-probability of a token, and the ``most`` largest ones."""
+def logprobs_of(logits: Tensor, token: int, count: int) -> TokenLogprobs:
+    """Return the log-probability of a token, and the ``count`` largest ones."""
     every = logits.log_softmax(0)
-    values, tokens = every.topk(min(most, len(every)))
+    values, tokens = every.topk(min(count, len(every)))
     likeliest = tuple(zip(tokens.tolist(), map(_finite, values.tolist()), strict=True))
     return TokenLogprobs(token, _finite(float(every[token])), likeliest)
 

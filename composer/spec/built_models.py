@@ -86,7 +86,7 @@ def read_built(folder: Path, shown: str) -> SpecNode:
         raise SpecError(at(place, (), "damaged, or of another version: it does not describe the model's heads"))
     node = from_plain(document, place=place)
     if (extends := node.child("extends")) is not None:
-        raise SpecError(at(extends.where, ("extends",), WHOLE))
+        raise SpecError(at(extends.start, ("extends",), WHOLE))
     return node
 
 

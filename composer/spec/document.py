@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, PrivateAttr, StringConstraints, field_validator, model_validator
 
-from blocks.part import TO_CHANGE_A_SPEC, Closed, FieldError, FieldPath, Whole
+from blocks.part import TO_CHANGE_A_SPEC, Closed, FieldError, FieldPath, Integer
 from composer.graph.composition import HeadSpec
 from composer.spec.dimensions import Dimensions
 from composer.spec.places import Place, Places, brief
@@ -149,7 +149,7 @@ class Spec(Closed):
 
     to_change: ClassVar[str] = TO_CHANGE_A_SPEC
 
-    compose: Annotated[Literal[1], Whole]
+    compose: Annotated[Literal[1], Integer]
     """Version of the document. Defaults never change within a version."""
     name: Name
     """Version of the format. Each file needs its own; it is not inherited."""

@@ -121,17 +121,17 @@ def _kinds(resolved: Resolved, windows: Sequence[int | None] | None) -> Iterator
 
 def state_size(graph: HeadGraph, tokens: int) -> dict[str, Slot]:
     """Return every tensor that a head hands from call to call after ``tokens`` tokens, for one row: ``<part>.<tensor>``."""
-    held = dict(graph.slots)
+    slots = dict(graph.slots)
     for node, memory in graph.memories:
         if node.operation.slots:
-            held |= {f"{node.name}.{name}": slot for name, slot in memory.state_after(node.shape, tokens).items()}
-    return held
+            slots |= {f"{node.name}.{name}": slot for name, slot in memory.state_after(node.shape, tokens).items()}
+    return slots
 
 
-def state_bytes(held: Mapping[str, Slot], dtype: str) -> int:
+def state_bytes(slots: Mapping[str, Slot], dtype: str) -> int:
     """Bytes of those tensors where the model computes in ``dtype``."""
     width = BYTES[dtype]
-    return sum(slot.bytes(width, max(4, width)) for slot in held.values())
+    return sum(slot.bytes(width, max(4, width)) for slot in slots.values())
 
 
 def pairs_held(graph: HeadGraph, tokens: int) -> float:
@@ -156,9 +156,13 @@ def _cost(
     dtype: str,
 ) -> GroupCost:
     graph = build_graph(head, shape)
-    kept, dimensions = min(sequence, shape.window or sequence), resolved.dimensions
+    cached_tokens, dimensions = min(sequence, shape.window or sequence), resolved.dimensions
     # Where all heads of a layer share what is cached, a group counts its share of it.
-    cache = None if shape.both_ways else kept * dimensions.cached_per_token * shape.key_heads * BYTES[dtype] // dimensions.key_heads
+    cache = (
+        None
+        if shape.both_ways
+        else cached_tokens * dimensions.cached_per_token * shape.key_heads * BYTES[dtype] // dimensions.key_heads
+    )
     state = 0 if shape.both_ways else state_bytes(state_size(graph, sequence), dtype)
     pairs = pairs_held(graph, sequence)
     # A value position has two nodes; the first counts the operations of both.
@@ -188,7 +192,7 @@ def _cost(
         unused_projections=not uses_projections(head),
         compression=_ratio(cache, state),
         pairs=pairs,
-        compression_lola=_ratio(kept, pairs),
+        compression_lola=_ratio(cached_tokens, pairs),
     )
 
 

@@ -120,11 +120,11 @@ def view_of(explanation: Explanation) -> View:
     name = f"{explanation.name} on {explanation.on}\n" if explanation.on else f"{explanation.name}: "
     place = f"{explanation.sequence:,} tokens, {explanation.backend} on {explanation.device}, {explanation.dtype}"
     growth = f" at {explanation.sequence:,} tokens" if any(group.state_grows for group in explanation.groups) else ", at any length"
-    whole = Table("The whole model", ("", ""), _figures(explanation, growth))
+    model_table = Table("The whole model", ("", ""), _figures(explanation, growth))
     tables = (
         *(table for group in explanation.groups for table in _of_group(group)),
         *_key_heads(explanation),
-        whole,
+        model_table,
         *_classes(explanation),
     )
     return View(

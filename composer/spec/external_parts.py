@@ -88,9 +88,9 @@ def read_recorded_parts(folder: Path) -> Mapping[str, object]:
     return parts if isinstance(parts, Mapping) else {}
 
 
-def needed_part_message(where: object, kind: str, stored: Mapping[str, object]) -> str:
+def needed_part_message(model: object, kind: str, stored: Mapping[str, object]) -> str:
     """Return the message for a model's part that is not registered. stored: the ``parts`` of its record, as JSON."""
-    has = f"{where} has heads with the part {brief(kind)}"
+    has = f"{model} has heads with the part {brief(kind)}"
     try:
         origin = StoredPart.model_validate(stored.get(kind), strict=True)
     except ValidationError:

@@ -48,9 +48,12 @@ def limits(annotation: Any) -> dict[str, float]:
 
 def bounds(beside: Iterable[Any]) -> dict[str, float]:
     """Return the bounds in pydantic's metadata of a type, by their names there."""
-    known = [constraint for entry in beside for constraint in (entry.metadata if isinstance(entry, FieldInfo) else (entry,))]
+    constraints = [constraint for entry in beside for constraint in (entry.metadata if isinstance(entry, FieldInfo) else (entry,))]
     return {
-        name: getattr(constraint, name) for constraint in known for name in ("gt", "ge", "lt", "le") if hasattr(constraint, name)
+        name: getattr(constraint, name)
+        for constraint in constraints
+        for name in ("gt", "ge", "lt", "le")
+        if hasattr(constraint, name)
     }
 
 

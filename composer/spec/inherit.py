@@ -59,32 +59,32 @@ def spell_out(node: SpecNode) -> SpecNode:
 def inherit(document: SpecNode, folder: Path, here: Alternatives, chain: tuple[Path, ...] = ()) -> SpecNode:
     """Return the document merged over everything that it extends. folder: its relative names start there. Raises SpecError."""
     extends = document.child("extends")
-    own = _without(document, ("extends",))
+    fields = _without(document, ("extends",))
     if extends is None:
-        return own
+        return fields
     if not isinstance(extends.value, str):
-        raise SpecError(at(extends.where, ("extends",), "expected a file, or the name of a shipped spec"))
+        raise SpecError(at(extends.start, ("extends",), "expected a file, or the name of a shipped spec"))
     if extends.value.startswith(HUB):
         remedy = f"write it to a file beside this one, and extend that: `compose show {shlex.quote(extends.value)} > FILE.yaml`"
-        raise SpecError(at(extends.where, ("extends",), f"a spec of the Hub cannot be extended: {remedy}"))
+        raise SpecError(at(extends.start, ("extends",), f"a spec of the Hub cannot be extended: {remedy}"))
     path = find_spec(extends.value, folder)
     sweep, separator, variant = extends.value.rpartition(SEPARATOR)
     if path is None and separator and find_spec(sweep, folder) is not None:
         remedy = f"extend {brief(sweep)} with `vary: null` and the values of {brief(variant)}, or write the variant to a file first"
         command = f"`compose show {shlex.quote(sweep)} --expand -o FOLDER`"
-        raise SpecError(at(extends.where, ("extends",), f"a variant of a sweep cannot be extended: {remedy}: {command}"))
+        raise SpecError(at(extends.start, ("extends",), f"a variant of a sweep cannot be extended: {remedy}: {command}"))
     if path is None:
         through = f" (through {_arrows(chain)})" if len(chain) > 1 else ""
-        raise SpecError(at(extends.where, ("extends",), not_found(extends.value, folder) + through))
+        raise SpecError(at(extends.start, ("extends",), not_found(extends.value, folder) + through))
     if path.resolve() in (file.resolve() for file in chain):
-        raise SpecError(at(extends.where, ("extends",), f"extends itself: {_arrows((*chain, path))}"))
+        raise SpecError(at(extends.start, ("extends",), f"extends itself: {_arrows((*chain, path))}"))
     if len(chain) >= MOST_FILES or sum(file.stat().st_size for file in chain) > MOST_BYTES:
-        most = f"more than {MOST_FILES} files or {MOST_BYTES:,} bytes"
-        raise SpecError(at(extends.where, ("extends",), f"a chain of {most}, which began with {short_path(chain[0])}"))
+        limit = f"more than {MOST_FILES} files or {MOST_BYTES:,} bytes"
+        raise SpecError(at(extends.start, ("extends",), f"a chain of {limit}, which began with {short_path(chain[0])}"))
     parent = read_file(path, short_path(path))
-    _check_own(parent, own, extends)
+    _check_own(parent, fields, extends)
     base = inherit(parent, path.parent, here, (*chain, path))
-    return merge_nodes(_without(base, OWN), own, here)
+    return merge_nodes(_without(base, OWN), fields, here)
 
 
 def heads_inherited(document: SpecNode, here: Alternatives) -> SpecNode:
@@ -100,13 +100,15 @@ def heads_inherited(document: SpecNode, here: Alternatives) -> SpecNode:
     extending = sum(node.child("extends") is not None for node in heads_node.value.values())
     if extending * count(document) > MOST_VALUES:
         raise SpecError(
-            at(heads_node.where, ("heads",), f"{extending:,} heads that extend others: more than {MOST_VALUES:,} values in all")
+            at(heads_node.start, ("heads",), f"{extending:,} heads that extend others: more than {MOST_VALUES:,} values in all")
         )
-    known = {"head": document.child("head"), **heads_node.value}
-    heads = {name: node for name, node in known.items() if node is not None and node.value is not None}
-    made = {name: _head(("heads", name), heads, under(under(here, "heads"), name)) for name in heads_node.value if name in heads}
+    all_heads = {"head": document.child("head"), **heads_node.value}
+    heads = {name: node for name, node in all_heads.items() if node is not None and node.value is not None}
+    merged_heads = {
+        name: _head(("heads", name), heads, under(under(here, "heads"), name)) for name in heads_node.value if name in heads
+    }
     return SpecNode(
-        {**document.value, "heads": SpecNode(heads_node.value | made, heads_node.place, heads_node.key)},
+        {**document.value, "heads": SpecNode(heads_node.value | merged_heads, heads_node.place, heads_node.key)},
         document.place,
         document.key,
     )
@@ -126,7 +128,7 @@ def _head(path: FieldPath, heads: dict[str, SpecNode], here: Alternatives, chain
         return node
 
     def error(message: str) -> SpecError:
-        return SpecError(at(extends.where, (*path, "extends"), message))
+        return SpecError(at(extends.start, (*path, "extends"), message))
 
     if not isinstance(extends.value, str) or extends.value not in heads:
         guess = nearest(extends.value, heads) or "."
@@ -148,11 +150,11 @@ def _check_own(parent: SpecNode, child: SpecNode, extends: SpecNode) -> None:
     """Raise SpecError if two files of a chain have different versions: defaults belong to a version."""
     for key in OWN:
         if parent.child(key) is None:
-            raise SpecError(at(parent.where, (key,), "missing: every file needs its own"))
+            raise SpecError(at(parent.start, (key,), "missing: every file needs its own"))
     ours, theirs = child.child("compose"), parent.child("compose")
     if ours and theirs and ours.value != theirs.value:
-        message = f"{theirs.where} has compose: {brief(theirs.value)}, and this file has compose: {brief(ours.value)}"
-        raise SpecError(at(extends.where, ("extends",), message))
+        message = f"{theirs.start} has compose: {brief(theirs.value)}, and this file has compose: {brief(ours.value)}"
+        raise SpecError(at(extends.start, ("extends",), message))
 
 
 def find_spec(reference: str, folder: Path) -> Path | None:
@@ -203,8 +205,8 @@ def not_found(reference: str, folder: Path) -> str:
     directory, name = os.path.split(reference)
     beside = [os.path.join(directory, file) for file in _yaml_files(folder / directory)]
     guess = nearest(reference, (*beside, *shipped), 3) or nearest(name.removesuffix(".yaml"), shipped, 3) or "."
-    where = "here" if short_path(folder) == "." else f"in {short_path(folder)}"
-    return f"no file {brief(reference)} {where}, and no shipped spec of that name{guess} `compose show` lists the shipped ones"
+    place = "here" if short_path(folder) == "." else f"in {short_path(folder)}"
+    return f"no file {brief(reference)} {place}, and no shipped spec of that name{guess} `compose show` lists the shipped ones"
 
 
 def _yaml_files(folder: Path) -> list[str]:

@@ -47,10 +47,10 @@ def layers_of(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec])
     without = set(dimensions.without_attention)
     layers: list[tuple[Group, ...]] = []
     for layer, number in enumerate(last_rules(spec, dimensions.layers)):
-        own = () if layer in without else groups[number]
-        if own is None:
+        layer_groups = () if layer in without else groups[number]
+        if layer_groups is None:
             raise GraphError(f"layer {layer} has no head: add a rule for it, or a `head:` for all that no rule names", ("layers",))
-        layers.append(own)
+        layers.append(layer_groups)
     return tuple(layers)
 
 
@@ -74,24 +74,28 @@ def check_rule(at: int | tuple[int, ...] | str, dimensions: Dimensions, path: Fi
 def last_rules(spec: Spec, layers: int) -> list[int | None]:
     """Return the number of the last rule that names each layer, the one that counts; None for a layer that no rule names."""
     last: list[int | None] = [None] * layers
-    left = set(range(layers))
+    remaining = set(range(layers))
     for number in reversed(range(len(spec.layers))):
-        if not left:
+        if not remaining:
             break
         at = layers_at(spec.layers[number].at, layers, ("layers", number, "at"))
         # Of a long range, only the remaining layers are visited, so that many rules for all layers are as fast as one.
-        hit = {layer for layer in left if layer in at} if isinstance(at, range) and len(at) > len(left) else left.intersection(at)
+        hit = (
+            {layer for layer in remaining if layer in at}
+            if isinstance(at, range) and len(at) > len(remaining)
+            else remaining.intersection(at)
+        )
         for layer in hit:
             last[layer] = number
-        left -= hit
+        remaining -= hit
     return last
 
 
 def unknown_head_error(name: str, heads: Iterable[str], path: FieldPath) -> GraphError:
-    own = [head for head in heads if head != SOURCE]
-    guess = nearest(name, [*own, SOURCE])
+    names = [head for head in heads if head != SOURCE]
+    guess = nearest(name, [*names, SOURCE])
     introduction = f"{guess} There" if guess else "; there"
-    return GraphError(f'there is no head "{name}"{introduction} are: {list_first([*own, f"{SOURCE} (its own attention)"])}', path)
+    return GraphError(f'there is no head "{name}"{introduction} are: {list_first([*names, f"{SOURCE} (its own attention)"])}', path)
 
 
 def names_in(use: str | tuple[HeadsOf, ...]) -> set[str]:
@@ -162,10 +166,10 @@ def check_groups(groups: tuple[HeadsOf, ...], heads: Collection[str], path: Fiel
     if len(rests) > 1:
         raise GraphError(f'"{rests[0]}" and "{rests[1]}" both have the rest of the heads: only one group can', path)
     by_number = [group for group in groups if isinstance(group.heads, tuple)]
-    counted = [group for group in groups if not isinstance(group.heads, tuple) and group.heads != REST]
-    if by_number and counted:
+    by_count = [group for group in groups if not isinstance(group.heads, tuple) and group.heads != REST]
+    if by_number and by_count:
         raise GraphError(
-            f'"{by_number[0].head}" has numbers of key heads, and "{counted[0].head}" a count or share: give every group of the '
+            f'"{by_number[0].head}" has numbers of key heads, and "{by_count[0].head}" a count or share: give every group of the '
             "layer numbers, or every group a count or share",
             path,
         )
@@ -185,9 +189,9 @@ def _numbers_of(groups: tuple[HeadsOf, ...], key_heads: int, path: FieldPath) ->
 
     Raises GraphError unless each of the layer's ``key_heads`` is in one group."""
     numbers = {group.head: tuple(sorted(group.heads)) for group in groups if isinstance(group.heads, tuple)}
-    for name, own in numbers.items():
-        if own[-1] >= key_heads:
-            absent = [number for number in own if number >= key_heads]
+    for name, group_numbers in numbers.items():
+        if group_numbers[-1] >= key_heads:
+            absent = [number for number in group_numbers if number >= key_heads]
             raise GraphError(
                 f'"{name}" lists {_key_heads(absent)}, and the layer has {key_heads}: choose among {ranges(range(key_heads))}', path
             )

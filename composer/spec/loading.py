@@ -15,7 +15,7 @@ from composer.spec.external_parts import PartReference, use_parts
 from composer.spec.inherit import find_spec, heads_extended, heads_inherited, inherit, not_found, short_path
 from composer.spec.layer_rules import names_in
 from composer.spec.messages import spec_error
-from composer.spec.overrides import Overrides, each, override_value
+from composer.spec.overrides import Overrides, override_list, override_value
 from composer.spec.places import Places, SpecNode, at, from_plain, plain
 from composer.spec.reading import read_file, read_spec
 from composer.spec.resolve import Dimensions, Resolved, resolve
@@ -39,7 +39,7 @@ def load_spec(source: SpecLike, overrides: Overrides = (), *, parts: PartReferen
     Raises SpecError with every mistake of the document, each with its file, line, column and path.
     """
     use_parts(parts)
-    if isinstance(source, Spec) and not each(overrides):
+    if isinstance(source, Spec) and not override_list(overrides):
         return source  # unchanged, so that it keeps the places of its values
     source, variant = _split(source)
     document = load_document(source)
@@ -141,11 +141,11 @@ def _split(source: SpecLike) -> tuple[SpecLike, str | None]:
 def _vary(document: SpecNode, overrides: Overrides) -> Vary:
     """Return the ``vary`` of a sweep. Without overrides the rest of the document is checked, too; with them, each variant is
     instead."""
-    known = {key: node for key in OF_A_SWEEP if (node := document.child(key)) is not None}
-    whole = SpecNode(known, document.place) if each(overrides) else heads_inherited(document, (Spec,))
-    vary = validate_document(whole, Spec).vary
+    sweep_nodes = {key: node for key in OF_A_SWEEP if (node := document.child(key)) is not None}
+    sweep = SpecNode(sweep_nodes, document.place) if override_list(overrides) else heads_inherited(document, (Spec,))
+    vary = validate_document(sweep, Spec).vary
     if vary is None:
-        raise SpecError(at(document.where, (), "this is one spec, no sweep: it has no `vary`"))
+        raise SpecError(at(document.start, (), "this is one spec, no sweep: it has no `vary`"))
     return vary
 
 
@@ -164,14 +164,14 @@ def _expand(document: SpecNode, vary: Vary, overrides: Overrides) -> dict[str, S
 
 
 def _apply_overrides(document: SpecNode, overrides: Overrides) -> Spec:
-    for override in each(overrides):
+    for override in override_list(overrides):
         document = override_value(document, override, (Spec,))
-    whole = heads_inherited(document, (Spec,))
-    spec = validate_document(whole, Spec)
+    full_document = heads_inherited(document, (Spec,))
+    spec = validate_document(full_document, Spec)
     if bases := heads_extended(document) - {name for rule in spec.layers for name in names_in(rule.use)}:
         # No layer has them: they are there for the heads that extend them.
         spec = spec.model_copy(update={"heads": {name: head for name, head in spec.heads.items() if name not in bases}})
-    spec._places = Places(whole)
+    spec._places = Places(full_document)
     return spec
 
 

@@ -90,11 +90,11 @@ def _fault(error: Any, document: SpecNode, model: type[BaseModel]) -> Fault:
     node: SpecNode | None = document
     loc = error["loc"]
     for number, step in enumerate(loc):
-        known = parts(here)
+        role_parts = parts(here)
         last = number == len(loc) - 1
         child = node.child(step) if node else None
-        if step in known:
-            here = (known[step],)
+        if step in role_parts:
+            here = (role_parts[step],)
         elif step == "[key]":
             of_key = True
         elif child is not None or isinstance(step, int) or (last and error["type"] in ("missing", "extra_forbidden")):
@@ -143,7 +143,7 @@ def _place(fault: Fault, document: SpecNode) -> Place | None:
         node, key = child, True
     if key and (fault.of_key or fault.type == "extra_forbidden"):
         return node.key or node.place
-    return node.where
+    return node.start
 
 
 def _message(fault: Fault, others: list[Fault]) -> str:
@@ -153,9 +153,9 @@ def _message(fault: Fault, others: list[Fault]) -> str:
         return _WHOLE[fault.type](fault)
     if fault.type in ("value_error", "assertion_error"):
         return str(fault.context["error"])
-    *most, last = dict.fromkeys(_expectation(alternative) for alternative in (fault, *others))
-    most = [text.replace('" or "', '", "') for text in most]
-    wanted = f"{', '.join(most)} or {last}" if most else last
+    *expectations, last = dict.fromkeys(_expectation(alternative) for alternative in (fault, *others))
+    expectations = [text.replace('" or "', '", "') for text in expectations]
+    wanted = f"{', '.join(expectations)} or {last}" if expectations else last
     if fault.value is None:
         return f"null, and nothing is inherited that it could remove; expected {wanted}, or leave the key out"
     hint = nearest(fault.value, choices(fault.here)) or _quote_hint(fault) if isinstance(fault.value, str) else ""
@@ -172,13 +172,13 @@ def unknown_key_message(path: FieldPath, around: Alternatives, above: tuple[Alte
     """Return the message for an unknown key, with the place where it belongs, or the most similar key. around: the alternatives of
     its parent; above: those of the parent's own parents, the document first."""
     key, extends = str(path[-1]), ["extends"] if len(path) == 1 or (len(path) == 3 and path[0] == "heads") else []
-    known = sorted([*fields(around), *extends], key=lambda name: name != "kind")
+    keys = sorted([*fields(around), *extends], key=lambda name: name != "kind")
     outer = [step for step, alternatives in zip(path, above, strict=False) if key in fields(alternatives) and step != key]
-    guess = f"; it belongs beside {brief(outer[-1])}: it is indented too far." if outer else nearest(key, known)
+    guess = f"; it belongs beside {brief(outer[-1])}: it is indented too far." if outer else nearest(key, keys)
     if not guess:
-        homes = [name for name in known if key in fields(under(around, name))]
+        homes = [name for name in keys if key in fields(under(around, name))]
         guess = f'; it belongs under "{homes[0]}".' if homes else "."
-    return f"unknown key {brief(key)}{guess} Known keys: {', '.join(known)}"
+    return f"unknown key {brief(key)}{guess} Known keys: {', '.join(keys)}"
 
 
 def _missing(fault: Fault) -> str:
@@ -186,29 +186,29 @@ def _missing(fault: Fault) -> str:
 
 
 def _unknown_kind_message(fault: Fault) -> str:
-    known = list(parts(fault.here))
+    kinds = list(parts(fault.here))
     tag = fault.value.get("kind") if isinstance(fault.value, dict) else fault.value
     if is_outside(tag):
-        return unregistered_message(tag, known)
-    return f"unknown kind {brief(tag)}{nearest(tag, known) or '.'} Known kinds: {', '.join(known)}"
+        return unregistered_message(tag, kinds)
+    return f"unknown kind {brief(tag)}{nearest(tag, kinds) or '.'} Known kinds: {', '.join(kinds)}"
 
 
-def unregistered_message(kind: str, known: Iterable[str] = ()) -> str:
-    """Return the message for a part from outside that is not registered. known: the kinds of its role."""
-    guess = nearest(kind, [name for name in known if is_outside(name)]) or "."
+def unregistered_message(kind: str, kinds: Iterable[str] = ()) -> str:
+    """Return the message for a part from outside that is not registered. kinds: the kinds of its role."""
+    guess = nearest(kind, [name for name in kinds if is_outside(name)]) or "."
     return f"the part {brief(kind)} is not registered{guess} {remedy(kind)}"
 
 
 def _no_kind(fault: Fault) -> str:
-    known, mapping = parts(fault.here), fault.value if isinstance(fault.value, dict) else {}
-    meant = [key for key in mapping if key in known]
+    models, mapping = parts(fault.here), fault.value if isinstance(fault.value, dict) else {}
+    meant = [key for key in mapping if key in models]
     if len(meant) == 1:
         inside = mapping[meant[0]] if isinstance(mapping[meant[0]], dict) else {}
         others = {key: value for key, value in mapping.items() if key != meant[0]}
         return f"missing; write {format_value({'kind': meant[0], **inside, **others}, bare=False)}"
-    having = [kind for kind, model in known.items() if mapping and mapping.keys() <= model.model_fields.keys()]
-    those = f" Those with {' and '.join(mapping)}: {', '.join(having)}." if having and len(having) < len(known) else ""
-    return f"missing.{those} Known kinds: {', '.join(known)}"
+    having = [kind for kind, model in models.items() if mapping and mapping.keys() <= model.model_fields.keys()]
+    those = f" Those with {' and '.join(mapping)}: {', '.join(having)}." if having and len(having) < len(models) else ""
+    return f"missing.{those} Known kinds: {', '.join(models)}"
 
 
 def _as_list(value: Any) -> str:
@@ -235,9 +235,9 @@ def _expectation(fault: Fault) -> str:
 
 
 def _mapping(fault: Fault) -> str:
-    known = list(parts(fault.here))
-    if known:
-        return f"a part ({', '.join(known)}) or a mapping with its `kind`"
+    kinds = list(parts(fault.here))
+    if kinds:
+        return f"a part ({', '.join(kinds)}) or a mapping with its `kind`"
     keys = ", ".join(name for model in fault.here if is_model(model) for name in model.model_fields)
     return f"a mapping with the keys {keys}" if keys else "a mapping"
 

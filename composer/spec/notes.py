@@ -28,14 +28,14 @@ def notes_on_layers(resolved: Resolved, *, has_head: bool) -> tuple[str, ...]:
     """
     growing = [sum(group.key_heads for group in groups if _grows(resolved.heads[group.head])) for groups in resolved.layers]
     every = [sum(group.key_heads for group in groups) for groups in resolved.layers]
-    whole = [layer for layer, count in enumerate(growing) if count and count == every[layer]]
-    if len(whole) < len(resolved.dimensions.with_attention):
+    full_layers = [layer for layer, count in enumerate(growing) if count and count == every[layer]]
+    if len(full_layers) < len(resolved.dimensions.with_attention):
         some = [layer for layer, count in enumerate(growing) if 0 < count < every[layer]]
-        count, of = sum(growing[layer] for layer in some), sum(every[layer] for layer in some)
-        kinds = ((whole, ""), (some, f" in {count:,} of {of:,} key heads"))
+        count, head_count = sum(growing[layer] for layer in some), sum(every[layer] for layer in some)
+        kinds = ((full_layers, ""), (some, f" in {count:,} of {head_count:,} key heads"))
         return tuple(
-            f"{layers_in_words(layers).capitalize()}: softmax attention over the whole text{where}, whose cache grows with it."
-            for layers, where in kinds
+            f"{layers_in_words(layers).capitalize()}: softmax attention over the whole text{detail}, whose cache grows with it."
+            for layers, detail in kinds
             if layers
         )
     if has_head and "head" not in resolved.heads:

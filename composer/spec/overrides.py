@@ -25,7 +25,7 @@ LONGEST = 200
 """Characters of an override that a message shows."""
 
 
-def each(overrides: Overrides) -> tuple[str, ...]:
+def override_list(overrides: Overrides) -> tuple[str, ...]:
     """Return the overrides as a tuple of ``path=value``. Raises SpecError for a value that no document could hold."""
     if isinstance(overrides, str):
         return (overrides,)
@@ -64,8 +64,8 @@ def setting(document: SpecNode, steps: Steps, value: SpecNode, here: Alternative
     """Return the document with ``value`` at this place. place: of the override. Raises SpecError if there is no such place."""
     if len(steps) > DEEPEST:
         raise SpecError(at(place, steps[:4], f"nested deeper than {DEEPEST} levels"))
-    whole = heads_inherited(document, here)  # the items of an inherited list are counted in the head that defines it
-    return merge_nodes(document, _child(whole, steps, value, here, place), here)
+    full_document = heads_inherited(document, here)  # the items of an inherited list are counted in the head that defines it
+    return merge_nodes(document, _child(full_document, steps, value, here, place), here)
 
 
 def _child(
@@ -105,8 +105,8 @@ def _of_default(node: SpecNode | None, new: SpecNode, step: str, here: Alternati
     """Return the new fields of a part that the document leaves at its default, with the default's kind, where they are fields of
     that."""
     kind = node.child("kind") if node is not None else None
-    known = parts(here).get(kind.value) if kind and isinstance(kind.value, str) else None
-    field = fields((known,) if known else here).get(step)
+    model = parts(here).get(kind.value) if kind and isinstance(kind.value, str) else None
+    field = fields((model,) if model else here).get(step)
     default = type(field.default) if field and isinstance(field.default, BaseModel) else None
     words = kind_words(default) if default else ()
     if not words or not isinstance(new.value, dict) or not new.value.keys() <= fields((default,)).keys():

@@ -47,7 +47,7 @@ class SpecNode:
     key: Place | None = None
 
     @property
-    def where(self) -> Place | None:
+    def start(self) -> Place | None:
         """The value, or its key where the value starts on a later line."""
         if self.key and self.place and (self.key.file, self.key.line) != (self.place.file, self.place.line):
             return self.key
@@ -81,7 +81,7 @@ class Places:
             node = node.child(step) if node and step is not None else node
             if node is None:
                 break
-            place = node.where
+            place = node.start
         return place
 
 
@@ -99,8 +99,10 @@ def join_path(path: FieldPath) -> str:
 
 def at(place: Place | None, path: FieldPath, message: str) -> Mistake:
     """Return a mistake at a place."""
-    where = join_path(path) or None
-    return Mistake(message, path=where) if place is None else Mistake(message, place.file, place.line, place.column, where)
+    dotted_path = join_path(path) or None
+    return (
+        Mistake(message, path=dotted_path) if place is None else Mistake(message, place.file, place.line, place.column, dotted_path)
+    )
 
 
 def brief(value: object) -> str:
@@ -114,19 +116,19 @@ def brief(value: object) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
-def nearest(word: object, known: Iterable[str], most: int = 1) -> str:
-    """``; did you mean "size"?``, or nothing where no name is similar. most: the most guesses."""
-    text, known = str(word)[:LONGEST], list(dict.fromkeys(known))
-    if len(known) > MOST_COMPARED:  # similar names are of similar length
-        known = sorted(known, key=lambda name: abs(len(name) - len(text)))[:MOST_COMPARED]
-    begun = [name for name in known if len(text) >= SHORTEST and name.startswith(text)]
-    near = (difflib.get_close_matches(text, known, n=most) or begun)[:most]
+def nearest(word: object, candidates: Iterable[str], limit: int = 1) -> str:
+    """``; did you mean "size"?``, or nothing where no name is similar. limit: the most guesses."""
+    text, candidates = str(word)[:LONGEST], list(dict.fromkeys(candidates))
+    if len(candidates) > MOST_COMPARED:  # similar names are of similar length
+        candidates = sorted(candidates, key=lambda name: abs(len(name) - len(text)))[:MOST_COMPARED]
+    begun = [name for name in candidates if len(text) >= SHORTEST and name.startswith(text)]
+    near = (difflib.get_close_matches(text, candidates, n=limit) or begun)[:limit]
     return f"; did you mean {' or '.join(map(brief, near))}?" if near else ""
 
 
-def near_and_all(word: object, known: Iterable[str], command: str, what: str = "all") -> str:
-    """Return the end of a message about an unknown name: similar names, and the command that lists ``what``."""
-    return f"{nearest(word, known, GUESSES) or '.'} `compose {command}` lists {what}."
+def near_and_all(word: object, candidates: Iterable[str], command: str, noun: str = "all") -> str:
+    """Return the end of a message about an unknown name: similar names, and the command that lists ``noun``."""
+    return f"{nearest(word, candidates, GUESSES) or '.'} `compose {command}` lists {noun}."
 
 
 def problem_of(details: Mapping[str, Any]) -> str:

@@ -95,8 +95,8 @@ def _of_rule(rule: LayerRule, path: FieldPath, heads: dict[str, HeadSpec]) -> It
         yield error
         return
     shares = [Fraction(group.heads) for group in groups if isinstance(group.heads, str) and group.heads != REST]
-    if len(shares) == len(groups) and (whole := sum(shares)) != 1:
-        yield GraphError(f"these groups are {whole} of the query heads together, and have to be all of them", (*path, "use"))
+    if len(shares) == len(groups) and (total := sum(shares)) != 1:
+        yield GraphError(f"these groups are {total} of the query heads together, and have to be all of them", (*path, "use"))
 
 
 def _on_sizes(spec: Spec, source: Dimensions | None, paths: set[FieldPath]) -> Iterator[GraphError]:

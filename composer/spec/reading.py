@@ -211,7 +211,7 @@ def read_spec(text: str, shown: str) -> SpecNode:
             raise SpecError(at(Place(shown, 1, 1), (), "no spec: it has no `compose: 1`")) from None
         raise
     if root.child("compose") is None:
-        raise SpecError(at(root.where, ("compose",), "missing. A spec begins with `compose: 1`"))
+        raise SpecError(at(root.start, ("compose",), "missing. A spec begins with `compose: 1`"))
     return root
 
 

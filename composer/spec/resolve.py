@@ -56,7 +56,7 @@ class Resolved(Closed):
     recipe: Recipe | None = Field(default=None)
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check_values(self) -> Self:
         _check_layers(self)
         return self
 
@@ -73,13 +73,13 @@ class Resolved(Closed):
         heads = {name: meaning(head) for name, head in complete.items()}
         layers = [[_meaning_of_group(group, heads[group.head]) for group in layer] for layer in self.layers]
         size = self.dimensions.model_dump(mode="json", exclude=NO_SIZES)
-        whole = {"compose": self.compose, "dimensions": size, "layers": layers}
+        content = {"compose": self.compose, "dimensions": size, "layers": layers}
         if self.direction != "causal":
-            whole["direction"] = self.direction
+            content["direction"] = self.direction
         if self.trunk is not None:
             # Its theta is now part of the positions that rotate by it.
-            whole["trunk"] = {name: value for name, value in meaning(self.trunk).items() if name != "theta"}
-        text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+            content["trunk"] = {name: value for name, value in meaning(self.trunk).items() if name != "theta"}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def groups(self) -> Iterator[tuple[int, Group, HeadSpec, Shape]]:
@@ -115,7 +115,7 @@ def _check_layers(resolved: Resolved) -> None:
             raise ValueError("has a group of heads that splits a group of key heads")
         if any(group.numbers is not None and len(group.numbers) != group.key_heads for group in layer):
             raise ValueError("has a group of heads with more or fewer numbers than key heads")
-        numbers = [number for own in key_heads_of(layer) for number in own]
+        numbers = [number for group_numbers in key_heads_of(layer) for number in group_numbers]
         if sorted(numbers) != list(range(size.key_heads)) or len({group.head for group in layer}) < len(layer):
             raise ValueError("has a layer whose groups are not its heads")
     if any(memory.name is None or memory.position is None for head in resolved.heads.values() for memory in head.memory):
@@ -204,7 +204,7 @@ def dimensions_and_trunk(spec: Spec, source: Dimensions | None) -> tuple[Dimensi
     trunk = spec.trunk.complete()
     assert trunk.key_heads is not None
     assert trunk.head_dim is not None
-    own = Dimensions(
+    dimensions = Dimensions(
         hidden_size=trunk.width,
         layers=trunk.layers,
         heads=trunk.heads,
@@ -212,8 +212,8 @@ def dimensions_and_trunk(spec: Spec, source: Dimensions | None) -> tuple[Dimensi
         head_dim=trunk.head_dim,
         rope_theta=trunk.theta,
     )
-    _check_lock(spec, own)
-    return own, trunk
+    _check_lock(spec, dimensions)
+    return dimensions, trunk
 
 
 def reserved_name_error(name: str, path: FieldPath) -> GraphError:
@@ -322,7 +322,11 @@ def modules(head: HeadSpec, shape: Shape) -> Iterator[tuple[str, Part, Shape]]:
 
 def head_parameters(head: HeadSpec, shape: Shape) -> dict[str, Fresh]:
     """Return the fresh parameters of one group of heads, called ``<module>.<tensor>``."""
-    return {f"{module}.{name}": fresh for module, part, own in modules(head, shape) for name, fresh in part.parameters(own).items()}
+    return {
+        f"{module}.{name}": fresh
+        for module, part, part_shape in modules(head, shape)
+        for name, fresh in part.parameters(part_shape).items()
+    }
 
 
 def fresh_parameters(resolved: Resolved) -> dict[str, Fresh]:

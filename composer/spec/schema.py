@@ -38,13 +38,13 @@ class _Described(GenerateJsonSchema):
         return False
 
     def model_schema(self, schema: Any) -> Schema:
-        model, made = schema["cls"], super().model_schema(schema)
+        model, part_schema = schema["cls"], super().model_schema(schema)
         for name, text in field_docs(model).items():
-            made["properties"].get(name, {}).setdefault("description", text)
+            part_schema["properties"].get(name, {}).setdefault("description", text)
         if hasattr(model, "equation"):
-            made["title"] = f"{model.role} {model.model_fields['kind'].default}"
-            made["description"] = f"{made.get('description', '')}\n\n{model.equation}\n\n{model.source}".strip()
-        return made
+            part_schema["title"] = f"{model.role} {model.model_fields['kind'].default}"
+            part_schema["description"] = f"{part_schema.get('description', '')}\n\n{model.equation}\n\n{model.source}".strip()
+        return part_schema
 
 
 def json_schema() -> Schema:
@@ -79,9 +79,9 @@ def json_schema() -> Schema:
 
 def _mapping(schema: Schema, definitions: dict[str, Schema], over: bool) -> Schema:
     """Return the schema of a model in one of the two readings."""
-    own = (*OWN, "extends", "kind")
+    own_keys = (*OWN, "extends", "kind")
     properties = {
-        key: _value(value, definitions, over, null=over and key not in own) for key, value in schema["properties"].items()
+        key: _value(value, definitions, over, null=over and key not in own_keys) for key, value in schema["properties"].items()
     }
     required = [key for key in schema.get("required", ()) if not over or key in OWN]
     return {**schema, "properties": properties, "required": required}
@@ -92,10 +92,10 @@ def _value(schema: Schema, definitions: dict[str, Schema], over: bool, null: boo
     around = {key: schema[key] for key in _AROUND if key in schema}
     constraints = {key: value for key, value in schema.items() if key not in _AROUND}
     options = [dict(option) for option in constraints.get("anyOf", [constraints])]
-    made = [alternative for option in options for alternative in _option(option, definitions, over)]
-    if null and {"type": "null"} not in made:
-        made.append({"type": "null"})
-    return {**around, **(made[0] if len(made) == 1 and "$ref" not in made[0] else {"anyOf": made})}
+    alternatives = [alternative for option in options for alternative in _option(option, definitions, over)]
+    if null and {"type": "null"} not in alternatives:
+        alternatives.append({"type": "null"})
+    return {**around, **(alternatives[0] if len(alternatives) == 1 and "$ref" not in alternatives[0] else {"anyOf": alternatives})}
 
 
 def _option(schema: Schema, definitions: dict[str, Schema], over: bool) -> Iterator[Schema]:

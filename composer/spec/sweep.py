@@ -44,11 +44,11 @@ def variant_names(vary: Vary) -> list[str]:
     counts: dict[str, int] = {}
     for row in rows(vary):
         words = [_word(path, (vary.grid | vary.zip)[path], index, is_only=len(row) == 1) for path, index in row]
-        made = "-".join(words)
-        name = made
+        base_name = "-".join(words)
+        name = base_name
         while name in names:
-            counts[made] = counts.get(made, 1) + 1
-            name = f"{made}-{counts[made]}"
+            counts[base_name] = counts.get(base_name, 1) + 1
+            name = f"{base_name}-{counts[base_name]}"
         names[name] = None
     return list(names)
 
@@ -59,35 +59,35 @@ def variants(document: SpecNode, vary: Vary) -> dict[str, SpecNode]:
     assert vary_node is not None
     if vary.count * count(common) > MOST_VALUES:
         message = f"{vary.count:,} variants of a document of {count(common):,} values; at most {MOST_VALUES:,} in all"
-        raise SpecError(at(vary_node.where, ("vary",), message))
+        raise SpecError(at(vary_node.start, ("vary",), message))
     lists = {path: node for key in ("grid", "zip") if (part := vary_node.child(key)) is not None for path, node in _items(part)}
     for path, node in lists.items():
         if setting_steps(path)[0] in OWN:
-            raise SpecError(at(node.key or node.where, ("vary",), f'a sweep cannot vary "{path}": that is settled before it'))
-    made: dict[str, SpecNode] = {}
+            raise SpecError(at(node.key or node.start, ("vary",), f'a sweep cannot vary "{path}": that is settled before it'))
+    documents: dict[str, SpecNode] = {}
     problems: list[tuple[str, SpecError]] = []
     for name, row in zip(variant_names(vary), rows(vary), strict=True):
         try:
-            made[name] = _name_variant(common, name)
+            documents[name] = _name_variant(common, name)
             for path, index in row:
                 value = lists[path].child(index)
                 assert value is not None
-                made[name] = setting(made[name], setting_steps(path), value, (Spec,), value.where)
+                documents[name] = setting(documents[name], setting_steps(path), value, (Spec,), value.start)
         except SpecError as error:
             problems.append((name, error))
     if problems:
         raise merge_errors(problems, vary)
-    return made
+    return documents
 
 
 def choose_variant(document: SpecNode, vary: Vary, name: str) -> SpecNode:
     """Return the document of one variant. Raises SpecError if the sweep has no such variant."""
-    known = variants(document, vary)
-    if name not in known:
-        place = node.where if (node := document.child("vary")) else None
-        guess = nearest(name, known) or "."
-        raise SpecError(at(place, ("vary",), f"there is no variant {brief(name)}{guess} Variants: {list_first(known)}"))
-    return known[name]
+    documents = variants(document, vary)
+    if name not in documents:
+        place = node.start if (node := document.child("vary")) else None
+        guess = nearest(name, documents) or "."
+        raise SpecError(at(place, ("vary",), f"there is no variant {brief(name)}{guess} Variants: {list_first(documents)}"))
+    return documents[name]
 
 
 def without_vary(document: SpecNode) -> SpecNode:

@@ -32,9 +32,9 @@ def check_device(device: str) -> None:
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    known = ["cpu", *(["cuda"] if count else []), *(f"cuda:{index}" for index in range(count))]
-    if device not in known:
-        raise ComposerError(f'there is no device "{device}" here; there is {", ".join(known)}')
+    devices = ["cpu", *(["cuda"] if count else []), *(f"cuda:{index}" for index in range(count))]
+    if device not in devices:
+        raise ComposerError(f'there is no device "{device}" here; there is {", ".join(devices)}')
 
 
 def check_place(device: str) -> None:
@@ -107,18 +107,18 @@ def room(refusal: Callable[[], Exception] = NoRoom) -> Iterator[None]:
 
 
 def room_for(
-    what: str, remedy: str | Callable[[], str], refusal: type[ComposerError] = ComposerError
+    activity: str, remedy: str | Callable[[], str], refusal: type[ComposerError] = ComposerError
 ) -> AbstractContextManager[None]:
     """``room`` with a message: where memory ran out, or during which work, and what to do. remedy: the advice, or a function that
     returns it."""
-    return room(lambda: refusal(f"Out of memory {what}. {remedy if isinstance(remedy, str) else remedy()}"))
+    return room(lambda: refusal(f"Out of memory {activity}. {remedy if isinstance(remedy, str) else remedy()}"))
 
 
-def check_memory(needed: int, what: str) -> None:
+def check_memory(needed: int, purpose: str) -> None:
     """Raise BuildError, before anything is allocated, if memory does not suffice for ``needed`` bytes."""
     free = free_memory()
     if needed > free:
-        raise BuildError(f"Not enough memory for {what}: it needs {needed:,} bytes, and {free:,} are free.")
+        raise BuildError(f"Not enough memory for {purpose}: it needs {needed:,} bytes, and {free:,} are free.")
 
 
 def free_memory() -> int:
@@ -137,10 +137,10 @@ def free_memory() -> int:
 def _left_in_group() -> int | None:
     """Bytes that a container's limit leaves, its cache of files counted as free; None where it has no limit."""
     try:
-        most = int((_GROUP / "memory.max").read_text())
+        limit = int((_GROUP / "memory.max").read_text())
         used = int((_GROUP / "memory.current").read_text())
         fields = (line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
-        return most - used + sum(int(count) for name, count in fields if name in ("active_file", "inactive_file"))
+        return limit - used + sum(int(count) for name, count in fields if name in ("active_file", "inactive_file"))
     except (OSError, ValueError):  # no control groups, or "max"
         return None
 

@@ -130,11 +130,11 @@ def failing_as(refusal: Callable[[str], Exception], failed: str, mend: str = "")
         raise refusal(f"{failed}: {reason(error)}" + (f". {mend}" if mend else "")) from error
 
 
-def read_text_file(path: Path, refusal: Callable[[str], Exception], most: int, named: str = "") -> str:
+def read_text_file(path: Path, refusal: Callable[[str], Exception], max_bytes: int, named: str = "") -> str:
     """Return the text of a regular file in UTF-8, with each end of a line as "\n". Raises ``refusal`` if it cannot be read, or
-    has more than ``most`` bytes. named: what messages call it."""
+    has more than ``max_bytes`` bytes. named: what messages call it."""
     try:
-        text = read_bytes(path, most).decode("utf-8-sig")
+        text = read_bytes(path, max_bytes).decode("utf-8-sig")
     except OSError as error:
         raise refusal(f"{named or path} cannot be read as text: {reason(error)}.") from error
     except UnicodeDecodeError as error:

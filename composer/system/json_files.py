@@ -49,15 +49,15 @@ StateKind = TypeVar("StateKind", bound=BaseModel)
 
 
 def read_state(
-    path: Path, schema: type[StateKind], refusal: type[ComposerError], remedy: str, most: int = MOST_CONFIG
+    path: Path, schema: type[StateKind], refusal: type[ComposerError], remedy: str, max_bytes: int = MOST_CONFIG
 ) -> StateKind:
     """Return the contents of a JSON file.
 
-    remedy: what the user can do about a damaged file, one or more sentences. most: the largest size of the file in bytes.
+    remedy: what the user can do about a damaged file, one or more sentences. max_bytes: the largest size of the file in bytes.
 
     Raises FileNotFoundError if the file does not exist, and ``refusal`` where it cannot be read or does not match the schema.
     """
-    return _parse(_contents(path, refusal, remedy, most), schema, str(path), refusal, remedy)
+    return _parse(_contents(path, refusal, remedy, max_bytes), schema, str(path), refusal, remedy)
 
 
 def read_log(path: Path, schema: type[StateKind], refusal: type[ComposerError], remedy: str) -> list[StateKind]:
@@ -106,16 +106,16 @@ def first_problem(error: ValidationError) -> str:
     return (f"{field}: " if field else "") + shorten(problem, 200) + value
 
 
-def _contents(path: Path, refusal: type[ComposerError], remedy: str, most: int) -> bytes:
+def _contents(path: Path, refusal: type[ComposerError], remedy: str, max_bytes: int) -> bytes:
     try:
-        return read_json_bytes(path, most)
+        return read_json_bytes(path, max_bytes)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not os.path.lexists(path):  # a link to nowhere is not a missing file
             raise
         raise refusal(f"{path} cannot be read: {reason(error)}. {remedy}") from error
 
 
-def _parse(text: bytes, schema: type[StateKind], where: str, refusal: type[ComposerError], remedy: str) -> StateKind:
+def _parse(text: bytes, schema: type[StateKind], subject: str, refusal: type[ComposerError], remedy: str) -> StateKind:
     try:
         from_json(text, allow_inf_nan=False)  # a field of any JSON would accept NaN
         return schema.model_validate_json(text, strict=True)
@@ -123,7 +123,7 @@ def _parse(text: bytes, schema: type[StateKind], where: str, refusal: type[Compo
         problem = first_problem(error)
     except ValueError as error:
         problem = f"invalid JSON: {error}"
-    raise refusal(f"{where} is damaged: {problem}. {remedy}")
+    raise refusal(f"{subject} is damaged: {problem}. {remedy}")
 
 
 def _end_of_lines(contents: bytes) -> int:

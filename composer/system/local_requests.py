@@ -35,8 +35,8 @@ def foreign_request(headers: Mapping[str, str], listens_on: str) -> str | None:
     """
     host = headers.get("host", "")
     name = _name(f"//{host}")
-    known = LOOPBACK if listens_on in LOOPBACK else LOOPBACK | {listens_on.lower(), socket.gethostname().lower()}
-    if name is None or (name not in known and (listens_on in LOOPBACK or not _is_address(name))):
+    hosts = LOOPBACK if listens_on in LOOPBACK else LOOPBACK | {listens_on.lower(), socket.gethostname().lower()}
+    if name is None or (name not in hosts and (listens_on in LOOPBACK or not _is_address(name))):
         return (
             f"the Host header names another machine; expected localhost, or the address that the server listens on ({listens_on})"
         )

@@ -40,9 +40,9 @@ def exclusive_lock(lock: Path, refusal: Exception | None) -> Iterator[bool]:
     refusal: raised if another process holds the lock; None waits for it instead. Raises OSError if the file cannot be created.
     """
     lock.parent.stat()  # filelock would create a missing folder
-    held = FileLock(lock, fallback_to_soft=False)
+    file_lock = FileLock(lock, fallback_to_soft=False)
     try:
-        held.acquire(blocking=refusal is None)
+        file_lock.acquire(blocking=refusal is None)
     except Timeout:
         assert refusal is not None, "without a refusal the call waits"
         raise refusal from None
@@ -51,12 +51,12 @@ def exclusive_lock(lock: Path, refusal: Exception | None) -> Iterator[bool]:
             raise
         _warn_once(lock.parent, error)
     try:
-        yield held.is_locked
+        yield file_lock.is_locked
     finally:
         # Removed while it is held: a process that waits for the lock sees that the file is gone, and creates a new one.
         with suppress(OSError):
             lock.unlink()
-        held.release()
+        file_lock.release()
 
 
 def warn_if_unguarded(folder: Path) -> None:

@@ -36,15 +36,15 @@ FACTS = {1: (2, 10), 2: (2, 20), 3: (3, 40), 5: (2, 20)}
 
 
 class Fact(NamedTuple):
-    """A sentence, and what it means. who did it; what: the thing, or the place of a move; to: who got it.
+    """A sentence, and what it means. who did it; thing: the thing, or the place of a move; to: who got it.
 
-    Of two places: ``who`` lies on the side ``what`` of ``to``.
+    Of two places: ``who`` lies on the side ``thing`` of ``to``.
     """
 
     text: str
     deed: Literal["move", "take", "leave", "give", "lie"]
     who: str
-    what: str
+    thing: str
     to: str = ""
 
 
@@ -85,10 +85,14 @@ def _lives(number: int, rng: random.Random) -> Iterator[Fact]:
     for _ in range(rng.randint(*FACTS[number])):
         person = rng.choice(people)
         place = here[person]
-        held = [thing for thing in THINGS if holder.get(thing) == person]
+        things_in_hand = [thing for thing in THINGS if holder.get(thing) == person]
         near = [thing for thing in THINGS if thing not in holder and lies.get(thing, place) == place]
         beside = [other for other in people if other != person and here[other] == place]
-        able = {"take": near and (number == 5 or been[person]), "leave": held, "give": number == 5 and held and beside}
+        able = {
+            "take": near and (number == 5 or been[person]),
+            "leave": things_in_hand,
+            "give": number == 5 and things_in_hand and beside,
+        }
         deeds = [deed for deed, can in able.items() if can and number != 1]
         deed = rng.choice(deeds) if deeds and rng.random() > MOVES else "move"
         if deed == "move":
@@ -96,7 +100,7 @@ def _lives(number: int, rng: random.Random) -> Iterator[Fact]:
             yield Fact(_write_move(rng, person, here[person], been[person]), "move", person, here[person])
             been[person].add(here[person])
             continue
-        thing = rng.choice(near if deed == "take" else held)
+        thing = rng.choice(near if deed == "take" else things_in_hand)
         adverb = rng.choice(("", " there"))
         if deed == "take":
             holder[thing] = person
@@ -129,7 +133,7 @@ AnsweredQuestion = tuple[str, str, tuple[int, ...]]
 """A question, its answer, and the facts that answer it."""
 
 
-class _Known:
+class _Story:
     """The places of people and things that follow from facts, each with the number of its fact."""
 
     def __init__(self, facts: Sequence[Fact]) -> None:
@@ -138,36 +142,36 @@ class _Known:
         """Places that a thing has been to, one after another."""
         self.touched: dict[str, int] = {}
         """Whether this fact determines who has a thing, or where somebody has left it."""
-        held: dict[str, set[str]] = defaultdict(set)
+        things_of: dict[str, set[str]] = defaultdict(set)
         for number, fact in enumerate(facts):
             if fact.deed == "move":
-                self.at[fact.who] = (fact.what, number)
-                for thing in held[fact.who]:
-                    self.trails[thing].append((fact.what, number))
+                self.at[fact.who] = (fact.thing, number)
+                for thing in things_of[fact.who]:
+                    self.trails[thing].append((fact.thing, number))
                 continue
-            self.touched[fact.what] = number
+            self.touched[fact.thing] = number
             if fact.deed == "take":
-                held[fact.who].add(fact.what)
-                self.trails[fact.what] = [*self.trails.get(fact.what, ())[:-1], self.at[fact.who]]
+                things_of[fact.who].add(fact.thing)
+                self.trails[fact.thing] = [*self.trails.get(fact.thing, ())[:-1], self.at[fact.who]]
             else:
-                held[fact.who].remove(fact.what)
+                things_of[fact.who].remove(fact.thing)
 
 
 def _people(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
-    return [(f"Where is {person}?", place, (number,)) for person, (place, number) in _Known(facts).at.items()]
+    return [(f"Where is {person}?", place, (number,)) for person, (place, number) in _Story(facts).at.items()]
 
 
 def _things(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
-    known = _Known(facts)
-    return [(f"Where is the {thing}?", trail[-1][0], (known.touched[thing], trail[-1][1])) for thing, trail in known.trails.items()]
+    story = _Story(facts)
+    return [(f"Where is the {thing}?", trail[-1][0], (story.touched[thing], trail[-1][1])) for thing, trail in story.trails.items()]
 
 
 def _before(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
-    known, questions = _Known(facts), []
-    for thing, trail in known.trails.items():
+    story, questions = _Story(facts), []
+    for thing, trail in story.trails.items():
         if len(trail) > 1:
             (before, went), (now, came) = trail[-2:]
-            questions.append((f"Where was the {thing} before the {now}?", before, (known.touched[thing], came, went)))
+            questions.append((f"Where was the {thing} before the {now}?", before, (story.touched[thing], came, went)))
     return questions
 
 
@@ -175,7 +179,7 @@ def _sides(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
     """If all three places are in a row, the outer ones are on the same side of two places: these are not asked about."""
     first, second = ({fact.who, fact.to} for fact in facts)
     (middle,) = first & second
-    sides = {fact.what if fact.to == middle else OPPOSITE[fact.what] for fact in facts}
+    sides = {fact.thing if fact.to == middle else OPPOSITE[fact.thing] for fact in facts}
     row = len({*sides, *(OPPOSITE[side] for side in sides)}) == 2
     questions: list[AnsweredQuestion] = []
     for number, (_, _, subject, side, other) in enumerate(facts):

@@ -63,7 +63,7 @@ class Babilong(Task):
             return self.prompt(context(words)[0], question.text)
 
         words = fit(
-            lambda words: writer.count(f"{prompt(words)} {question.answer}"), length, self.name, haystack.most, haystack.unit
+            lambda words: writer.count(f"{prompt(words)} {question.answer}"), length, self.name, haystack.max_words, haystack.unit
         )
         return make_sample(writer, prompt(words), question.answer, depth=context(words)[1])
 
@@ -154,8 +154,8 @@ def of_split(folder: Path, number: int, split: Split) -> tuple[Question, ...]:
     files = files_of(folder, number)
     wanted = files["train" if split == "train" else "test"]
     (path, *_) = wanted or files["train"] or files["test"]
-    whole = bool(files["train"] and files["test"])
-    return _of_split(path, None if whole else split, stamp(path))
+    has_both = bool(files["train"] and files["test"])
+    return _of_split(path, None if has_both else split, stamp(path))
 
 
 @lru_cache(maxsize=16)

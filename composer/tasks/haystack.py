@@ -26,13 +26,13 @@ TRAINING_SHARE = 4 / 5
 class Haystack:
     """Sentences, made as they are needed, and cut by the word."""
 
-    most: int | None
+    max_words: int | None
     """Number of words, if it is limited. No more may be used."""
     unit: str
     """What the words are, for a message that they are too few."""
 
     def __init__(self, text: HaystackText, rng: random.Random, split: Split) -> None:
-        self.most = None if text == BUILT_IN else words_of(Path(text), split)
+        self.max_words = None if text == BUILT_IN else words_of(Path(text), split)
         self.unit = f"words of the haystack {text} that {split} may read"
         self._coming = sentences(text, rng, split)
         self._sentences: list[list[str]] = []

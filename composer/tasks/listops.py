@@ -109,17 +109,17 @@ class ListOps(Task):
                 return tree
         raise TaskError(f"{self.name}: of {MOST_TREES} trees, none has more than {self.above} symbols and fewer than {below}.")
 
-    def node(self, rng: random.Random, depth: int, most: int) -> Tree:
-        """most: symbols that are left."""
+    def node(self, rng: random.Random, depth: int, limit: int) -> Tree:
+        """limit: symbols that are left."""
         if depth >= self.depth or rng.random() > self.probability:
-            if most < 1:
+            if limit < 1:
                 raise TooLong
             digit = rng.randrange(10)
             return Tree(digit, (str(digit),), str(digit))
-        left, children = most - 2, []
+        remaining, children = limit - 2, []
         for _ in range(rng.randint(2, self.arguments)):
-            children.append(self.node(rng, depth + 1, left))
-            left -= len(children[-1].symbols)
+            children.append(self.node(rng, depth + 1, remaining))
+            remaining -= len(children[-1].symbols)
         return operation(rng.choice(list(OPERATORS)), children)
 
     def score(self, sample: Sample, written: str) -> float:

@@ -52,10 +52,10 @@ class Mqar(Task):
         inputs, labels = apart(rng, split, draw)
         is_query = [label != UNLABELLED for label in labels]
         previous_labels = [NOTHING, *labels[:-1]]
-        known = [False, *is_query[:-1]]
-        sequence = [value if answer else symbol for symbol, value, answer in zip(inputs, previous_labels, known, strict=True)]
+        is_answer = [False, *is_query[:-1]]
+        sequence = [value if answer else symbol for symbol, value, answer in zip(inputs, previous_labels, is_answer, strict=True)]
         ids = (*writer.begin, *(ordinary[symbol] for symbol in sequence))
-        return Sample(ids, (*(False for _ in writer.begin), *known), writer.decode(ids))
+        return Sample(ids, (*(False for _ in writer.begin), *is_answer), writer.decode(ids))
 
 
 def multiquery_ar(

@@ -43,7 +43,7 @@ class Context:
 
     lay: Callable[[int], tuple[str, list[float]]]
     """Units of filler to the text, and to how deep each needle lies."""
-    most: int | None = None
+    max_units: int | None = None
     """The number of units, if it is limited."""
     unit: str = ""
 
@@ -53,7 +53,7 @@ class Niah(Ruler):
     differ, as do values. RULER lets a model write 128 tokens."""
 
     source: ClassVar[str] = source("niah.py")
-    what: ClassVar[str] = "number"
+    value_kind: ClassVar[str] = "number"
     keys: ClassVar[int] = 1
     values: ClassVar[int] = 1
     """Values of each key."""
@@ -71,7 +71,7 @@ class Niah(Ruler):
         return number(rng)
 
     def needle(self, key: str, value: str) -> str:
-        return NEEDLE.format(what=self.what, key=key, value=value)
+        return NEEDLE.format(what=self.value_kind, key=key, value=value)
 
     @abstractmethod
     def context(self, rng: random.Random, split: Split, needles: Sequence[str], keys: Sequence[str]) -> Context:
@@ -96,10 +96,10 @@ class Niah(Ruler):
         context = self.context(rng, split, needles, [key for key, _ in hidden])
 
         def prompt(units: int) -> str:
-            return template.format(what=self.what, keys=spoken, context=context.lay(units)[0])
+            return template.format(what=self.value_kind, keys=spoken, context=context.lay(units)[0])
 
         reply = " ".join(answers)
-        units = fit(lambda units: writer.count(f"{prompt(units)} {reply}"), length, self.name, context.most, context.unit)
+        units = fit(lambda units: writer.count(f"{prompt(units)} {reply}"), length, self.name, context.max_units, context.unit)
         depths = context.lay(units)[1]
         depth = depths[needles.index(self.needle(last, answers[0]))] if len(answers) == 1 else None
         return make_sample(writer, prompt(units), reply, answers, depth)
@@ -154,7 +154,7 @@ class NumbersNiah(AmongNeedles):
 class UuidsNiah(AmongNeedles):
     """A UUID among needles of other keys, which are UUIDs, too."""
 
-    what: ClassVar[str] = "uuid"
+    value_kind: ClassVar[str] = "uuid"
 
     kind: Literal["niah-multikey-3"] = "niah-multikey-3"
 
@@ -197,7 +197,7 @@ class InText(Niah):
             depths = [int(len(sentences) * share) / max(len(sentences), 1) for share in shares]
             return " ".join([*parts, " ".join(sentences[done:])]), depths
 
-        return Context(lay, haystack.most, haystack.unit)
+        return Context(lay, haystack.max_words, haystack.unit)
 
 
 class Single(InText):
@@ -219,7 +219,7 @@ class TextNiah(Single):
 class UuidNiah(Single):
     """A UUID in a text."""
 
-    what: ClassVar[str] = "uuid"
+    value_kind: ClassVar[str] = "uuid"
 
     kind: Literal["niah-single-3"] = "niah-single-3"
 

@@ -55,7 +55,7 @@ class CommonWords(Ruler):
         return {"words": words_origin()}
 
     def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
-        known = sorted({*words("noun"), *words("adjective"), *words("verb")})
+        vocabulary = sorted({*words("noun"), *words("adjective"), *words("verb")})
         long = length >= LONG
         often, seldom = self.common or (30 if long else 6), self.uncommon or (3 if long else 1)
         if often <= seldom:
@@ -63,9 +63,9 @@ class CommonWords(Ruler):
                 f"{self.name}: common words occur {often} times, and others {seldom} times; expected common words to "
                 "occur more often."
             )
-        first = write_example(rng, known, long=long) if self.example else ""
-        common = apart(rng, split, lambda draws: tuple(draws.sample(known, COMMON)))
-        uncommon = [word for word in rng.sample(known, len(known)) if word not in common]
+        first = write_example(rng, vocabulary, long=long) if self.example else ""
+        common = apart(rng, split, lambda draws: tuple(draws.sample(vocabulary, COMMON)))
+        uncommon = [word for word in rng.sample(vocabulary, len(vocabulary)) if word not in common]
         seed, reply = rng.getrandbits(64), number_lines(common)
 
         def prompt(others: int) -> str:
@@ -85,9 +85,9 @@ class CommonWords(Ruler):
         return make_sample(writer, prompt(others), reply, common)
 
 
-def write_example(rng: random.Random, known: list[str], *, long: bool) -> str:
+def write_example(rng: random.Random, vocabulary: list[str], *, long: bool) -> str:
     """Return the example: 40 words, or 20 below 4,096 tokens."""
-    drawn = rng.sample(known, 40 if long else 20)
+    drawn = rng.sample(vocabulary, 40 if long else 20)
     context = list_words(rng, drawn[:COMMON], 10 if long else 3, drawn[COMMON:], 3 if long else 1)
     return f"{COMMON_TEMPLATE.format(context=context)} {number_lines(drawn[:COMMON])}\n"
 
@@ -138,8 +138,8 @@ class FrequentWords(Ruler):
             third, *after = counts(total)[3:5]
             return third > max(after, default=0)
 
-        most = fit(lambda total: writer.count(f"{prompt(total)} {reply}"), length, self.name)
-        total = next((total for total in range(most, 0, -1) if clear(total)), None)
+        max_words = fit(lambda total: writer.count(f"{prompt(total)} {reply}"), length, self.name)
+        total = next((total for total in range(max_words, 0, -1) if clear(total)), None)
         if total is None:
             raise TaskError(f"{self.name} needs more than {length} tokens for a third most frequent word.")
         for word in ranked:

@@ -87,7 +87,7 @@ class Writer:
         self._checked.add(text)
 
 
-def fit(count: Callable[[int], int], limit: int, name: str, most: int | None = None, unit: str = "") -> int:
+def fit(count: Callable[[int], int], limit: int, name: str, max_units: int | None = None, unit: str = "") -> int:
     """Return the number of units of filler that keeps a text within ``limit`` tokens: n with count(n) ≤ limit < count(n + 1). most:
     the largest number of units, if it is limited. unit: their name.
 
@@ -100,16 +100,16 @@ def fit(count: Callable[[int], int], limit: int, name: str, most: int | None = N
         raise TaskError(f"{name} needs at least {least} tokens, not {limit}.")
     high, at_high = 1, count(1)
     while at_high <= limit:
-        if high == most:
+        if high == max_units:
             if at_high == limit:
                 return high
             raise TaskError(
-                f"{name}: all {most} {unit} make {at_high} tokens, not {limit}. Set a shorter length, or provide more text."
+                f"{name}: all {max_units} {unit} make {at_high} tokens, not {limit}. Set a shorter length, or provide more text."
             )
         low, at_low = high, at_high
         rate = max((at_high - least) / high, 1e-9)
         high = min(max(low + 1, round((limit - least) / rate)), 8 * low)
-        high = high if most is None else min(high, most)
+        high = high if max_units is None else min(high, max_units)
         at_high = count(high)
     step = 0
     while high - low > 1:
@@ -150,27 +150,27 @@ def unknown_token(tokenizer: Any) -> int | None:
     return None if tokenizer.unk_token_id in other else tokenizer.unk_token_id
 
 
-def hardly_written(what: str, ids: np.ndarray | Sequence[int], unknown: int | None) -> str | None:
-    """Return the warning for texts that the tokenizer cannot write; None for others. what: the texts in words. unknown: the token
-    of ``unknown_token``."""
+def hardly_written(subject: str, ids: np.ndarray | Sequence[int], unknown: int | None) -> str | None:
+    """Return the warning for texts that the tokenizer cannot write; None for others. subject: the texts in words. unknown: the
+    token of ``unknown_token``."""
     ids = np.asarray(ids)
     share = float((ids == unknown).mean()) if unknown is not None and ids.size else 0.0
     if share <= MOST_UNKNOWN:
         return None
     return (
-        f"{share:.0%} of the tokens of {what} are the tokenizer's token for unknown text, so most of their content is lost. Use "
+        f"{share:.0%} of the tokens of {subject} are the tokenizer's token for unknown text, so most of their content is lost. Use "
         "texts that the model's tokenizer can write."
     )
 
 
-def without_embedding(what: str, ids: np.ndarray | Sequence[int], vocabulary: int, tokenizer: Any) -> str | None:
-    """Return the error for texts with a token that the model has no embedding for; None for others. what: the texts in words.
+def without_embedding(subject: str, ids: np.ndarray | Sequence[int], vocabulary: int, tokenizer: Any) -> str | None:
+    """Return the error for texts with a token that the model has no embedding for; None for others. subject: the texts in words.
     vocabulary: the number of the model's embeddings."""
     ids = np.asarray(ids)
     if not ids.size or (ids.min() >= 0 and ids.max() < vocabulary):
         return None
     wrong = int(ids.max()) if ids.max() >= vocabulary else int(ids.min())
     return (
-        f"{what}: token {wrong:,} is not among the model's {vocabulary:,}: the tokenizer ({len(tokenizer):,} tokens) does not fit "
-        "the model. Use the model's own tokenizer"
+        f"{subject}: token {wrong:,} is not among the model's {vocabulary:,}: the tokenizer ({len(tokenizer):,} tokens) does not "
+        "fit the model. Use the model's own tokenizer"
     )

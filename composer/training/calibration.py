@@ -63,11 +63,11 @@ def scale_layer(
     name: the full name of the layer's attention. untrained: the full names of the parameters that may be scaled.
     """
     teacher, results, scaled = _mean_squares(target.heads, target), _measure(student, target, backend), list[str]()
-    for own, head in student.composed.named_children():
+    for head_name, head in student.composed.named_children():
         assert isinstance(head, Head), "a layer's heads are its groups"
         here = list(anatomy(head).numbers)
-        part = _rescale(head, OutputSizes(results[here], teacher[here]), f"{name}.composed.{own}", untrained)
-        scaled += [] if part is None else [f"{name}.composed.{own}.{part}"]
+        part = _rescale(head, OutputSizes(results[here], teacher[here]), f"{name}.composed.{head_name}", untrained)
+        scaled += [] if part is None else [f"{name}.composed.{head_name}.{part}"]
     if scaled:
         results = _measure(student, target, backend)
     return scaled, LayerSizes(student.layer, *OutputSizes(results, teacher).roots)
@@ -75,10 +75,10 @@ def scale_layer(
 
 def _rescale(head: Head, sizes: OutputSizes, place: str, untrained: Collection[str]) -> str | None:
     """Scale the last part of a head that can scale its output; its name, or None if there is none."""
-    of = anatomy(head)
-    for node in reversed(of.graph.parts):
+    parts = anatomy(head)
+    for node in reversed(parts.graph.parts):
         assert node.part is not None, "inputs and output of the head are no parts"
-        module = of.parts[node.module]
+        module = parts.parts[node.module]
         if all(f"{place}.{node.module}.{parameter}" in untrained for parameter, _ in module.named_parameters()):
             values = module(node.part.rescale, sizes, node.shape)
             for parameter, value in values.items():
@@ -135,8 +135,8 @@ def rows_to_begin(stage: Transfer, rows: PackedRows, seed: int) -> list[int]:
 
 def first_rows(rows: PackedRows, tokens: int, seed: int) -> list[int]:
     """Return the indices of the first rows of a stage, with at most so many tokens, but one row at least."""
-    most = min(ROWS, max(1, tokens // rows.sequence), len(rows))
-    return rows_of_step(0, most, len(rows), seed)
+    count = min(ROWS, max(1, tokens // rows.sequence), len(rows))
+    return rows_of_step(0, count, len(rows), seed)
 
 
 def begin_transfer(
@@ -170,8 +170,8 @@ def join_starts(starts: Sequence[Start]) -> Start | None:
     if not starts:
         return None
     calibrated = tuple(name for start in starts for name in start.calibrated)
-    kept = tuple(name for start in starts for name in start.kept)
-    return Start(calibrated=calibrated, kept=kept, seconds=sum(start.seconds for start in starts))
+    kept_parts = tuple(name for start in starts for name in start.kept)
+    return Start(calibrated=calibrated, kept=kept_parts, seconds=sum(start.seconds for start in starts))
 
 
 @torch.no_grad()
@@ -185,15 +185,15 @@ def begin_layer(
     untrained: Collection[str],
 ) -> Beginning:
     """Set the first values of one layer on one batch. The name is the full one of its attention."""
-    began, calibrated, kept = time.monotonic(), list[str](), list[str]()
+    began, calibrated, kept_parts = time.monotonic(), list[str](), list[str]()
     if stage.is_calibrated:
-        calibrated, kept = _calibrate_layer(name, student, teacher, target, backend, untrained)
+        calibrated, kept_parts = _calibrate_layer(name, student, teacher, target, backend, untrained)
     scaled, sizes = scale_layer(name, student, target, backend, () if stage.start == "parts" else untrained)
     start = None
     if scaled or stage.is_calibrated:
         start = Start(
             calibrated=(*calibrated, *scaled),
-            kept=tuple(part for part in kept if part not in scaled),
+            kept=tuple(part for part in kept_parts if part not in scaled),
             seconds=time.monotonic() - began,
         )
     return Beginning(start, (sizes,))
@@ -223,18 +223,18 @@ def _calibrate_layer(
         valid = target.tokens.valid
         return weights if valid is None else weights * valid[:, queries, None, None]
 
-    calibrated, kept = list[str](), list[str]()
-    for own, head, inputs in _groups(student, target, backend):
+    calibrated, kept_parts = list[str](), list[str]()
+    for head_name, head, inputs in _groups(student, target, backend):
         trained = {
             part
             for part, module in head.named_children()
-            if any(f"{name}.composed.{own}.{part}.{parameter}" not in untrained for parameter, _ in module.named_parameters())
+            if any(f"{name}.composed.{head_name}.{part}.{parameter}" not in untrained for parameter, _ in module.named_parameters())
         }
         done = _Calibration(head, inputs, queries, weigh, backend, trained).run()
         for part, module in head.named_children():
             if next(module.parameters(), None) is not None and part not in trained:
-                (calibrated if part in done else kept).append(f"{name}.composed.{own}.{part}")
-    return calibrated, kept
+                (calibrated if part in done else kept_parts).append(f"{name}.composed.{head_name}.{part}")
+    return calibrated, kept_parts
 
 
 def _groups(attention: ComposedAttention, target: AttentionTarget, backend: str) -> list[tuple[str, Head, HeadInputs]]:
@@ -266,12 +266,12 @@ class _Calibration:
         trained: Collection[str],
     ) -> None:
         self._head, self._inputs, self._queries, self._weigh, self._backend = head, inputs, queries, weigh, backend
-        self._of: Anatomy = anatomy(head)
+        self._anatomy: Anatomy = anatomy(head)
         self._done, self._trained = set[str](), trained
 
     def run(self) -> set[str]:
         """Calibrate all parts that can be; their names."""
-        graph = self._of.graph
+        graph = self._anatomy.graph
         for memory, _ in graph.memories:
             for edge in graph.into(memory.name, "decay"):
                 self._calibrate(graph.nodes[edge.start], memory)
@@ -289,14 +289,14 @@ class _Calibration:
 
     def _begin(self, node: Node, memory: Memory) -> None:
         """Set the parameters of a memory from the queries and pairs that enter the head."""
-        (edge,), valid = self._of.graph.into(node.name, "query"), self._inputs.tokens.valid
+        (edge,), valid = self._anatomy.graph.into(node.name, "query"), self._inputs.tokens.valid
         states = list[tuple[Tensor, Tensor, Tensor]]()
         for piece in pieces(self._head, self._inputs, self._backend):
             pairs = piece.values["pairs", "pairs"]
             states.append((piece.values[edge.start, edge.output], pairs.rotate(NoPosition()), pairs.value))
         joined = (torch.cat(tensors, dim=1) for tensors in zip(*states, strict=True))
         query, key, value = (tensor.flatten(0, 1) if valid is None else tensor[valid] for tensor in joined)
-        module = self._of.parts[node.module]
+        module = self._anatomy.parts[node.module]
         for name, values in memory.begin(States(query, key, value, self._inputs.length), node.shape).items():
             module.get_parameter(name).copy_(values)
         self._done.add(node.module)
@@ -304,11 +304,11 @@ class _Calibration:
     def _calibrate(self, node: Node, memory: Node, *, maps: bool = False) -> None:
         """Set the parameters of a part from the measurements of the memory that it serves."""
         assert node.part is not None
-        module = self._of.parts[node.module]
+        module = self._anatomy.parts[node.module]
         if next(module.parameters(), None) is None or node.module in self._trained:
             return
         attended = self._measure_attention(memory)
-        if not bool(attended.held.any()):
+        if not bool(attended.in_memory.any()):
             return  # the rows are too short for this memory to hold a pair
         if maps:
             query, key, decay = self._map_inputs(node, memory)
@@ -322,13 +322,13 @@ class _Calibration:
     def _measure_attention(self, memory: Node) -> Attended:
         """Return the measurements of a memory, with all parts as they are now."""
         implied: ImplicitAttention = implicit_attention(self._head, self._inputs, self._queries, self._backend)
-        tokens, wanted = self._inputs.tokens, self._weigh()[:, :, list(self._of.numbers)]
-        held = implied.memory_weights[memory.name] != 0
-        distance = (tokens.position[:, list(self._queries), None] - tokens.position[:, None]).abs()[:, :, None].expand_as(held)
-        nearest = distance.masked_fill(~held, int(distance.max())).amin(-1, keepdim=True)
-        weights = wanted * held
+        tokens, wanted = self._inputs.tokens, self._weigh()[:, :, list(self._anatomy.numbers)]
+        in_memory = implied.memory_weights[memory.name] != 0
+        distance = (tokens.position[:, list(self._queries), None] - tokens.position[:, None]).abs()[:, :, None].expand_as(in_memory)
+        nearest = distance.masked_fill(~in_memory, int(distance.max())).amin(-1, keepdim=True)
+        weights = wanted * in_memory
         return Attended(
-            held=held,
+            in_memory=in_memory,
             weights=weights,
             outside=(wanted.sum(-1) - weights.sum(-1)).clamp(min=0),
             age=(distance - nearest).clamp(min=0).to(wanted.dtype),
@@ -337,15 +337,15 @@ class _Calibration:
         )
 
     def _is_balanced(self, memory: Node) -> bool | None:
-        memories = self._of.graph.memories
-        apart = any(taker.leaves_masses_out for taker in takers_of(self._of.graph, memory.name))
+        memories = self._anatomy.graph.memories
+        apart = any(taker.leaves_masses_out for taker in takers_of(self._anatomy.graph, memory.name))
         if len(memories) == 1 or apart or not all(memory.has_mass() for _, memory in memories):
             return None
         return any(memory.weight == "learned" for _, memory in memories)
 
     def _map_inputs(self, features: Node, memory: Node) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the queries and keys that enter a feature map, and the mean decay per token of its memory."""
-        graph, position = self._of.graph, features.rotation
+        graph, position = self._anatomy.graph, features.rotation
         assert position is not None, "the map serves this memory"
         (edge,) = graph.into(features.name, "query")
         queries, keys, decays = [], [], []

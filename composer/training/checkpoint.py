@@ -65,8 +65,8 @@ def save(folder: Path, step: int, units: Sequence[Unit], state: Mapping[str, Any
     target = folder / NAME.format(step)
     partial = partial_of(target)
     failed = f"The checkpoint of step {step} could not be written to {folder}"
-    kept = "No earlier checkpoint exists" if newest(folder) is None else "The previous checkpoint is kept"
-    with failing_as(TrainingError, failed, f"{kept}. Free some space, and {again}."):
+    previous = "No earlier checkpoint exists" if newest(folder) is None else "The previous checkpoint is kept"
+    with failing_as(TrainingError, failed, f"{previous}. Free some space, and {again}."):
         try:
             by_first(lambda: _begin(folder, partial))
             processes = tuple(by_all(lambda: _write(partial / TENSORS.format(rank()), units)))

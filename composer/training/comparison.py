@@ -51,8 +51,8 @@ class Likeness(Closed):
 
     @property
     def divergence(self) -> float | None:
-        known = [layer.divergence for layer in self.layers if layer.divergence is not None]
-        return sum(known) / len(known) if len(known) == len(self.layers) else None
+        divergences = [layer.divergence for layer in self.layers if layer.divergence is not None]
+        return sum(divergences) / len(divergences) if len(divergences) == len(self.layers) else None
 
 
 def likeness_of(
@@ -81,7 +81,7 @@ def attention_likeness(
     """Return the likeness of each layer that has attention, on the first ``ROWS`` rows."""
     student_layers, backend = attentions_by_layer(student), student.base.backend
     errors, divergences, tokens = dict.fromkeys(student_layers, 0.0), dict.fromkeys(student_layers, 0.0), 0
-    known = {index: has_weights(student, index) and has_weights(teacher, index) for index in student_layers}
+    comparable = {index: has_weights(student, index) and has_weights(teacher, index) for index in student_layers}
     for part in islice(rows.in_order(1), ROWS):
         batch = part.to(student.device)
         tokens += int(batch.valid.sum())
@@ -89,7 +89,7 @@ def attention_likeness(
         def compare(index: int, theirs: ComposedAttention, target: AttentionTarget, batch: Batch = batch) -> None:
             heads = heads_output(student_layers[index], target, backend)
             errors[index] += _total((heads - target.heads).float().square().flatten(2).mean(-1), batch)
-            if known[index]:
+            if comparable[index]:
                 wanted = attention_weights(theirs, target, teacher.base.backend)
                 weights = attention_weights(student_layers[index], target, backend)
                 tiny = torch.finfo(weights.dtype).tiny
@@ -98,7 +98,7 @@ def attention_likeness(
 
         run_teacher(teacher, batch, compare)
     return tuple(
-        AttentionLikeness(mse=errors[index] / tokens, divergence=divergences[index] / tokens if known[index] else None)
+        AttentionLikeness(mse=errors[index] / tokens, divergence=divergences[index] / tokens if comparable[index] else None)
         for index in student_layers
     )
 

@@ -153,7 +153,7 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
         if teacher is not None:
             shard(teacher, computing_alone(teacher), options.device)
             teacher_loss = held_out_loss(teacher)
-        setting, outcomes, learned, left = run.setting(journal), [], {}, dict(stages)
+        setting, outcomes, learned, remaining = run.setting(journal), [], {}, dict(stages)
         for name, stage in stages.items():
             if options.finish and checkpoint.newest(run.folder / name) is None:
                 break
@@ -168,14 +168,14 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
                 start, solved = _solve(run, stage, student, teacher, start)
                 outcome, learned = outcome.model_copy(update={"start": start}), learned | solved
             outcomes.append(outcome)
-            del left[name]
-            course, teacher = None, teacher if learns_from_teacher(left) else None
+            del remaining[name]
+            course, teacher = None, teacher if learns_from_teacher(remaining) else None
         _check_begun(run, outcomes)
         return run.finish(
             outcomes,
             _find_changed(learned, student, merge=options.merge),
             model=student,
-            adapter=None if "finetune" in left else _adapter(stages, student, merge=options.merge),
+            adapter=None if "finetune" in remaining else _adapter(stages, student, merge=options.merge),
             loss=held_out_loss(student),
             teacher_loss=teacher_loss,
         )

@@ -100,14 +100,14 @@ def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def loss_of(model: nn.Module, rows: PackedRows, batch: int, average: Average = "tokens") -> float:
     """The mean loss of a model on rows, in nats: over the tokens that are predicted, or over rows."""
-    total, counted, device = 0.0, 0, next(model.parameters()).device
+    total, target_count, device = 0.0, 0, next(model.parameters()).device
     for part in rows.in_order(batch * count()):
-        counted += _count(part, average)
+        target_count += _count(part, average)
         for share, divisor in shares(part, 1, 1.0):
             logits, targets = logits_at_targets(model, share.to(device))
             losses = functional.cross_entropy(logits.float(), targets, reduction="none")
             total += float(_sum(losses, share.to(device), average)) / divisor
-    return add_over_processes({"loss": total})["loss"] / max(1, counted)
+    return add_over_processes({"loss": total})["loss"] / max(1, target_count)
 
 
 def _count(batch: Batch, average: Average) -> int:
@@ -182,8 +182,8 @@ def projections(student: ComposedForCausalLM, targets: Sequence[str]) -> list[st
     name, attention = next(attentions(student))
     layer, names = name.rpartition(".")[2], []
     for target in targets:
-        known = (f"{target}_proj", *OTHERS.get(target, ()))
-        projection = next((name for name in known if isinstance(getattr(attention, name, None), nn.Module)), None)
+        target_names = (f"{target}_proj", *OTHERS.get(target, ()))
+        projection = next((name for name in target_names if isinstance(getattr(attention, name, None), nn.Module)), None)
         if projection is None:
             raise TrainingError(
                 f"The attention of this model has no projection that would be `{target}`: leave it out of lora.targets"

@@ -105,8 +105,8 @@ class Journal:
         log = self._folder / LOG
         with _writable("log", self._folder, self._again):
             if os.path.lexists(log):
-                kept = [line for line in _lines(log) if line.stage != stage or line.step <= step]
-                write_whole(log, "".join(f"{json.dumps(line.model_dump(exclude_unset=True))}\n" for line in kept))
+                lines = [line for line in _lines(log) if line.stage != stage or line.step <= step]
+                write_whole(log, "".join(f"{json.dumps(line.model_dump(exclude_unset=True))}\n" for line in lines))
             # TensorBoard drops later steps of whatever stage, so each stage has its own folder.
             self._boards[stage] = Board(self._folder / BOARD / stage, step + 1)
         for tracker in self._trackers:
@@ -140,8 +140,8 @@ def draw(log: Path, target: Path, again: str = AGAIN) -> None:
             for axis, (stage, lines) in zip(axes[0], stages.items(), strict=True):
                 _draw(axis, lines)
                 axis.set(title=stage, xlabel="step", ylabel="loss")
-                by_powers(axis, most=2)
-                whole_ticks(axis, most=6)
+                by_powers(axis, max_decades=2)
+                whole_ticks(axis, limit=6)
             add_title(figure, "Losses: thin lines at each step, dots on held-out rows")
             save(figure, target)
 
@@ -164,8 +164,8 @@ def _draw(axis: Any, lines: list[LogLine]) -> None:
 
 def _series(points: Iterable[tuple[int, float | None]]) -> tuple[list[int], list[float]]:
     """Return the steps and the losses of a curve, without missing losses."""
-    known = [(step, loss) for step, loss in points if loss is not None]
-    return [step for step, _ in known], [loss for _, loss in known]
+    losses = [(step, loss) for step, loss in points if loss is not None]
+    return [step for step, _ in losses], [loss for _, loss in losses]
 
 
 def _lines(log: Path) -> list[LogLine]:
@@ -192,9 +192,11 @@ def _flat(figures: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 @contextmanager
-def _writable(what: str, folder: Path, again: str) -> Iterator[None]:
+def _writable(file_kind: str, folder: Path, again: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         mend = "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Fix that"
-        raise TrainingError(f"The {what} in {folder} could not be written: {problem_with(error)}. {mend}, and {again}.") from error
+        raise TrainingError(
+            f"The {file_kind} in {folder} could not be written: {problem_with(error)}. {mend}, and {again}."
+        ) from error

@@ -60,8 +60,8 @@ def counter_of(stage: str, steps: int, watch: Callable[[StepProgress], None] | N
     def advance() -> None:
         step = next(done)
         if watch is not None:
-            left = (time.perf_counter() - began) / step * (steps - step)
-            watch(StepProgress(stage, step, steps, None, 0.0, left, 0.0))
+            seconds_left = (time.perf_counter() - began) / step * (steps - step)
+            watch(StepProgress(stage, step, steps, None, 0.0, seconds_left, 0.0))
 
     return advance
 
@@ -248,12 +248,12 @@ class _StageRun:
         self.learning += time.monotonic() - began
         return losses
 
-    def _announce(self, whole: float, batch: Batch) -> None:
+    def _announce(self, step_seconds: float, batch: Batch) -> None:
         """Print the tokens and the time of a step, estimated from its first part, if it is slow."""
-        if whole >= SLOW:
+        if step_seconds >= SLOW:
             self.setting.tell(
-                f"{self.name}: a step has {int(batch.valid.sum()):,} tokens and needs about {duration(whole)}, and {self.steps:,} "
-                f"steps need about {duration(whole * self.steps)}, without evaluations. "
+                f"{self.name}: a step has {int(batch.valid.sum()):,} tokens and needs about {duration(step_seconds)}, and "
+                f"{self.steps:,} steps need about {duration(step_seconds * self.steps)}, without evaluations. "
                 "Shorter: fewer steps, a smaller batch, or a smaller recipe.sequence."
             )
 
@@ -262,7 +262,7 @@ class _StageRun:
         if self.held_out is None:
             return {}
         sums: dict[str, float] = {}
-        for part, divisor in (share for whole in self._held_out_batches() for share in shares(whole, 1, self._held_out_count)):
+        for part, divisor in (share for batch in self._held_out_batches() for share in shares(batch, 1, self._held_out_count)):
             if not self.steps_done:
                 self._check_signal(RandomState(self.device))
             with self._autocast():
@@ -299,10 +299,10 @@ class _StageRun:
     def _watch(self, losses: dict[str, float]) -> None:
         if self.setting.watch is not None:
             mean = sum(losses.values()) / max(1, len(losses))
-            left = self.seconds / self.steps_done * (self.steps - self.steps_done)
+            seconds_left = self.seconds / self.steps_done * (self.steps - self.steps_done)
             evaluating = max(0.0, 1 - self.learning / self.seconds)
             self.setting.watch(
-                StepProgress(self.name, self.steps_done, self.steps, mean, self.tokens / self.learning, left, evaluating)
+                StepProgress(self.name, self.steps_done, self.steps, mean, self.tokens / self.learning, seconds_left, evaluating)
             )
 
     def _identity(self) -> dict[str, Any]:
@@ -328,7 +328,7 @@ class _StageRun:
             self.setting.journal.rewind(self.name, -1)
             return
         reached = checkpoint.read_state(newest, StageState)
-        different = [what for what, now in self._identity().items() if reached.identity.get(what) != now]
+        different = [name for name, now in self._identity().items() if reached.identity.get(name) != now]
         if different:
             raise TrainingError(
                 f"{self.folder} was begun with another {' and another '.join(different)}. Use the same to continue, or start "

@@ -51,18 +51,18 @@ def join_tensors(config: Any, index: int, tensors: Mapping[str, Tensor]) -> tupl
     part_class = type(model.__name__, (model,), {"__init__": __init__, "__module__": __name__, "tie_weights": _nothing})
     part_class.get_input_embeddings = part_class.get_output_embeddings = _nothing
     with silent_transformers("critical"):
-        made, report = part_class.from_pretrained(
+        part_model, report = part_class.from_pretrained(
             None, config=config, state_dict=dict(tensors), dtype=torch.float32, output_loading_info=True
         )
-    return made.get_submodule(made.place).state_dict(), sorted(report["missing_keys"])
+    return part_model.get_submodule(part_model.place).state_dict(), sorted(report["missing_keys"])
 
 
-def _empty(model: nn.Module, kept: str) -> None:
+def _empty(model: nn.Module, module_name: str) -> None:
     """Leave nothing of a model but one module."""
     for name in [name for name, _ in model.named_modules() if name]:
-        apart = not f"{kept}.".startswith(f"{name}.") and not name.startswith(f"{kept}.")
+        apart = not f"{module_name}.".startswith(f"{name}.") and not name.startswith(f"{module_name}.")
         parent, _, child = name.rpartition(".")
-        if apart and f"{kept}.".startswith(f"{parent}." if parent else ""):
+        if apart and f"{module_name}.".startswith(f"{parent}." if parent else ""):
             model.get_submodule(parent).register_module(child, nn.Identity())
 
 
@@ -168,11 +168,11 @@ class StoredModel:
     def layer_inputs(self, batch: Batch) -> LayerInputs:
         """Return the arguments of the layers. Of the embeddings, only the rows of this batch's tokens are read."""
         stored = self._tensors[self._embedding]
-        kinds, where = np.unique(batch.ids.numpy(), return_inverse=True)
+        kinds, inverse = np.unique(batch.ids.numpy(), return_inverse=True)
         table = np.empty((len(kinds), stored.bytes // stored.shape[0]), np.uint8)
         rows = as_tensor(read_rows(stored.file, stored.start, table, kinds).reshape(-1).data, stored.dtype).view(len(kinds), -1)
         self._put(self._base, self._embedding.removeprefix(self._prefix), _finite(stored, self._embedding, rows).float())
-        ids = torch.from_numpy(where).view(batch.ids.shape)
+        ids = torch.from_numpy(inverse).view(batch.ids.shape)
         self._base(**{**batch.inputs(mask=True), "input_ids": ids}, use_cache=False)
         calls, self._calls = self._calls, {}
         return LayerInputs(calls[0]["hidden"], tuple(calls[index]["options"] for index in range(len(calls))))
@@ -211,9 +211,9 @@ class StoredModel:
 
     def _read(self, name: str) -> Tensor:
         stored = self._tensors[name]
-        held = np.empty((1, stored.bytes), np.uint8)
-        read_rows(stored.file, stored.start, held, np.zeros(1, int))
-        return _finite(stored, name, as_tensor(held.reshape(-1).data, stored.dtype)).view(stored.shape).float()
+        buffer = np.empty((1, stored.bytes), np.uint8)
+        read_rows(stored.file, stored.start, buffer, np.zeros(1, int))
+        return _finite(stored, name, as_tensor(buffer.reshape(-1).data, stored.dtype)).view(stored.shape).float()
 
 
 def _finite(stored: shard.StoredTensor, name: str, tensor: Tensor) -> Tensor:

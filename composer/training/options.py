@@ -50,21 +50,21 @@ class LearningOptions(DataOptions, Bfloat16Option, ForceOption, BackendOption, D
     steps: int | None = option(
         "Steps of each stage that runs, in place of the recipe's epochs, steps and tokens.",
         default=None,
-        least=1,
+        minimum=1,
         metavar="N",
     )
-    batch: int | None = option("Rows of a step, in place of the recipe's.", default=None, least=1, metavar="ROWS")
+    batch: int | None = option("Rows of a step, in place of the recipe's.", default=None, minimum=1, metavar="ROWS")
     held_out_rows: int | None = option(
         "Largest number of held-out rows to evaluate on. Default: as many as need about a fifth of the run's time.",
         default=None,
-        least=1,
+        minimum=1,
         metavar="N",
     )
     gradient_checkpointing: bool = option(
         "Where the whole model learns, recompute the inside of its layers in the backward pass: less memory, more time.",
         default=False,
     )
-    checkpoint_seconds: float = option("Shortest time between two checkpoints, in seconds.", default=60.0, least=0)
+    checkpoint_seconds: float = option("Shortest time between two checkpoints, in seconds.", default=60.0, minimum=0)
     track: tuple[str, ...] = option(
         "Also send the losses, the recipe and the seed to this tracker: wandb or trackio. May be repeated.",
         default=(),

@@ -109,9 +109,9 @@ def shard(model: nn.Module, pieces: Iterable[nn.Module], device: str) -> None:
         # torch gathers parameters for methods that are registered by name, so the module must have one.
         setattr(module, COMPUTE, MethodType(_call, module))
         register_fsdp_forward_method(module, COMPUTE)
-    left = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
-    if left:
-        raise AssertionError(f"not shared out: {', '.join(left)}")
+    unsharded = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
+    if unsharded:
+        raise AssertionError(f"not shared out: {', '.join(unsharded)}")
 
 
 def within(module: nn.Module, function: Callable[..., Result], *arguments: Any) -> Result:
@@ -155,7 +155,9 @@ def add_over_processes(numbers: Mapping[str, float]) -> dict[str, float]:
     values = torch.tensor(list(numbers.values()), dtype=torch.float64)
     every = [torch.empty_like(values) for _ in range(count())]
     distributed.all_gather(every, values)
-    return {name: sum(values_of_name) for name, *values_of_name in zip(numbers, *(each.tolist() for each in every), strict=True)}
+    return {
+        name: sum(values_of_name) for name, *values_of_name in zip(numbers, *(tensor.tolist() for tensor in every), strict=True)
+    }
 
 
 def norm(tensors: Sequence[Tensor]) -> float:

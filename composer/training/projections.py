@@ -162,9 +162,9 @@ def solve_streamed(
         with ExitStack() as hooks:
             if index in student.with_attention:
                 name, (_, attention) = student.name_of(index), next(attentions(ours))
-                for own, parameter in attention.named_parameters():
-                    if f"{name}.{own}" in learned:
-                        parameter.copy_(learned[f"{name}.{own}"])
+                for parameter_name, parameter in attention.named_parameters():
+                    if f"{name}.{parameter_name}" in learned:
+                        parameter.copy_(learned[f"{name}.{parameter_name}"])
                 lesson = hooks.enter_context(recording(theirs, next(attentions(theirs))[1]))
                 hooks.enter_context(solving_layer(name, ours, attention, lesson, batch.valid, changed, reports))
             taught = unpack_output(theirs(taught, **their_options[index]))
@@ -234,7 +234,7 @@ def solving_layer(
         yield
         return
     inputs = list[Tensor]()
-    full = f"{name}.{next(own for own, module in attention.named_modules() if module is projection)}.weight"
+    full = f"{name}.{next(module_name for module_name, module in attention.named_modules() if module is projection)}.weight"
 
     def on_entry(_: nn.Module, arguments: Any, options: Any) -> None:
         inputs.append(_first(arguments, options))
@@ -303,31 +303,31 @@ def solve(halves: Sequence[Sums], by_head: Sequence[Sequence[Sums]], weight: Ten
 
     halves: the sums over two halves of the rows. by_head: for each half, those of each head's output. weight: W₀, d × C.
     """
-    whole = _add(halves)
-    before = float(whole.error / whole.size) if float(whole.size) else 0.0
+    total = _add(halves)
+    before = float(total.error / total.size) if float(total.size) else 0.0
     if before <= AS_EXACT:
         return None, before, before
     mixed = [ridge(head)[0] for head in zip(*by_head, strict=True)]
     parts = zip(mixed, weight.split([len(matrix) for matrix in mixed]), strict=True)
     first = torch.cat([matrix @ columns for matrix, columns in parts])  # W₁ - W₀
     difference, error = ridge([_behind(half, first) for half in halves])
-    after = error / float(whole.size)
+    after = error / float(total.size)
     return (first + difference, before, after) if after < before else (None, before, before)
 
 
 def ridge(halves: Sequence[Sums]) -> tuple[Tensor, float]:
     """Return the matrix D, d × C, with the least |x D - e|² + s g |D|², and the error on the half of the rows that is left out. D
     is 0 if no penalty s makes this error smaller."""
-    whole = _add(halves)
-    unit = whole.gram.diagonal().mean()
-    nothing, unsolved = torch.zeros_like(whole.right), float(whole.error)
+    total = _add(halves)
+    unit = total.gram.diagonal().mean()
+    nothing, unsolved = torch.zeros_like(total.right), float(total.error)
     if not float(unit):
         return nothing, unsolved
     errors = torch.zeros(len(PENALTIES), dtype=torch.float64, device=unit.device)
     for half in halves:
         # With the eigenvectors V of the other half's sums, each penalty's error on this half costs d² operations.
-        values, vectors = torch.linalg.eigh((whole.gram - half.gram) / unit)
-        right = vectors.T @ (whole.right - half.right) / unit
+        values, vectors = torch.linalg.eigh((total.gram - half.gram) / unit)
+        right = vectors.T @ (total.right - half.right) / unit
         along = (right * (vectors.T @ half.right)).sum(1)
         products = (vectors.T @ half.gram @ vectors) * (right @ right.T)
         for index, penalty in enumerate(PENALTIES):
@@ -336,8 +336,8 @@ def ridge(halves: Sequence[Sums]) -> tuple[Tensor, float]:
     best = int(errors.argmin())
     if float(errors[best]) >= unsolved:
         return nothing, unsolved
-    system = whole.gram + PENALTIES[best] * unit * torch.eye(len(whole.gram), dtype=torch.float64, device=unit.device)
-    return torch.linalg.solve(system, whole.right), float(errors[best])
+    system = total.gram + PENALTIES[best] * unit * torch.eye(len(total.gram), dtype=torch.float64, device=unit.device)
+    return torch.linalg.solve(system, total.right), float(errors[best])
 
 
 def _add(halves: Sequence[Sums]) -> Sums:

@@ -57,8 +57,8 @@ def both_sides(
             seed=options.seed,
         )
 
-    held = rows(options.held_out or options.data, "evaluation") if options.held_out or share else None
-    return rows(options.data, "train"), held
+    held_out = rows(options.held_out or options.data, "evaluation") if options.held_out or share else None
+    return rows(options.data, "train"), held_out
 
 
 def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
@@ -100,11 +100,11 @@ MOST_PASSES = 20
 def rows_to_evaluate(stages: Iterable[Stage], rows: PackedRows) -> int:
     """Return the number of held-out rows, the same for all stages, whose evaluation needs at most about a fifth of each stage's
     time."""
-    most = []
+    counts = []
     for stage in stages:
         steps = length_of(stage, rows)
-        most.append(int(FIFTH * steps * stage.batch / (1 + steps // evaluation_interval(stage, steps))))
-    return max(1, min(most, default=1))
+        counts.append(int(FIFTH * steps * stage.batch / (1 + steps // evaluation_interval(stage, steps))))
+    return max(1, min(counts, default=1))
 
 
 def some(rows: PackedRows, count: int) -> PackedRows:
@@ -120,10 +120,14 @@ def too_few(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
         passes = steps * stage.batch / len(rows)
         if passes <= MOST_PASSES and len(rows) >= stage.batch:
             continue
-        most = MOST_PASSES * len(rows) // stage.batch
+        max_steps = MOST_PASSES * len(rows) // stage.batch
         needed = max(stage.batch, ceil(steps * stage.batch / MOST_PASSES))
         often = f", and repeats them {passes:,.0f} times: it may memorise them" if passes > MOST_PASSES else ""
-        fewer = f", or at most {plural(most, 'step')}: --set recipe.{name}.steps={most}" if passes > MOST_PASSES and most else ""
+        fewer = (
+            f", or at most {plural(max_steps, 'step')}: --set recipe.{name}.steps={max_steps}"
+            if passes > MOST_PASSES and max_steps
+            else ""
+        )
         yield (
             f"{name} has data of {plural(rows.tokens, 'token')} in {plural(len(rows), 'row')}{often}. {plural(steps, 'step')} of "
             f"{plural(stage.batch, 'row')} of {rows.sequence:,} tokens need data of {plural(needed, 'row')}, about "
@@ -134,18 +138,18 @@ def too_few(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
 def within_windows(resolved: Resolved, rows: PackedRows, held_out: PackedRows | None, how: Packing) -> Iterator[str]:
     """Yield a warning for the rows to train on, and one for those to evaluate on, if no text in them is longer than what
     heads keep exactly: the memories below are then empty, and a loss on the output of heads is 0."""
-    most = _pairs_before_others(resolved)
+    exact_pairs = _pairs_before_others(resolved)
     effects = {
         "training": (rows, "these memories learn nothing"),
         "held-out": (held_out, "the losses do not measure these memories"),
     }
     for name, (texts, effect) in effects.items():
         longest = 0 if texts is None else int(texts.position[texts.valid].max()) + 1
-        if 0 < longest <= most:
+        if 0 < longest <= exact_pairs:
             remedy = "more or longer texts" if how == "joined" else "longer texts, or join them: --set recipe.rows=joined"
             yield (
-                f"The longest {name} text in a row has {plural(longest, 'token')}, and the heads keep {most:,} pairs exactly: no "
-                f"pair is evicted into the memories below, so {effect}. Use {remedy}."
+                f"The longest {name} text in a row has {plural(longest, 'token')}, and the heads keep {exact_pairs:,} pairs "
+                f"exactly: no pair is evicted into the memories below, so {effect}. Use {remedy}."
             )
 
 
@@ -163,7 +167,7 @@ def _pairs_above(head: HeadSpec, source: str) -> float:
     counts, sources = [], sources_of_pairs(head)
     for memory in head.memory:
         if sources.get(memory.called) == source:
-            counts.append(memory.held + _pairs_above(head, memory.called) if memory.exact and memory.bounded else 0)
+            counts.append(memory.capacity + _pairs_above(head, memory.called) if memory.exact and memory.bounded else 0)
     return min(counts, default=inf)
 
 
@@ -172,8 +176,8 @@ def warn_if_nothing_learned(outcomes: Iterable[Outcome], stages: Mapping[str, St
     for outcome in outcomes:
         worse = all(outcome.after[name] >= before for name, before in outcome.before.items())
         if outcome.before and worse and any(outcome.after.values()):  # losses of 0 have nothing to gain
-            kept = "fell below its start, so the weights of the start were kept"
-            ended = kept if stages[outcome.stage].keep == "best" else "fell below its start"
+            kept_message = "fell below its start, so the weights of the start were kept"
+            ended = kept_message if stages[outcome.stage].keep == "best" else "fell below its start"
             advice = f"A lower learning rate may help, or more steps: --set recipe.{outcome.stage}.lr=…"
             if len(rows) < stages[outcome.stage].batch:
                 advice = f"Its data are {plural(rows.tokens, 'token')}, and do not fill a step: add data."

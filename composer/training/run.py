@@ -99,17 +99,17 @@ class TrainingRun:
     @contextmanager
     def in_folder(self) -> Iterator[Journal]:
         """Make the run's folder, lock it against other runs until the end of the block, and yield its log. Raises TrainingError."""
-        with ExitStack() as held:
+        with ExitStack() as stack:
             trackers: list[Tracker] = []
-            by_first(lambda: self._take(held, trackers))
+            by_first(lambda: self._take(stack, trackers))
             yield Journal(self.folder, self.options.again, trackers)
 
-    def _take(self, held: ExitStack, trackers: list[Tracker]) -> None:
-        held.enter_context(run_folder(self.folder, self.settings, resume=self.options.takes_up, force=self.options.force))
+    def _take(self, stack: ExitStack, trackers: list[Tracker]) -> None:
+        stack.enter_context(run_folder(self.folder, self.settings, resume=self.options.takes_up, force=self.options.force))
         check_output(self.out, self.student.source, force=self.options.force)  # again: another run may have written there meanwhile
         if not self.options.finish:  # which trains nothing
             config = {"model": self.student.record.resolved.name, "recipe": self.settings.recipe, "seed": self.options.seed}
-            trackers += held.enter_context(tracking(self.options.track, self.folder, self.out.name, config, self.options.again))
+            trackers += stack.enter_context(tracking(self.options.track, self.folder, self.out.name, config, self.options.again))
 
     def setting(self, journal: Journal) -> StageSetting:
         """Return the settings of its stages."""

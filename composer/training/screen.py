@@ -70,5 +70,5 @@ def figures_of(step: StepProgress) -> str:
     if step.loss is None:
         return f"{step.step:,}/{step.steps:,}  {duration(step.seconds_left)} left"
     share = f", {step.evaluating:.0%} to evaluate" if step.evaluating >= 0.05 else ""
-    speed, left = f"{step.tokens_per_second:,.0f} tokens/s", f"{duration(step.seconds_left)} left"
-    return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {speed}  {left}{share}"
+    speed, remaining = f"{step.tokens_per_second:,.0f} tokens/s", f"{duration(step.seconds_left)} left"
+    return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {speed}  {remaining}{share}"

@@ -144,8 +144,8 @@ class StoredLogits:
                 f"recipe.finetune.temperature={self.record.temperature:g}"
             )
 
-    def add_logits(self, rows: PackedRows, what: str, references: DataReferences, seed: int) -> TaughtRows:
-        """Return the rows with the logits. Raises TrainingError if the store lacks one of them. what: the rows in words."""
+    def add_logits(self, rows: PackedRows, subject: str, references: DataReferences, seed: int) -> TaughtRows:
+        """Return the rows with the logits. Raises TrainingError if the store lacks one of them. subject: the rows in words."""
         record = self.record
         wanted = hashes_of(rows)
         positions = (
@@ -163,7 +163,7 @@ class StoredLogits:
             ]
             differ = [f"\n  {name}: was {was}, now {now}" for name, was, now in pairs if was != now]
             raise TrainingError(
-                f"{short_path(self.folder)} lacks the logits of {missing:,} of the {len(rows):,} rows {what}."
+                f"{short_path(self.folder)} lacks the logits of {missing:,} of the {len(rows):,} rows {subject}."
                 f"{''.join(differ) or ' The texts, or recipe.rows, are others than then.'}\n"
                 "Train on the rows that the logits were written for, or write them again: compose logits"
             )
@@ -218,16 +218,14 @@ def stored_divergence(logits: Tensor, batch: TaughtBatch, is_predicted: Tensor, 
 
 def stored_loss(rows: PackedRows, average: Average) -> float:
     """Return the teacher's mean loss on rows, in nats: over the tokens that are predicted, or over rows."""
-    total, counted = 0.0, 0
+    total, count = 0.0, 0
     for batch in rows.in_order(1):
         assert isinstance(batch, TaughtBatch), "the rows are taught"
         losses = -batch.log_target[batch.labels[:, 1:] != IGNORED].double()
-        total, counted = (
-            (total + float(losses.mean()), counted + 1)
-            if average == "rows"
-            else (total + float(losses.sum()), counted + len(losses))
+        total, count = (
+            (total + float(losses.mean()), count + 1) if average == "rows" else (total + float(losses.sum()), count + len(losses))
         )
-    return total / max(1, counted)
+    return total / max(1, count)
 
 
 def hashes_of(rows: PackedRows) -> np.ndarray:

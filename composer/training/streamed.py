@@ -123,16 +123,16 @@ def check_disk(run: TrainingRun, stage: Transfer, student: StoredModel) -> None:
     # Files of the run folder are free space, too: they count in what is needed, or will be removed.
     free = shutil.disk_usage(existing_folder).free + sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
     rows = len(run.rows) if run.held_out is None else len(run.rows) + len(run.held_out)
-    what = (
+    needed_space = (
         f"{needed:,} bytes at {run.folder}, for the hidden states of up to {rows:,} rows of {run.rows.sequence:,} tokens and for "
         "checkpoints"
     )
     if needed > free:
         raise TrainingError(
-            f"Streaming needs up to {what}, and {free:,} are free. Free some space, choose an --out on a larger disk, or use "
-            "fewer steps or rows."
+            f"Streaming needs up to {needed_space}, and {free:,} are free. Free some space, choose an --out on a larger disk, or "
+            "use fewer steps or rows."
         )
-    run.options.tell(f"Streaming needs up to {what}; {free:,} are free.")
+    run.options.tell(f"Streaming needs up to {needed_space}; {free:,} are free.")
 
 
 def transfer_streamed(

@@ -11,7 +11,7 @@ from typing import Literal
 from composer.errors import TrainingError, name_of
 from composer.graph.composition import HeadSpec
 from composer.spec.loading import load_spec
-from composer.spec.overrides import Overrides, each
+from composer.spec.overrides import Overrides, override_list
 from composer.spec.recipe import Finetune, Recipe, Stage, Train, Transfer
 from composer.spec.resolve import Resolved, fresh_parameters
 from composer.weights.record import RECORD, Record, read_record
@@ -50,9 +50,9 @@ def check_held_out(stages: Mapping[str, Stage], *, held_out: bool) -> None:
     for name, stage in () if held_out else stages.items():
         needs = [("schedule: plateau", "schedule=constant")] if stage.schedule == "plateau" else []
         needs += [("patience", "patience=null")] if stage.patience is not None else []
-        for what, remedy in needs:
+        for setting, remedy in needs:
             raise TrainingError(
-                f"recipe.{name} has {what}, which needs held-out rows, and nothing is held out. Set --held-out, a --share above "
+                f"recipe.{name} has {setting}, which needs held-out rows, and nothing is held out. Set --held-out, a --share above "
                 f"0, or --set recipe.{name}.{remedy}"
             )
 
@@ -187,7 +187,7 @@ def stage_from_nothing(student: Student) -> Train:
 
 
 def _recipe(record: Record, overrides: Overrides, *, is_needed: bool) -> Recipe:
-    beside = [setting for setting in each(overrides) if not setting.startswith(("recipe.", "recipe="))]
+    beside = [setting for setting in override_list(overrides) if not setting.startswith(("recipe.", "recipe="))]
     if beside:
         such = f"recipe.{beside[0]}" if beside[0].partition(".")[0] in Recipe.model_fields else "recipe.transfer.lr=1e-2"
         raise TrainingError(f"--set {beside[0]}: the heads are built; only the recipe can still be set, such as {such}")

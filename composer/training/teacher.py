@@ -161,8 +161,8 @@ def _find_packed_reference(source: StoredSource, unpacked: StoredUnpacked) -> st
     if is_gguf(path.name):
         parts = path.parts
         hub = "/".join((hub, *(parts[parts.index(source.commit) + 1 :] if source.commit in parts else parts[-1:])))
-    where = f" It was {hub}: --teacher {hub}" if source.repo_id else ""
+    advice = f" It was {hub}: --teacher {hub}" if source.repo_id else ""
     raise TrainingError(
         f"The source of the model was unpacked from {path}, which {problem}, and the unpacked weights are not at {source.folder} "
-        f"any more. Name the place of the same weights: --teacher SOURCE.{where}"
+        f"any more. Name the place of the same weights: --teacher SOURCE.{advice}"
     )

@@ -66,7 +66,7 @@ class Tracker:
             self._module.finish()  # by the module: Trackio ends the run again at exit if only the run was ended
 
     @contextmanager
-    def _failing_as(self, what: str) -> Iterator[None]:
+    def _failing_as(self, action: str) -> Iterator[None]:
         """Raise TrainingError for any error of the package, which has classes of its own. It prints to stderr: stdout is ours."""
         try:
             with redirect_stdout(sys.stderr):
@@ -74,7 +74,7 @@ class Tracker:
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise TrainingError(
-                f"--track {self._package} could not {what}: {reason.rstrip('.')}. Fix that or leave --track {self._package} out, "
+                f"--track {self._package} could not {action}: {reason.rstrip('.')}. Fix that or leave --track {self._package} out, "
                 f"and {self._again}."
             ) from error
 

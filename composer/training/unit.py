@@ -118,16 +118,16 @@ class Unit:
     @torch.no_grad()
     def finish(self) -> None:
         """Restore the best parameters, if an evaluation has kept any."""
-        for name, kept in self.best.items():
-            self.parameters[name].copy_(kept)
+        for name, values in self.best.items():
+            self.parameters[name].copy_(values)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors of the unit, to be saved, or to be loaded into: parameters, the best of them, optimiser states."""
-        held: dict[str, Tensor] = {f"parameter/{name}": parameter.detach() for name, parameter in self.parameters.items()}
-        held |= {f"best/{name}": kept for name, kept in self.best.items()}
+        tensors: dict[str, Tensor] = {f"parameter/{name}": parameter.detach() for name, parameter in self.parameters.items()}
+        tensors |= {f"best/{name}": values for name, values in self.best.items()}
         for name, parameter in self.parameters.items():
-            held |= {f"optimizer/{name}/{key}": value for key, value in self._optimizer.state[parameter].items()}
-        return held
+            tensors |= {f"optimizer/{name}/{key}": value for key, value in self._optimizer.state[parameter].items()}
+        return tensors
 
     def facts(self) -> UnitFacts:
         """Return the facts that a checkpoint stores beside the tensors: the progress, and the names of the tensors."""

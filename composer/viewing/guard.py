@@ -63,13 +63,13 @@ class Guard:
 
     def _has_token(self, scope: Scope, headers: dict[str, str]) -> bool:
         """Whether the address or a cookie has the token, compared in constant time."""
-        known = parse_qs(scope.get("query_string", b"").decode("latin-1")).get(TOKEN, [])
+        tokens = parse_qs(scope.get("query_string", b"").decode("latin-1")).get(TOKEN, [])
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
         except CookieError:
             cookie = None
-        known += [] if cookie is None else [cookie.value]
-        return any(secrets.compare_digest(token.encode(), self.token.encode()) for token in known)
+        tokens += [] if cookie is None else [cookie.value]
+        return any(secrets.compare_digest(token.encode(), self.token.encode()) for token in tokens)
 
 
 def _limit_request(receive: Receive) -> Receive:

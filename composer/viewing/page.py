@@ -118,7 +118,7 @@ def page(text: str | None = None, place: EditorContext | None = None) -> Blocks:
         return shipped_specs()[name].read_text(encoding="utf-8") if name in shipped_specs() else ""
 
     begun = answer(first, at, numbers, 4096, "float32")
-    with gradio.Blocks(title="compose view", analytics_enabled=False) as made:
+    with gradio.Blocks(title="compose view", analytics_enabled=False) as blocks:
         with gradio.Row():
             with gradio.Column(scale=2, min_width=360):
                 start = gradio.Dropdown(list(shipped_specs()), value=None, label="Begin with a shipped spec", elem_id="shipped")
@@ -145,10 +145,10 @@ def page(text: str | None = None, place: EditorContext | None = None) -> Blocks:
         for component in inputs:
             component.change(answer_fields, inputs, shown, **quiet)
         start.input(read_shipped, start, code, show_progress="hidden", api_visibility="private")
-    return made
+    return blocks
 
 
-def launch(made: Blocks, *, port: int | None = None, open_browser: bool = False) -> str:
+def launch(blocks: Blocks, *, port: int | None = None, open_browser: bool = False) -> str:
     """Serve the page on this machine only, in separate threads, and return its address, which ends with a token.
 
     Raises ComposerError.
@@ -157,7 +157,7 @@ def launch(made: Blocks, *, port: int | None = None, open_browser: bool = False)
 
     token = secrets.token_urlsafe(24)
     try:
-        _, address, _ = made.launch(
+        _, address, _ = blocks.launch(
             server_name=ADDRESS,
             server_port=port,
             app_kwargs={"middleware": [Middleware(cast("Any", Guard), token=token)]},

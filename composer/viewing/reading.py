@@ -66,19 +66,19 @@ def dimensions_of(base: Dimensions, sizes: tuple[float | None, ...]) -> Dimensio
     """Return the base with the typed sizes in it. Raises SpecError."""
     typed: dict[str, int] = {}
     for name, size in zip(TYPED, sizes, strict=True):
-        most = MOST_LAYERS if name == "layers" else MOST_SIZE
-        typed[name] = parse_whole_number(size, name.replace("_", " "), most)
+        limit = MOST_LAYERS if name == "layers" else MOST_SIZE
+        typed[name] = parse_whole_number(size, name.replace("_", " "), limit)
     try:
         return Dimensions.model_validate({**base.model_dump(), **typed})
     except ValidationError as error:
         raise SpecError(f"sizes: {problem_of(error.errors()[0])}") from None
 
 
-def parse_whole_number(number: float | None, name: str, most: int) -> int:
-    """Return a typed number as a whole number, at most ``most``. Raises SpecError."""
-    if number is None or not 1 <= number <= most or number != int(number):
+def parse_whole_number(number: float | None, name: str, maximum: int) -> int:
+    """Return a typed number as a whole number, at most ``maximum``. Raises SpecError."""
+    if number is None or not 1 <= number <= maximum or number != int(number):
         described = "nothing" if number is None else f"{number:g}"
-        raise SpecError(f"{name}: {described}; expected a whole number from 1 to {most:,}")
+        raise SpecError(f"{name}: {described}; expected a whole number from 1 to {maximum:,}")
     return int(number)
 
 
@@ -88,9 +88,9 @@ def _check_extends(text: str, place: EditorContext) -> None:
     if extends is None or not isinstance(extends.value, str) or extends.value.removesuffix(".yaml") in shipped_specs():
         return
     if place.folder is None or not _is_inside(extends.value, place.folder):
-        where = "alone" if place.folder is None else "and files in the folder of its file"
-        message = f"on this page a spec extends shipped ones {where}, by their names: it reads no other files"
-        raise SpecError(at(extends.where, ("extends",), message))
+        allowed = "alone" if place.folder is None else "and files in the folder of its file"
+        message = f"on this page a spec extends shipped ones {allowed}, by their names: it reads no other files"
+        raise SpecError(at(extends.start, ("extends",), message))
 
 
 def _is_inside(name: str, folder: Path) -> bool:

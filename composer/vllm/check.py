@@ -115,10 +115,12 @@ def compare_written(texts: Sequence[list[int]], wanted: Sequence[Written], by_vl
     other, largest = [], 0.0
     for text, ours, theirs in zip(texts, wanted, by_vllm, strict=True):
         pairs = zip(ours.tokens, theirs.tokens, strict=True)
-        same = next((place for place, (own, another) in enumerate(pairs) if own != another), NEW_TOKENS)
+        same = next((place for place, (token, another) in enumerate(pairs) if token != another), NEW_TOKENS)
         if same < NEW_TOKENS and ours.margins[same] > TOLERANCE:
             other.append(f"of {len(text)} tokens at new token {same}")
-        differences = (abs(own - another) for own, another in zip(ours.logprobs[:same], theirs.logprobs[:same], strict=True))
+        differences = (
+            abs(logprob - another) for logprob, another in zip(ours.logprobs[:same], theirs.logprobs[:same], strict=True)
+        )
         largest = max(largest, *differences, 0.0)
     subject = f"{len(texts)} texts"
     detail = f"{NEW_TOKENS} tokens each" if not other else f"vLLM writes others after texts {', '.join(other[:3])}"

@@ -197,7 +197,7 @@ class ServedModel(nn.Module):
         metadata = get_forward_context().attn_metadata
         if not isinstance(metadata, dict) or not self.states:
             return EngineStep(positions, (0, len(positions)), (0,))
-        of_layers = {name: each for name, each in metadata.items() if isinstance(each, StateMetadata)}
+        of_layers = {name: layer_metadata for name, layer_metadata in metadata.items() if isinstance(layer_metadata, StateMetadata)}
         first = next(iter(of_layers.values()))
         return EngineStep(positions, first.starts, first.seen, {name: each.pages for name, each in of_layers.items()})
 

@@ -48,9 +48,9 @@ def layout(slots: Mapping[str, Slot], dtype: torch.dtype, longest: int) -> tuple
         for name, slot in slots.items()
     ]
     placed, offset = [], 0
-    for each in sorted(fields, key=lambda other: -other.dtype.itemsize):
-        placed.append(replace(each, offset=offset))
-        offset += each.bytes
+    for field in sorted(fields, key=lambda other: -other.dtype.itemsize):
+        placed.append(replace(field, offset=offset))
+        offset += field.bytes
     return tuple(placed), -(-offset // ALIGNED) * ALIGNED
 
 
@@ -61,8 +61,8 @@ class Pages:
         """memory: ``pages bytes`` int8, with at least the bytes of the fields."""
         self.fields = fields
         self._views = {
-            each.name: memory[:, each.offset : each.offset + each.bytes].view(each.dtype).unflatten(1, each.shape or (1,))
-            for each in fields
+            field.name: memory[:, field.offset : field.offset + field.bytes].view(field.dtype).unflatten(1, field.shape or (1,))
+            for field in fields
         }
 
     def read(self, call: EngineCall, pages: Tensor) -> State:
@@ -71,39 +71,39 @@ class Pages:
         A page is handed on as its last request left it, so a request that begins has the fields' ``empty``.
         """
         at, state = pages[call.rows], {}
-        for each in self.fields:
-            view = self._views[each.name]
+        for field in self.fields:
+            view = self._views[field.name]
             # ``index_select`` copies whole rows: several times as fast as ``view[at]`` on a CPU.
-            if each.every:
-                rows = call.most_seen // each.every
+            if field.every:
+                rows = call.most_seen // field.every
                 states = view[:, :rows].index_select(0, at)
-                is_empty = torch.arange(rows, device=at.device) >= (call.seen // each.every)[:, None]
+                is_empty = torch.arange(rows, device=at.device) >= (call.seen // field.every)[:, None]
             else:
-                states, is_empty = view.index_select(0, at).view(-1, *each.shape), call.is_new
-            state[each.name] = states if is_empty is None else states.masked_fill_(_over(is_empty, states), each.empty)
+                states, is_empty = view.index_select(0, at).view(-1, *field.shape), call.is_new
+            state[field.name] = states if is_empty is None else states.masked_fill_(_over(is_empty, states), field.empty)
         return state
 
     def write(self, call: EngineCall, pages: Tensor, state: State) -> None:
         """Keep the new states of a call's requests, those that are in ``state``."""
         at = pages[call.rows]
-        for each in self.fields:
-            new = state.get(each.name)
+        for field in self.fields:
+            new = state.get(field.name)
             if new is None:
                 continue
-            view = self._views[each.name]
-            if not each.every:
-                view.index_copy_(0, at, new.reshape(-1, *view.shape[1:]).to(each.dtype))
+            view = self._views[field.name]
+            if not field.every:
+                view.index_copy_(0, at, new.reshape(-1, *view.shape[1:]).to(field.dtype))
                 continue
-            if each.every > 1:  # rows of a request follow each other; later ones are masked when they are read
+            if field.every > 1:  # rows of a request follow each other; later ones are masked when they are read
                 rows = min(new.shape[1], view.shape[1])
-                view[at, :rows] = new[:, :rows].to(each.dtype)
+                view[at, :rows] = new[:, :rows].to(field.dtype)
                 continue
             earlier = 0 if call.all_new else call.most_seen
             entry = torch.arange(new.shape[1], device=at.device).expand(len(at), -1)
             later = entry - earlier
             is_token = torch.where(later < 0, entry < call.seen[:, None], later < call.length[:, None])
             row = torch.where(later < 0, entry, later + call.seen[:, None])
-            view[at[:, None].expand_as(entry)[is_token], row[is_token]] = new[is_token].to(each.dtype)
+            view[at[:, None].expand_as(entry)[is_token], row[is_token]] = new[is_token].to(field.dtype)
 
 
 def _over(rows: Tensor, states: Tensor) -> Tensor:

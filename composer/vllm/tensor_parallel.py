@@ -93,10 +93,10 @@ def _divide_attention(attention: ComposedAttention, rank: int, size: int, reduce
     attention.facts = replace(facts, heads=len(queries), key_heads=len(keys))
     for name, style in PROJECTIONS.items():
         of_queries = name in ("q_proj", "o_proj")
-        count, kept = (facts.heads, queries) if of_queries else (facts.key_heads, keys)
+        count, blocks = (facts.heads, queries) if of_queries else (facts.key_heads, keys)
         linear = attention.get_submodule(name)
         assert isinstance(linear, nn.Linear), "adapters are folded into the weights"
-        _keep(linear, style, count, kept, reduce)
+        _keep(linear, style, count, blocks, reduce)
 
 
 def _queries(keys: Sequence[int], per_key: int) -> list[int]:
@@ -117,12 +117,14 @@ def _divide_heads(heads: ComposedHeads, shares: list[list[int]], rank: int, size
 @torch.no_grad()
 def _divide_head(name: str, head: Head, share: list[int], rank: int, size: int) -> Head:
     """Return one process's part of a group. A parameter is divided along its axis that is longer with all of the heads."""
-    whole = anatomy(head)
-    count = whole.shape.heads // size
-    place = whole.place[0], whole.place[1] + rank * count
-    part = Head(whole.head, replace(whole.shape, heads=count, key_heads=len(share)), place, _queries(share, count // len(share)))
+    full_head = anatomy(head)
+    count = full_head.shape.heads // size
+    place = full_head.place[0], full_head.place[1] + rank * count
+    part = Head(
+        full_head.head, replace(full_head.shape, heads=count, key_heads=len(share)), place, _queries(share, count // len(share))
+    )
     for full_name, parameter in head.named_parameters():
-        module, _, own = full_name.rpartition(".")
+        module, _, parameter_name = full_name.rpartition(".")
         shape = part.get_parameter(full_name).shape
         axes = [axis for axis, (own_size, all_of) in enumerate(zip(shape, parameter.shape, strict=True)) if own_size != all_of]
         if len(axes) > 1:
@@ -130,7 +132,9 @@ def _divide_head(name: str, head: Head, share: list[int], rank: int, size: int) 
                 f"{OPTION} {size}: {full_name} of the head {name!r} belongs to several heads at once. Leave the option out"
             )
         values = parameter.chunk(size, axes[0])[rank] if axes else parameter
-        part.get_submodule(module).register_parameter(own, nn.Parameter(values.clone(), requires_grad=parameter.requires_grad))
+        part.get_submodule(module).register_parameter(
+            parameter_name, nn.Parameter(values.clone(), requires_grad=parameter.requires_grad)
+        )
     return part.train(head.training)
 
 
@@ -148,9 +152,9 @@ def _check_shares(name: str, head: Head, share: list[int], size: int) -> None:
     value = draw(shape.key_heads, shape.value_dim) * torch.arange(1, shape.key_heads + 1)[:, None]
     tokens = Tokens(torch.arange(TOKENS)[None])
 
-    def run(own: Head, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        state = own.empty_state(1, hidden.dtype, hidden.device)
-        return own(HeadInputs(hidden, query, key, value, tokens), state, AUTO)[0]
+    def run(head: Head, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        state = head.empty_state(1, hidden.dtype, hidden.device)
+        return head(HeadInputs(hidden, query, key, value, tokens), state, AUTO)[0]
 
     parts = zip(*(states.chunk(size, dim=2) for states in (query, key, value, run(head, query, key, value))), strict=True)
     for rank, (*inputs, wanted) in enumerate(parts):
@@ -163,17 +167,19 @@ def _check_shares(name: str, head: Head, share: list[int], size: int) -> None:
 
 
 @torch.no_grad()
-def _keep(linear: nn.Linear, style: str | None, count: int, kept: Sequence[int], reduce: Reduce) -> None:
+def _keep(linear: nn.Linear, style: str | None, count: int, block_numbers: Sequence[int], reduce: Reduce) -> None:
     """Keep some of ``count`` equal blocks of a matrix's outputs (colwise), or of its inputs (rowwise): then products are summed."""
     axis = 0 if style == "colwise" else 1
     blocks, bias = linear.weight.unflatten(axis, (count, -1)), linear.bias
-    linear.weight = nn.Parameter(blocks.index_select(axis, torch.tensor(kept)).flatten(axis, axis + 1), requires_grad=False)
+    linear.weight = nn.Parameter(
+        blocks.index_select(axis, torch.tensor(block_numbers)).flatten(axis, axis + 1), requires_grad=False
+    )
     linear.out_features, linear.in_features = linear.weight.shape
     if axis == 0:
         if bias is not None:
-            linear.bias = nn.Parameter(bias.unflatten(0, (count, -1))[list(kept)].flatten(), requires_grad=False)
+            linear.bias = nn.Parameter(bias.unflatten(0, (count, -1))[list(block_numbers)].flatten(), requires_grad=False)
         return
-    if bias is not None and 0 not in kept:
+    if bias is not None and 0 not in block_numbers:
         linear.register_parameter("bias", None)  # the first process adds it
 
     def sum_up(_: nn.Module, __: Any, output: Tensor) -> Tensor:

@@ -63,17 +63,17 @@ class Adapted:
         if os.path.lexists(self.path / CONFIG):
             return open_source(self.path)
         named, revision = self.config.get(BASE), self.config.get(REVISION)
-        where = f"{self.path / ADAPTER_CONFIG} names the model {brief(named)} ({BASE})"
+        base_text = f"{self.path / ADAPTER_CONFIG} names the model {brief(named)} ({BASE})"
         if not isinstance(named, str) or not named or not isinstance(revision, str | None):
-            raise SourceError(f"{where}; expected a folder or a model of the Hub. Name the model there.")
+            raise SourceError(f"{base_text}; expected a folder or a model of the Hub. Name the model there.")
         if os.path.lexists(Path(named).expanduser() / ADAPTER_CONFIG):
-            raise SourceError(f"{where}, which has adapters, too. To merge those first: {_LINES}")
+            raise SourceError(f"{base_text}, which has adapters, too. To merge those first: {_LINES}")
         try:
             source = self.open_base(named, revision)
         except SourceError as error:
-            raise SourceError(f"{where}, which cannot be opened: {error} Set {BASE} to the model's path.") from error
+            raise SourceError(f"{base_text}, which cannot be opened: {error} Set {BASE} to the model's path.") from error
         if source.config.get(ADAPTER_KEY) is not None:
-            raise SourceError(f"{where}, which has adapters, too. Merge those first: compose merge {shlex.quote(named)}")
+            raise SourceError(f"{base_text}, which has adapters, too. Merge those first: compose merge {shlex.quote(named)}")
         _announce(self.path, source.folder)
         return source
 
@@ -140,9 +140,9 @@ def _load(base: Source, dtype: Dtype) -> Any:
         for path in base.folder.iterdir():
             if path.name not in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):  # transformers would add them
                 (Path(links) / path.name).symlink_to(path.resolve())
-        where: Any = {"pretrained_model_name_or_path": links, "local_files_only": True, "trust_remote_code": False}
+        load_options: Any = {"pretrained_model_name_or_path": links, "local_files_only": True, "trust_remote_code": False}
         with translate_transformers_errors(f"transformers cannot open {base.folder}", SourceError):
-            model: Any = auto_class(base.trunk).from_pretrained(**where, dtype=getattr(torch, dtype))
+            model: Any = auto_class(base.trunk).from_pretrained(**load_options, dtype=getattr(torch, dtype))
     check_loaded(model, base)
     return model
 

@@ -67,11 +67,11 @@ def check_positions(
 
     reference: the model. ask: the words before the largest possible number. purpose: words that describe the tokens.
     """
-    most = sizes.max_positions - more
-    if sizes.learns_positions and tokens > most:
+    limit = sizes.max_positions - more
+    if sizes.learns_positions and tokens > limit:
         raise refusal(
             f"{reference} has learned {sizes.max_positions:,} positions, too few for {tokens:,} tokens{purpose}: "
-            f"{ask} {max(most, 0):,}."
+            f"{ask} {max(limit, 0):,}."
         )
 
 
@@ -121,8 +121,8 @@ def own_parameters(resolved: Resolved, trunk: Trunk | None = None) -> dict[str, 
 
     In a trunk, norms start as 1, biases as 0, and all others as normal numbers.
     """
-    own = {} if trunk is None else {name: Fresh(shape, _fill(name)) for name, shape in list_expected_tensors(trunk).items()}
-    return own | fresh_parameters(resolved)
+    parameters = {} if trunk is None else {name: Fresh(shape, _fill(name)) for name, shape in list_expected_tensors(trunk).items()}
+    return parameters | fresh_parameters(resolved)
 
 
 def _fill(name: str) -> initialise.Fill:
@@ -139,17 +139,17 @@ def config_dict(trunk: Sizes, resolved: Resolved, dtype: str) -> dict[str, Any]:
     """
     spec = {"auto_map": AUTO_MAP, "spec": resolved.model_dump(mode="json"), "spec_hash": resolved.hash}
     if isinstance(trunk, Host):
-        own = {key: value for key, value in trunk.config.items() if key not in DTYPE_KEYS}
-        host = str(own["model_type"])
-        return {**own, "architectures": ["ComposedForCausalLM"], "model_type": f"{PREFIX}{host}", "dtype": dtype, **spec}
+        trunk_fields = {key: value for key, value in trunk.config.items() if key not in DTYPE_KEYS}
+        host = str(trunk_fields["model_type"])
+        return {**trunk_fields, "architectures": ["ComposedForCausalLM"], "model_type": f"{PREFIX}{host}", "dtype": dtype, **spec}
     assert isinstance(trunk, Trunk), "there are two"
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": trunk.rope_theta}
     if trunk.rope_scaling is not None:
         rope |= {"rope_type": "llama3", **trunk.rope_scaling}
-    own = {key: value for key, field in TRUNK_KEYS.items() if (value := getattr(trunk, field)) != DEFAULTS[field]}
+    trunk_fields = {key: value for key, field in TRUNK_KEYS.items() if (value := getattr(trunk, field)) != DEFAULTS[field]}
     if trunk.labels is not None:
-        own["id2label"] = {str(label): f"LABEL_{label}" for label in range(trunk.labels)}
-        own["label2id"] = {f"LABEL_{label}": label for label in range(trunk.labels)}
+        trunk_fields["id2label"] = {str(label): f"LABEL_{label}" for label in range(trunk.labels)}
+        trunk_fields["label2id"] = {f"LABEL_{label}": label for label in range(trunk.labels)}
     return {
         "architectures": ["ComposedForCausalLM" if trunk.labels is None else "ComposedForSequenceClassification"],
         "model_type": OWN,
@@ -172,7 +172,7 @@ def config_dict(trunk: Sizes, resolved: Resolved, dtype: str) -> dict[str, Any]:
         "eos_token_id": trunk.eos_token_id,
         "pad_token_id": trunk.pad_token_id,
         "dtype": dtype,
-        **own,
+        **trunk_fields,
         **spec,
     }
 

@@ -75,22 +75,24 @@ def read_values(files: Sequence[str | os.PathLike[str]], resolved: Resolved, sou
     values, problems = _values(read, resolved)
     products, more = _products(read, source, lora)
     if problems or more:
-        where = f"{', '.join(map(str, paths))} on {source.folder}"
-        raise BuildError("\n".join([f"These are not the weights of the heads of {resolved.name}: {where}", *problems, *more]))
+        files_on_source = f"{', '.join(map(str, paths))} on {source.folder}"
+        raise BuildError(
+            "\n".join([f"These are not the weights of the heads of {resolved.name}: {files_on_source}", *problems, *more])
+        )
     return LolcatsValues(paths, values, products)
 
 
 def _values(read: Lolcats, resolved: Resolved) -> tuple[dict[str, Stored], list[str]]:
     """Return the heads' parameters by their full names, and the problems with them."""
     wanted = fresh_parameters(resolved)
-    whole = {layer: groups[0].head for layer, groups in enumerate(resolved.layers) if len(groups) == 1}
-    full = {(at, name): prefix(resolved, at, whole[at]) + name for at, name in read.parameters if at in whole}
+    head_names = {layer: groups[0].head for layer, groups in enumerate(resolved.layers) if len(groups) == 1}
+    full = {(at, name): prefix(resolved, at, head_names[at]) + name for at, name in read.parameters if at in head_names}
     values = {full[key]: stored for key, stored in read.parameters.items() if full.get(key) in wanted}
     misshapen = [
         f"{stored.name}: expected {list(expected)}, the file has {list(stored.shape)}"
-        for (_, own), name in full.items()
+        for (_, parameter), name in full.items()
         if name in values
-        for stored, expected in [(values[name], as_published(own, wanted[name].shape))]
+        for stored, expected in [(values[name], as_published(parameter, wanted[name].shape))]
         if stored.shape != expected
     ]
     problems = [
@@ -105,13 +107,13 @@ def _values(read: Lolcats, resolved: Resolved) -> tuple[dict[str, Stored], list[
         *problems_listed("tensors of another shape", misshapen),
     ]
     if not problems:
-        problems = problems_listed("tensors that mean something else", list(_misfits(read.parameters, whole, resolved)))
+        problems = problems_listed("tensors that mean something else", list(_misfits(read.parameters, head_names, resolved)))
     return values, problems
 
 
 def _misfits(parameters: Mapping[tuple[int, str], Stored], heads: Mapping[int, str], resolved: Resolved) -> Iterator[str]:
     """Values that were learned for other heads than these. heads: of each layer, by name."""
-    for dim in {stored.shape[-1] for (_, own), stored in parameters.items() if own == MAP}:
+    for dim in {stored.shape[-1] for (_, parameter), stored in parameters.items() if parameter == MAP}:
         published = resolve(load_spec(SPEC, [f"head.feature_map.dim={dim}"]), resolved.dimensions)
         (head,) = published.heads
         ours, theirs = meanings(resolved), meanings(published)
@@ -196,6 +198,6 @@ def _finite(name: str, tensor: torch.Tensor, dtype: Dtype) -> torch.Tensor:
 
     converted = tensor.to(getattr(torch, dtype))
     if not all_finite(converted):
-        what = f"holds values too large for {dtype}" if all_finite(tensor) else "holds values that are not finite"
-        raise BuildError(f"{name} {what}; nothing is written.")
+        problem = f"holds values too large for {dtype}" if all_finite(tensor) else "holds values that are not finite"
+        raise BuildError(f"{name} {problem}; nothing is written.")
     return converted

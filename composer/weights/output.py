@@ -28,11 +28,11 @@ def check_build(out: Path) -> None:
     if record is None:
         raise BuildError(f"{out} holds no {RECORD}, so no build wrote it, and --force does not replace it.")
     strangers, changed = not_of_the_build(out, record)
-    for files, what in ((strangers, "no build wrote"), (changed, "somebody has changed since its build")):
+    for files, origin in ((strangers, "no build wrote"), (changed, "somebody has changed since its build")):
         if files:
             listed = ", ".join(files[:3]) + (", …" if len(files) > 3 else "")
             raise BuildError(
-                f"{out} holds what {what} ({listed}), and --force does not replace it. Move that, or choose another folder."
+                f"{out} holds what {origin} ({listed}), and --force does not replace it. Move that, or choose another folder."
             )
 
 
@@ -82,7 +82,7 @@ def whole_or_nothing(out: Path, *, force: bool = False, check_replaceable: Calla
     what killed builds have left is cleaned up. Raises ``BuildError``, also for file-system errors.
     """
     partial = unique_partial_of(out)
-    made = [parent for parent in (out.parent, *out.parent.parents) if not parent.exists()]
+    new_parents = [parent for parent in (out.parent, *out.parent.parents) if not parent.exists()]
     busy = BuildError(f"Another build is at work on {out}. Wait until it has ended, or choose another folder.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def whole_or_nothing(out: Path, *, force: bool = False, check_replaceable: Calla
         raise BuildError(_what_failed(error, out)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        for parent in made:
+        for parent in new_parents:
             with suppress(OSError):  # it is not empty once the output is in place
                 parent.rmdir()
 
@@ -130,8 +130,8 @@ def _what_failed(error: OSError, out: Path) -> str:
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"Not allowed to write {error.filename or out}: {reason(error)}. {nothing}"
-    where = f" ({error.filename})" if error.filename else ""
-    return f"Writing {out} failed: {reason(error)}{where}. {nothing}"
+    file_text = f" ({error.filename})" if error.filename else ""
+    return f"Writing {out} failed: {reason(error)}{file_text}. {nothing}"
 
 
 def _existing(path: Path) -> Path:

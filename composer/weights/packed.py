@@ -85,7 +85,7 @@ class PackedFile:
     @property
     def licence(self) -> LicenceFields:
         """The fields for a licence in the metadata, or in the card beside the file."""
-        return check_fields({key: self.header.metadata.get(own) for key, own in GGUF_KEYS.items()}) or self._card
+        return check_fields({key: self.header.metadata.get(gguf_key) for key, gguf_key in GGUF_KEYS.items()}) or self._card
 
     @property
     def _card(self) -> LicenceFields:
@@ -111,12 +111,12 @@ class PackedFile:
 
             config = self._config(dtype)
             self._check_fits(config, self._describe(config).trunk.layers, dtype)
-            with _link_only(self.path) as where:
-                tokenizer = AutoTokenizer.from_pretrained(**where)
+            with _link_only(self.path) as load_options:
+                tokenizer = AutoTokenizer.from_pretrained(**load_options)
                 if problem := problem_of_template(tokenizer.chat_template):
                     raise SourceError(f"The tokenizer of {self.path} cannot be used: {problem}.")
                 loading = AutoModelForCausalLM.from_pretrained(
-                    **where, **_unpacking_arguments(), config=config, dtype=getattr(torch, dtype), output_loading_info=True
+                    **load_options, **_unpacking_arguments(), config=config, dtype=getattr(torch, dtype), output_loading_info=True
                 )
             model = _check_complete(self.path, loading)
         with _without_bars(), system_errors(folder):
@@ -228,14 +228,14 @@ class PackedFolder:
             import torch
             from transformers import AutoConfig, AutoModelForCausalLM
 
-            where = {"pretrained_model_name_or_path": self.path, "local_files_only": True, "trust_remote_code": False}
-            config = AutoConfig.from_pretrained(**where)
+            load_options = {"pretrained_model_name_or_path": self.path, "local_files_only": True, "trust_remote_code": False}
+            config = AutoConfig.from_pretrained(**load_options)
             self._check_fits(config, dtype)
             if self.quantisation != UNPACKED_IN_MEMORY:
                 owner = config if getattr(config, KEY, None) is not None else config.get_text_config()
                 setattr(owner, KEY, {**getattr(owner, KEY), "dequantize": True})
             loading = AutoModelForCausalLM.from_pretrained(
-                **where, config=config, dtype=getattr(torch, dtype), output_loading_info=True
+                **load_options, config=config, dtype=getattr(torch, dtype), output_loading_info=True
             )
             model = _check_complete(self.path, loading)
             if self.quantisation == UNPACKED_IN_MEMORY:
@@ -264,16 +264,16 @@ class PackedFolder:
 
     def _check_sizes(self, dtype: Dtype) -> None:
         """Raise ConfigError, before modules are made, if the config has more layers or larger sizes than the weights."""
-        described, where = self.describe(dtype), f"{self.path}: config.json"
+        described, config_path = self.describe(dtype), f"{self.path}: config.json"
         tensors = sum(len(shard.masks) for shard in self._shards.values())
-        check_layers(where, described.trunk.layers, tensors)
-        check_sizes(where, described.config, 8 * self._bytes)
+        check_layers(config_path, described.trunk.layers, tensors)
+        check_sizes(config_path, described.config, 8 * self._bytes)
 
     def _check_fits(self, config: Any, dtype: Dtype) -> None:
         """Raise SourceError, before any weight is read, if the model has more weights than the files have bits, and BuildError
         where memory does not suffice."""
-        wanted, most = _number_of_weights(config), 8 * self._bytes
-        if wanted > most:
+        wanted, max_weights = _number_of_weights(config), 8 * self._bytes
+        if wanted > max_weights:
             raise SourceError(
                 f"{self.path} has {self._bytes:,} bytes of weights, and the model of its config.json has {wanted:,} weights. Fetch "
                 "it again."
@@ -313,8 +313,8 @@ def _config_of(file: Path, size: int, modified_ns: int) -> Any:
     """
     from transformers import AutoConfig
 
-    with _link_only(file) as where:
-        config: Any = AutoConfig.from_pretrained(**where)
+    with _link_only(file) as load_options:
+        config: Any = AutoConfig.from_pretrained(**load_options)
     for key in NO_CONFIG:
         if hasattr(config, key):
             delattr(config, key)
@@ -375,9 +375,9 @@ def _check_complete(path: Path, loading: Any) -> PreTrainedModel:
         "has unknown": report["unexpected_keys"],
         "has misshapen": report["mismatched_keys"],
     }
-    for what, keys in problems.items():
+    for problem, keys in problems.items():
         if keys:
-            raise SourceError(f"{path} {what} tensors of {type(model).__name__}: {list_first(sorted(map(str, keys)))}")
+            raise SourceError(f"{path} {problem} tensors of {type(model).__name__}: {list_first(sorted(map(str, keys)))}")
     return model
 
 

@@ -211,11 +211,11 @@ def make_plan(
 class _Assignment:
     """The origin of every parameter, without files.
 
-    own: the parameters that need no source. inherited: the source's name of each parameter from the source. dropped: the reason for
-    each of the source's tensors that is not used. dtype: of all parameters; None: each keeps its own.
+    fresh_parameters: the parameters that need no source. inherited: the source's name of each parameter from the source. dropped:
+    the reason for each of the source's tensors that is not used. dtype: of all parameters; None: each keeps its own.
     """
 
-    own: Mapping[str, Fresh]
+    fresh_parameters: Mapping[str, Fresh]
     inherited: Mapping[str, str]
     dropped: Mapping[str, str]
     dtype: Dtype | None
@@ -224,15 +224,15 @@ class _Assignment:
         """Return the type of an inherited parameter. stored: its type in the source."""
         if self.dtype is None:
             return stored
-        return dtype_of(self.own[name], self.dtype) if name in self.own else self.dtype
+        return dtype_of(self.fresh_parameters[name], self.dtype) if name in self.fresh_parameters else self.dtype
 
 
 def _assign(resolved: Resolved, trunk: Sizes, weights: Weights | None, dtype: Dtype | None) -> _Assignment:
     if weights is None:
         assert isinstance(trunk, Trunk), "a spec describes no other trunk"
         return _Assignment(own_parameters(resolved, trunk), {}, {}, dtype)
-    own, covered = own_parameters(resolved), weights.covered
-    unfit = _unfit(resolved, own, weights)
+    parameters, covered = own_parameters(resolved), weights.covered
+    unfit = _unfit(resolved, parameters, weights)
     dropped = {**covered.passed_over, **unfit}
     if covered.output_copy is not None:
         if not weights.are_equal(covered.output_copy, covered.trunk[EMBEDDING]):
@@ -242,10 +242,10 @@ def _assign(resolved: Resolved, trunk: Sizes, weights: Weights | None, dtype: Dt
             )
         dropped[covered.output_copy] = "a copy of the embedding, to which the output is tied"
     heads = {name: stored for name, stored in covered.composed.items() if stored not in unfit}
-    return _Assignment(own, {**covered.trunk, **heads}, dropped, dtype)
+    return _Assignment(parameters, {**covered.trunk, **heads}, dropped, dtype)
 
 
-def _unfit(resolved: Resolved, own: Mapping[str, Fresh], weights: Weights) -> dict[str, str]:
+def _unfit(resolved: Resolved, parameters: Mapping[str, Fresh], weights: Weights) -> dict[str, str]:
     """Return the source's parameters of composed heads that have no place in this spec, by the source's names, and the reasons."""
     heads, unfit = read_stored_heads(weights.config), dict[str, str]()
     if not weights.covered.composed:
@@ -253,10 +253,10 @@ def _unfit(resolved: Resolved, own: Mapping[str, Fresh], weights: Weights) -> di
     ours, theirs = meanings(resolved), {} if heads is None else meanings(heads)
     for name, stored in weights.covered.composed.items():
         module, shape = name.rpartition(".")[0], weights.tensors[stored].shape
-        if name not in own:
+        if name not in parameters:
             unfit[stored] = "this spec has no such parameter"
-        elif own[name].shape != shape:
-            unfit[stored] = f"its shape is {list(shape)}, this spec's is {list(own[name].shape)}"
+        elif parameters[name].shape != shape:
+            unfit[stored] = f"its shape is {list(shape)}, this spec's is {list(parameters[name].shape)}"
         elif module not in theirs:
             unfit[stored] = "the source's config.json does not describe it"
         elif reason := ours[module].difference(theirs[module]):
@@ -287,7 +287,7 @@ def _fresh_parameters(
     """Return the parameters that are not inherited. dtype: of the model, unless all parameters get another."""
     values = {} if beside is None else beside.values
     parameters: dict[str, Inherited | GivenParameter | FreshParameter] = {}
-    for name, fresh in assignment.own.items():
+    for name, fresh in assignment.fresh_parameters.items():
         if name in assignment.inherited:
             continue
         place: dict[str, Any] = {"output": output, "shape": fresh.shape, "dtype": dtype_of(fresh, assignment.dtype or dtype)}
@@ -356,7 +356,7 @@ def _change(shard: Shard, names: Mapping[str, str], covered: Covered, dtypes: Ma
     retyped = Counter(dtypes[stored] for stored, tensor in shard.tensors.items() if tensor.dtype != dtypes[stored])
     counts = [(count, f"converted to {dtype}") for dtype, count in retyped.items()]
     counts += [(renamed, "renamed"), (dropped, "dropped"), (merged, "with adapters merged in")]
-    return ", ".join(f"{count} {what}" for count, what in counts if count)
+    return ", ".join(f"{count} {reason}" for count, reason in counts if count)
 
 
 def bytes_of(shape: tuple[int, ...], dtype: Dtype) -> int:

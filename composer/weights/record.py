@@ -294,7 +294,7 @@ def find_untrained(plan: Plan, source: Source | None, student: Record | None) ->
 
     student: the record of a source that is a student. Its files with heads are read whole.
     """
-    kept: list[str] = []
+    untrained_names: list[str] = []
     as_built: dict[str, bool] = {}
     for name, entry in plan.inherited.items():
         if source is None or student is None or name not in student.untrained:
@@ -303,8 +303,8 @@ def find_untrained(plan: Plan, source: Source | None, student: Record | None) ->
             stored = student.files.get(entry.file)
             as_built[entry.file] = stored is not None and stored.sha256 == sha256(source.shards[entry.file].file)
         if as_built[entry.file]:
-            kept.append(name)
-    return (*plan.fresh, *kept)
+            untrained_names.append(name)
+    return (*plan.fresh, *untrained_names)
 
 
 def files_in(folder: Path) -> dict[str, Path]:
@@ -326,14 +326,14 @@ def documents_in(folder: Path, weights: Mapping[str, StoredFile]) -> dict[str, s
 
 def is_read(name: str) -> bool:
     """True if a file decides the model's output: part of its tokenizer, its settings or its adapters."""
-    return _fits(name, READ) or PurePosixPath(name).name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+    return _matches_any(name, READ) or PurePosixPath(name).name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 
 
 def is_tokenizer(name: str) -> bool:
-    return _fits(name, TOKENIZER)
+    return _matches_any(name, TOKENIZER)
 
 
-def _fits(name: str, patterns: tuple[str, ...]) -> bool:
+def _matches_any(name: str, patterns: tuple[str, ...]) -> bool:
     return any(name.count("/") == pattern.count("/") and fnmatch(name, pattern) for pattern in patterns)
 
 

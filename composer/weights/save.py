@@ -56,15 +56,17 @@ class Origin:
 def initial_values_of(record: Record) -> Callable[[str], torch.Tensor | None]:
     """Return a function of a parameter's name to its initial values, which follow from the seed; None if it is not fresh."""
     trunk = read_recorded_trunk(record.trunk)
-    own = own_parameters(record.resolved, trunk if isinstance(trunk, Trunk) else None)
+    parameters = own_parameters(record.resolved, trunk if isinstance(trunk, Trunk) else None)
     fresh = record.plan.fresh
-    return lambda name: initial_values(name, own[name], fresh[name].dtype, record.seed) if name in fresh and name in own else None
+    return lambda name: (
+        initial_values(name, parameters[name], fresh[name].dtype, record.seed) if name in fresh and name in parameters else None
+    )
 
 
 class _Records:
     """Keeps the record of a folder with the model that is loaded from it, and writes one where the model is saved."""
 
-    def after_load(self, model: Any, reference: Any, where: Mapping[str, Any]) -> None:
+    def after_load(self, model: Any, reference: Any, load_options: Mapping[str, Any]) -> None:
         """Keep the record beside the weights, if there is one that can be read. reference: None for weights in memory."""
         if reference is None:
             return
@@ -72,7 +74,7 @@ class _Records:
             path = cached_file(
                 str(reference),
                 RECORD,
-                **where,
+                **load_options,
                 _raise_exceptions_for_gated_repo=False,
                 _raise_exceptions_for_missing_entries=False,
                 _raise_exceptions_for_connection_errors=False,
@@ -114,37 +116,37 @@ def keep_records() -> None:
 def write_unpacked_record(packed: Path, folder: Path) -> None:
     """Write the record of a model whose quantised weights were unpacked into a folder. packed: the folder of these. Raises
     ComposerError, ConverterError and OSError."""
-    known = read_record(packed)
-    if known is not None:
-        record = _record_of_saved(Origin(known, None, sha256(packed / RECORD)), folder)
+    packed_record = read_record(packed)
+    if packed_record is not None:
+        record = _record_of_saved(Origin(packed_record, None, sha256(packed / RECORD)), folder)
         write_whole(folder / RECORD, record.model_dump_json(indent=2) + "\n")
 
 
 def _record_of_packed(origin: Origin, folder: Path) -> Record:
     """Return the record for a folder with quantised weights. Its plan is that of the weights before. Raises ConverterError."""
-    known, shards = origin.record, weight_files(folder, read_packed_shard)
-    save = SavedByTransformers(after=origin.sha256, tensors=len(known.plan.parameters), changed=None, versions=versions())
+    record, shards = origin.record, weight_files(folder, read_packed_shard)
+    save = SavedByTransformers(after=origin.sha256, tensors=len(record.plan.parameters), changed=None, versions=versions())
     files = {
         name: describe_file(shard.file, "written", origin=None, contents=sha256(shard.file), shard=shard)
         for name, shard in shards.items()
     }
-    return known.model_copy(update={"files": files, "documents": _documents(known, folder), "saved": (*known.saved, save)})
+    return record.model_copy(update={"files": files, "documents": _documents(record, folder), "saved": (*record.saved, save)})
 
 
-def _documents(known: Record, folder: Path) -> dict[str, str]:
+def _documents(record: Record, folder: Path) -> dict[str, str]:
     """Return the SHA-256 of the files beside saved weights."""
-    names = (*BESIDE, *(() if known.source is None else known.source.licence.files))
+    names = (*BESIDE, *(() if record.source is None else record.source.licence.files))
     return {name: sha256(folder / name) for name in names if (folder / name).is_file()}
 
 
 def _record_of_saved(origin: Origin, folder: Path) -> Record:
     """Return the record for a folder that transformers has saved a model to. Raises ComposerError and ConverterError."""
-    known, saved = origin.record, open_source(folder)
+    record, saved = origin.record, open_source(folder)
     spec_hash = saved.config.get("spec_hash")
-    if spec_hash != known.spec_hash:
-        raise BuildError(f"its config.json has the spec {spec_hash}, and the model was built with {known.spec_hash}")
-    plan = make_plan(known.resolved, saved.trunk, weights_of(saved), before=known.plan)
-    if problems := problems_of(folder, known.resolved, plan):
+    if spec_hash != record.spec_hash:
+        raise BuildError(f"its config.json has the spec {spec_hash}, and the model was built with {record.spec_hash}")
+    plan = make_plan(record.resolved, saved.trunk, weights_of(saved), before=record.plan)
+    if problems := problems_of(folder, record.resolved, plan):
         raise BuildError("; ".join(problems))
     same = _compare_with_initial(origin, saved, plan)
     save = SavedByTransformers(
@@ -153,7 +155,7 @@ def _record_of_saved(origin: Origin, folder: Path) -> Record:
         changed=None if None in same.values() else sum(is_same is False for is_same in same.values()),
         versions=versions(),
     )
-    return known.model_copy(
+    return record.model_copy(
         update={
             "trunk": asdict(saved.trunk),
             "plan": plan,
@@ -161,9 +163,9 @@ def _record_of_saved(origin: Origin, folder: Path) -> Record:
                 name: describe_file(shard.file, "written", origin=None, contents=sha256(shard.file))
                 for name, shard in saved.shards.items()
             },
-            "documents": _documents(known, folder),
-            "untrained": tuple(name for name in known.untrained if same.get(name) is not False),
-            "saved": (*known.saved, save),
+            "documents": _documents(record, folder),
+            "untrained": tuple(name for name in record.untrained if same.get(name) is not False),
+            "saved": (*record.saved, save),
         }
     )
 
@@ -183,8 +185,8 @@ def _compare_with_initial(origin: Origin, saved: Source, plan: Plan) -> dict[str
     unchanged: dict[str, bool | None] = {}
     for name in plan.parameters:
         entry = origin.record.plan.parameters.get(name)
-        own = entry.tensor if origin.sha256 is None and isinstance(entry, Inherited) else name
-        value = before[own] if own in before else initial(name) if origin.sha256 is None else None
+        tensor_name = entry.tensor if origin.sha256 is None and isinstance(entry, Inherited) else name
+        value = before[tensor_name] if tensor_name in before else initial(name) if origin.sha256 is None else None
         unchanged[name] = None if value is None else _has_values(saved.tensors[name], value)
     return unchanged
 
@@ -199,8 +201,8 @@ def _values(origin: Origin, folder: Path) -> Mapping[str, StoredTensor]:
         source = open_source(origin.folder)
     except (ConverterError, OSError):
         return {}
-    known = origin.record.source
-    if origin.sha256 is None and (known is None or known.config_sha256 != source.config_sha256):
+    recorded = origin.record.source
+    if origin.sha256 is None and (recorded is None or recorded.config_sha256 != source.config_sha256):
         return {}
     return source.tensors
 

@@ -148,10 +148,10 @@ def tokenizer_folder(reference: str | os.PathLike[str]) -> Path:
         return fetch(place.repo_id, place.revision, weights=False, tokenizer=True)[0]
 
 
-def local_folder(reference: str | os.PathLike[str], *, whole: bool = False) -> Path:
+def local_folder(reference: str | os.PathLike[str], *, all_files: bool = False) -> Path:
     """Return the folder of a built model. ``hub:OWNER/NAME[@REVISION]`` is fetched first. Raises ``SourceError``.
 
-    whole: fetch all files that its record names. Left out, what loads and trains it.
+    all_files: fetch all files that its record names. Left out, what loads and trains it.
     """
     with _as_source_errors():
         place = _place(reference, None)
@@ -164,7 +164,7 @@ def local_folder(reference: str | os.PathLike[str], *, whole: bool = False) -> P
             raise SourceError(f'there is no folder "{reference}"; expected one that `compose build` has written.{on_hub}')
         if not isinstance(place, _OnHub) or place.file is not None:
             raise SourceError(f"{name_of(reference)} is no built model; expected a folder, or {HUB}OWNER/NAME[@REVISION].")
-        return fetch_recorded(place.repo_id, place.revision) if whole else fetch(place.repo_id, place.revision)[0]
+        return fetch_recorded(place.repo_id, place.revision) if all_files else fetch(place.repo_id, place.revision)[0]
 
 
 def plain_name(reference: str | os.PathLike[str]) -> str:

@@ -28,15 +28,15 @@ REPAIR = "A run that diverged, or a damaged file, leaves such values: fetch the 
 
 def blocks(file: Path, start: int = 0, end: int | None = None) -> Iterator[memoryview]:
     """Yield the bytes of a file from ``start`` to ``end``. One buffer serves all blocks: use each before the next."""
-    left = (file.stat().st_size if end is None else end) - start
-    buffer = bytearray(max(0, min(BLOCK, left)))
+    remaining = (file.stat().st_size if end is None else end) - start
+    buffer = bytearray(max(0, min(BLOCK, remaining)))
     with open_regular(file) as stream:
         stream.seek(start)
-        while left > 0:
-            count = stream.readinto(memoryview(buffer)[:left])
+        while remaining > 0:
+            count = stream.readinto(memoryview(buffer)[:remaining])
             if not count:
-                raise OSError(f"{file} ends {left:,} bytes early")
-            left -= count
+                raise OSError(f"{file} ends {remaining:,} bytes early")
+            remaining -= count
             yield memoryview(buffer)[:count]
 
 

@@ -122,12 +122,12 @@ def on_source(
         ) from error
 
 
-def _resolve(spec: Any, what: str) -> Resolved:
+def _resolve(spec: Any, model_name: str) -> Resolved:
     if spec is None:
-        raise BuildError(f"{what} is no composed model: its config has no spec")
+        raise BuildError(f"{model_name} is no composed model: its config has no spec")
     try:
         return Resolved.model_validate(spec)
     except ValidationError as error:
         if (kind := find_unregistered_kind(error)) is not None:
-            raise BuildError(f"{needed_part_message(what, kind, read_recorded_parts(Path(what)))}.") from error
-        raise BuildError(f"the spec in the config of {what} cannot be read: {error}") from error
+            raise BuildError(f"{needed_part_message(model_name, kind, read_recorded_parts(Path(model_name)))}.") from error
+        raise BuildError(f"the spec in the config of {model_name} cannot be read: {error}") from error

@@ -131,8 +131,8 @@ class TextDecoder:
 
         family = str(self.config["model_type"])
         with translate_transformers_errors(f"transformers cannot read {self.path / CONFIG}", SourceError):
-            whole = CONFIG_MAPPING[family].from_dict(dict(self.config))
-            text = whole.get_text_config(decoder=True).to_dict()
+            full_config = CONFIG_MAPPING[family].from_dict(dict(self.config))
+            text = full_config.get_text_config(decoder=True).to_dict()
         kind = DECODERS.get(str(text.get("model_type")), str(text.get("model_type")))
         if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             raise SourceError(
@@ -140,19 +140,19 @@ class TextDecoder:
                 "itself."
             )
         special = {key: self.config[key] for key in TOKENS if self.config.get(key) is not None}
-        kept = {
+        fields = {
             key: value for key, value in text.items() if key not in (*DTYPE_KEYS, "quantization_config", "transformers_version")
         }
-        rotary = {key: _plain_rotary(kept[key]) for key in ("rope_parameters", "rope_scaling") if kept.get(key) is not None}
+        rotary = {key: _plain_rotary(fields[key]) for key in ("rope_parameters", "rope_scaling") if fields.get(key) is not None}
         return {
-            **kept,
-            **{key: value for key, value in special.items() if kept.get(key) is None},
+            **fields,
+            **{key: value for key, value in special.items() if fields.get(key) is None},
             **rotary,
             **UNSCALED.get(kind, {}),
             "model_type": kind,
             "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]],
-            "tie_word_embeddings": bool(getattr(whole, "tie_word_embeddings", False)),
-            "dtype": dtype_name(whole.dtype or text.get("dtype") or "float32"),
+            "tie_word_embeddings": bool(getattr(full_config, "tie_word_embeddings", False)),
+            "dtype": dtype_name(full_config.dtype or text.get("dtype") or "float32"),
         }
 
 

@@ -131,9 +131,9 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], N
     return VerifyReport(folder=path, record_sha256=sha256(path / RECORD), checks=tuple(checks))
 
 
-def make_check(what: str, subject: str, outcome: Verdict, detail: str = "") -> Check:
-    """Return a check. what: its kind, such as ``contents``. subject: a file."""
-    return Check(what=what, subject=subject, outcome=outcome, detail=detail)
+def make_check(kind: str, subject: str, outcome: Verdict, detail: str = "") -> Check:
+    """Return a check. kind: such as ``contents``. subject: a file."""
+    return Check(what=kind, subject=subject, outcome=outcome, detail=detail)
 
 
 def _saves(record: Record) -> Iterator[Check]:
@@ -321,7 +321,11 @@ def problems_of(folder: Path, resolved: Resolved, plan: Plan) -> list[str]:
                 f"{name} is {tensor.dtype} {list(tensor.shape)} in {tensor.file.name}, "
                 f"planned as {entry.dtype} {list(entry.shape)} in {entry.output}"
             )
-    silent = {own for own, dropped in plan.dropped.items() if own in built.tensors and dropped.shape == built.tensors[own].shape}
+    silent = {
+        stored_name
+        for stored_name, dropped in plan.dropped.items()
+        if stored_name in built.tensors and dropped.shape == built.tensors[stored_name].shape
+    }
     problems += [f"{name} is in no plan" for name in built.tensors if name not in plan.parameters and name not in silent]
     return problems
 

@@ -34,7 +34,7 @@ def attended(weights: Tensor | None = None, *, most: int = LENGTH) -> Attended:
         weights = random(ROWS, LENGTH, SHAPE.heads, LENGTH).masked_fill(~causal, -math.inf).softmax(-1)
     age = distance.clamp(min=0)[None, :, None].expand_as(held).double()
     share = random(ROWS, LENGTH, SHAPE.heads).sigmoid()
-    return Attended(held=held, weights=weights * held, outside=(weights * ~held).sum(-1), age=age, share=share)
+    return Attended(in_memory=held, weights=weights * held, outside=(weights * ~held).sum(-1), age=age, share=share)
 
 
 @pytest.mark.parametrize("per", ["query_head", "key_head"])
@@ -58,7 +58,7 @@ def test_mean_ages_are_finite_for_self_attention_and_for_no_attention() -> None:
     alone = attended(torch.eye(LENGTH, dtype=torch.float64)[None, :, None].repeat(ROWS, 1, SHAPE.heads, 1))
     assert alone.rate(4).tolist() == pytest.approx([1 / NEAREST] * 4)
     nothing = replace(alone, weights=torch.zeros_like(alone.weights))
-    assert nothing.mean_age(4).tolist() == pytest.approx([float(alone.age[alone.held].mean())] * 4)
+    assert nothing.mean_age(4).tolist() == pytest.approx([float(alone.age[alone.in_memory].mean())] * 4)
 
 
 def test_gates_without_parameters_are_not_calibrated() -> None:
@@ -113,7 +113,7 @@ def mapped(kind: str, size: float = 1.0, *, balanced: bool | None = None) -> tup
     parameters = started(part, SHAPE)
     other = {name: parameter + 0.5 * random(*parameter.shape) for name, parameter in parameters.items()}
     attention = replace(attended(), query=query, key=key, decay=torch.full((4,), -0.1, dtype=torch.float64), balanced=balanced)
-    scores = part._scores(other, attention).masked_fill(~attention.held, -math.inf)
+    scores = part._scores(other, attention).masked_fill(~attention.in_memory, -math.inf)
     return part, parameters, replace(attention, weights=scores.softmax(-1), outside=0.5 * torch.ones_like(attention.outside))
 
 

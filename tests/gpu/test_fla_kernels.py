@@ -20,7 +20,7 @@ from blocks.recurrences.cumulative import cumulate
 from blocks.recurrences.delta import fla_forms as delta_fla
 from blocks.recurrences.elementwise import fla_forms as elementwise_fla
 from blocks.softmax import dense
-from blocks.softmax.fla_forms import all_before, behind
+from blocks.softmax.fla_forms import attend_causally, attend_in_window
 from blocks.taps import filter_by_kernel, filter_inputs
 
 pytestmark = pytest.mark.gpu
@@ -177,7 +177,8 @@ def test_attention_over_a_window_matches_its_definition(packed: bool, kind: torc
 
     def form(query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
         device = query.device
-        return (behind(query, key, value, present.to(device), None if segment is None else segment.to(device), size).output,)
+        documents = None if segment is None else segment.to(device)
+        return (attend_in_window(query, key, value, present.to(device), documents, size).output,)
 
     narrow = (of(ROWS, LENGTH, HEADS, 64), of(ROWS, entries, KEY_HEADS, 64), of(ROWS, entries, KEY_HEADS, 64))
     compared(definition, form, narrow, (), kind)
@@ -203,7 +204,7 @@ def test_attention_over_all_pairs_matches_its_definition(fading: bool, packed: b
     def form(query: Tensor, key: Tensor, value: Tensor, since: Tensor | None) -> Sequence[Tensor]:
         device = query.device
         documents_of = None if segment is None else segment.to(device)
-        return (all_before(query, key, value, present.to(device), documents_of, None, since).output,)
+        return (attend_causally(query, key, value, present.to(device), documents_of, None, since).output,)
 
     narrow = (of(ROWS, LENGTH, HEADS, 64), of(ROWS, entries, KEY_HEADS, 64), of(ROWS, entries, KEY_HEADS, 64))
     since = torch.nn.functional.logsigmoid(of(ROWS, entries, HEADS) + 2).cumsum(1) if fading else None

@@ -62,7 +62,7 @@ def _span(
     values = into_chunks(value, count, chunk, (key_heads,), (0, 3, 1, 2, 4))
 
     if log_decay is None:
-        to_end, from_start, whole = keys, queries, None
+        to_end, from_start, chunk_decay = keys, queries, None
         weights = queries.flatten(4, 5) @ keys.mT
         weights = weights.unflatten(4, (reads, chunk)).tril()
     elif log_decay.dim() == 3:
@@ -71,11 +71,11 @@ def _span(
         weights = (queries.flatten(4, 5) @ keys.mT).unflatten(4, (reads, chunk)) * between[..., None, :, :]
         from_start = queries * decay.cumsum(4).exp()[..., None, :, None]
         to_end = keys * between[..., -1, :, None]
-        whole = decay.sum(4).exp()[..., None, None]
+        chunk_decay = decay.sum(4).exp()[..., None, None]
     else:
         decay = into_chunks(log_decay, blocks, block, (key_heads, shares), (0, 3, 1, 4, 2, 5))
         parts = weigh(queries, keys, decay, block, chunk)
-        weights, from_start, to_end, whole = parts.weights, parts.from_start, parts.to_end, parts.whole.mT
+        weights, from_start, to_end, chunk_decay = parts.weights, parts.from_start, parts.to_end, parts.chunk_decay.mT
 
     continues = None
     if segment is not None:
@@ -87,7 +87,7 @@ def _span(
         continues = (document[..., -1] == before)[:, None, :, None, None, None]
 
     added = (to_end.mT.flatten(3, 4) @ values).unflatten(3, (shares, -1))
-    earlier, state = scan(from_start.flatten(4, 5), added, whole, continues, state.unflatten(1, (key_heads, shares)))
+    earlier, state = scan(from_start.flatten(4, 5), added, chunk_decay, continues, state.unflatten(1, (key_heads, shares)))
     output = (weights.flatten(3, 5) @ values).unflatten(3, (shares, reads * chunk)) + earlier
     output = output.unflatten(4, (reads, chunk)).permute(0, 2, 5, 1, 3, 4, 6)
     return output.flatten(3, 5).flatten(1, 2)[:, :length], state.flatten(1, 2)
@@ -98,14 +98,14 @@ def _walk(
     key: Tensor,
     end_keys: Tensor | None,
     value: Tensor,
-    whole: Tensor | None,
+    chunk_decay: Tensor | None,
     segment: Tensor | None,
     state: Tensor,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     from blocks.recurrences.additive.gradients import chunks
 
-    return chunks(query, key, end_keys, value, whole, segment, as_dtype(state, value.dtype), chunk or CHUNK)
+    return chunks(query, key, end_keys, value, chunk_decay, segment, as_dtype(state, value.dtype), chunk or CHUNK)
 
 
 def _remove_decay(
@@ -116,28 +116,30 @@ def _remove_decay(
     length, missing = log_decay.shape[1], -log_decay.shape[1] % chunk
     padded = torch.nn.functional.pad(log_decay, (0, 0, 0, 0, 0, missing)) if missing else log_decay
     total = padded.unflatten(1, (-1, chunk)).cumsum(2)
-    passed, whole = total.flatten(1, 2)[:, :length].exp(), total[:, :, -1].exp()
+    passed, chunk_decay = total.flatten(1, 2)[:, :length].exp(), total[:, :, -1].exp()
     keys = key / passed
-    end_keys = (torch.nn.functional.pad(keys, (0, 0, 0, 0, 0, missing)).unflatten(1, (-1, chunk)) * whole[:, :, None]).flatten(1, 2)
-    return query * repeat_heads(passed, query.shape[2]), keys, end_keys[:, :length], value, whole
+    end_keys = (
+        torch.nn.functional.pad(keys, (0, 0, 0, 0, 0, missing)).unflatten(1, (-1, chunk)) * chunk_decay[:, :, None]
+    ).flatten(1, 2)
+    return query * repeat_heads(passed, query.shape[2]), keys, end_keys[:, :length], value, chunk_decay
 
 
 def scan(
     query: Float[Tensor, "B K n R c F"],
     added: Float[Tensor, "B K n R F V"],
-    whole: Tensor | None,
+    chunk_decay: Tensor | None,
     continues: Tensor | None,
     state: Float[Tensor, "B K R F V"],
 ) -> tuple[Float[Tensor, "B K n R c V"], Float[Tensor, "B K R F V"]]:
     """Return the outputs of each chunk's queries for the state before the chunk, and the state after the last chunk."""
     state = as_dtype(state, added.dtype)
-    if whole is None and continues is None and (torch.is_grad_enabled() or not added.is_cpu):
+    if chunk_decay is None and continues is None and (torch.is_grad_enabled() or not added.is_cpu):
         # Without decay, one sum and one product have fewer backward steps, and fewer launches.
         sums = torch.cat((state[:, :, None], added), dim=2).cumsum(2)
         return query @ sums[:, :, :-1], sums[:, :, -1]
-    decay = whole
+    decay = chunk_decay
     if continues is not None:
-        decay = continues if whole is None else whole * continues
+        decay = continues if chunk_decay is None else chunk_decay * continues
     outputs = []
     # The states of all chunks side by side, for one product, would be many times what their queries read.
     for index in range(added.shape[2]):

@@ -33,15 +33,15 @@ def chunks(
     key: Float[Tensor, "B T N F"],
     end_keys: Float[Tensor, "B T N F"] | None,
     value: Float[Tensor, "B T K V"],
-    whole: Float[Tensor, "B n N F"] | None,
+    chunk_decay: Float[Tensor, "B n N F"] | None,
     segment: Int[Tensor, "B T"] | None,
     state: Float[Tensor, "B N F V"],
     chunk: int,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
-    """Return the recurrence's output and its last state. end_keys: E, where decay makes it another tensor than the keys. whole:
-    w."""
+    """Return the recurrence's output and its last state. end_keys: E, where decay makes it another tensor than the keys.
+    chunk_decay: w."""
     documents = None if segment is None else document_factors(segment, chunk, query.dtype)
-    return _Chunks.apply(query, key, end_keys, value, whole, state, documents, chunk)
+    return _Chunks.apply(query, key, end_keys, value, chunk_decay, state, documents, chunk)
 
 
 class _Chunks(torch.autograd.Function):
@@ -53,12 +53,12 @@ class _Chunks(torch.autograd.Function):
         key: Tensor,
         end_keys: Tensor | None,
         value: Tensor,
-        whole: Tensor | None,
+        chunk_decay: Tensor | None,
         state: Tensor,
         documents: DocumentFactors | None,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        sizes = ChunkSizes.of(query, key, value, chunk)
+        sizes = ChunkSizes.from_tensors(query, key, value, chunk)
         output = query.new_empty(*query.shape[:3], value.shape[-1])
         states, weights = [state.contiguous().flatten(0, 1)], []
         for index, tokens in enumerate(sizes.chunks()):
@@ -67,31 +67,31 @@ class _Chunks(torch.autograd.Function):
             now = states[-1]
             weighed = mask_weights(queries @ keys.mT, tokens, documents, sizes)
             if documents is not None:
-                queries = queries * sizes.of_rows(documents.entering[:, tokens])
+                queries = queries * sizes.query_factors(documents.entering[:, tokens])
             products = weighed.view(sizes.batch * sizes.key_heads, -1, keys.shape[1]) @ values
             put_rows(output, tokens, products.view(*queries.shape[:2], -1).baddbmm_(queries, now))
-            ends = sizes.beside(ending_keys(key if end_keys is None else end_keys, tokens, documents), tokens)
-            kept = _keep(now, whole, documents, index, sizes)
-            states.append(torch.baddbmm(sizes.of_keys(kept), ends.mT, values).view(now.shape))
+            ends = sizes.group_keys(ending_keys(key if end_keys is None else end_keys, tokens, documents), tokens)
+            decayed_state = _decay_states(now, chunk_decay, documents, index, sizes)
+            states.append(torch.baddbmm(sizes.group_states(decayed_state), ends.mT, values).view(now.shape))
             weights.append(weighed)
         ctx.sizes, ctx.documents, ctx.count = sizes, documents, len(weights)
-        ctx.save_for_backward(query, key, end_keys, value, whole, *states[:-1], *weights)
+        ctx.save_for_backward(query, key, end_keys, value, chunk_decay, *states[:-1], *weights)
         return output, states[-1].view(state.shape)
 
     @staticmethod
     @custom_bwd(device_type="cpu")
     @once_differentiable
     def backward(ctx: Any, to_output: Tensor, to_state: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, end_keys, value, whole, *others = ctx.saved_tensors
+        query, key, end_keys, value, chunk_decay, *others = ctx.saved_tensors
         states, weights = others[: ctx.count], others[ctx.count :]
         sizes, documents = ctx.sizes, ctx.documents
         wanted: dict[str, bool] = dict(
-            zip(("query", "key", "end_keys", "value", "whole", "state"), ctx.needs_input_grad, strict=False)
+            zip(("query", "key", "end_keys", "value", "chunk_decay", "state"), ctx.needs_input_grad, strict=False)
         )
         keyed = wanted["key"] or wanted["end_keys"]
-        to_query, to_key, to_end_keys, to_value, to_whole = (
+        to_query, to_key, to_end_keys, to_value, to_chunk_decay = (
             torch.empty_like(tensor, memory_format=torch.contiguous_format) if tensor is not None and wanted[name] else None
-            for name, tensor in (("query", query), ("key", key), ("end_keys", end_keys), ("value", value), ("whole", whole))
+            for name, tensor in zip(wanted, (query, key, end_keys, value, chunk_decay), strict=False)
         )
         slope = to_state.contiguous().flatten(0, 1)
         for index, tokens in reversed(list(enumerate(sizes.chunks()))):
@@ -99,7 +99,7 @@ class _Chunks(torch.autograd.Function):
             values = rows(value, tokens, sizes.key_heads)
             now, weighed, d_output = states[index], weights[index], rows(to_output, tokens, sizes.state_heads)
             as_shared = d_output.reshape(sizes.batch * sizes.key_heads, -1, d_output.shape[-1])
-            entering = None if documents is None else sizes.of_rows(documents.entering[:, tokens])
+            entering = None if documents is None else sizes.query_factors(documents.entering[:, tokens])
             if to_query is not None or to_key is not None:
                 to_weights = mask_weights((as_shared @ values.mT).view(weighed.shape), tokens, documents, sizes)
                 if to_query is not None:
@@ -107,31 +107,33 @@ class _Chunks(torch.autograd.Function):
                     put_rows(to_query, tokens, (to_weights @ keys).baddbmm_(read, now.mT))
                 if to_key is not None:
                     put_rows(to_key, tokens, to_weights.mT @ queries)
-            slopes = sizes.of_keys(slope)
+            slopes = sizes.group_states(slope)
             if keyed:
                 d_ends = values @ slopes.mT
                 if documents is not None:
-                    d_ends = d_ends * sizes.of_keys_rows(documents.leaving[:, tokens])
+                    d_ends = d_ends * sizes.value_factors(documents.leaving[:, tokens])
                 target = to_key if end_keys is None else to_end_keys
                 if target is not None:
-                    sizes.put_beside(target, tokens, d_ends, add=end_keys is None)
+                    sizes.put_grouped(target, tokens, d_ends, add=end_keys is None)
             if to_value is not None:
-                ends = sizes.beside(ending_keys(key if end_keys is None else end_keys, tokens, documents), tokens)
+                ends = sizes.group_keys(ending_keys(key if end_keys is None else end_keys, tokens, documents), tokens)
                 flat = weighed.view(sizes.batch * sizes.key_heads, -1, keys.shape[1])
                 put_rows(to_value, tokens, (flat.mT @ as_shared).baddbmm_(ends, slopes))
-            if to_whole is not None:
-                d_whole = (slope * now).sum(-1)
+            if to_chunk_decay is not None:
+                d_decay = (slope * now).sum(-1)
                 if documents is not None:
-                    d_whole = d_whole * sizes.of_states(documents.across[:, index])[..., 0]
-                to_whole[:, index] = d_whole.view(to_whole[:, index].shape)
+                    d_decay = d_decay * sizes.state_factors(documents.across[:, index])[..., 0]
+                to_chunk_decay[:, index] = d_decay.view(to_chunk_decay[:, index].shape)
             reading = queries if entering is None else queries * entering
-            slope = torch.baddbmm(_keep(slope, whole, documents, index, sizes), reading.mT, d_output)
+            slope = torch.baddbmm(_decay_states(slope, chunk_decay, documents, index, sizes), reading.mT, d_output)
         to_first = slope.view(to_state.shape) if wanted["state"] else None
-        return to_query, to_key, to_end_keys, to_value, to_whole, to_first, None, None
+        return to_query, to_key, to_end_keys, to_value, to_chunk_decay, to_first, None, None
 
 
-def _keep(states: Tensor, whole: Tensor | None, documents: DocumentFactors | None, index: int, sizes: ChunkSizes) -> Tensor:
+def _decay_states(
+    states: Tensor, chunk_decay: Tensor | None, documents: DocumentFactors | None, index: int, sizes: ChunkSizes
+) -> Tensor:
     """What a chunk leaves of a state, or of its gradient."""
-    if whole is not None:
-        states = states * whole[:, index].flatten(0, 1)[..., None]
-    return states if documents is None else states * sizes.of_states(documents.across[:, index])
+    if chunk_decay is not None:
+        states = states * chunk_decay[:, index].flatten(0, 1)[..., None]
+    return states if documents is None else states * sizes.state_factors(documents.across[:, index])

@@ -59,9 +59,9 @@ def _span(
         continues = (document[..., -1] == before)[:, None, :, None, None, None]
     earlier, state = scan(queries, added, None, continues, state.unflatten(1, (key_heads, shares)))
 
-    def where(states: Tensor, tokens: Tensor | None) -> Tensor:
+    def mask_rows(states: Tensor, tokens: Tensor | None) -> Tensor:
         states = states.unflatten(4, (reads, chunk))
         return states if tokens is None else states * tokens[:, None, :, None, None, :, None]
 
-    output = where(earlier, enters) + where(queries @ group, asks)
+    output = mask_rows(earlier, enters) + mask_rows(queries @ group, asks)
     return output.permute(0, 2, 5, 1, 3, 4, 6).flatten(3, 5).flatten(1, 2)[:, :length], state.flatten(1, 2)

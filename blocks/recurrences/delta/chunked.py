@@ -81,12 +81,12 @@ def _span(
             between = decay_between(decay).exp().tril()
             survives = decay.cumsum(4).exp()[..., None]
         weights = (asking.flatten(4, 5) @ keys.mT).unflatten(4, (reads + 1, chunk)) * between[..., None, :, :]
-        from_start, whole = asking * survives[..., None, :, :], survives[..., -1:, :]
+        from_start, chunk_decay = asking * survives[..., None, :, :], survives[..., -1:, :]
         to_end = keys * between[..., -1, :, None]
     else:
         decay = into_chunks(log_decay, blocks, block, (key_heads, shares), (0, 3, 1, 4, 2, 5))
         parts = weigh(asking, keys, decay, block, chunk)
-        weights, from_start, to_end, whole = parts.weights, parts.from_start, parts.to_end, parts.whole.mT
+        weights, from_start, to_end, chunk_decay = parts.weights, parts.from_start, parts.to_end, parts.chunk_decay.mT
     if segment is not None:
         document, before = of_documents(segment, count, chunk)
         same = document[..., :, None] == document[..., None, :]
@@ -94,7 +94,7 @@ def _span(
         weights = weights * same[:, None, :, None, None]
         from_start = from_start * continues[..., None, :, None]
         to_end = to_end * same[:, None, :, None, -1, :, None]
-        whole = whole * continues[..., -1:, None]
+        chunk_decay = chunk_decay * continues[..., -1:, None]
 
     # The solver assumes a diagonal of ones and never reads above it.
     overlap, erasing = rates * weights[:, :, :, :, -1], rates * from_start[:, :, :, :, -1]
@@ -104,7 +104,7 @@ def _span(
     )
     state = state.unflatten(1, (key_heads, shares))
     weights, from_start = (factors[:, :, :, :, :-1].flatten(4, 5) for factors in (weights, from_start))
-    entered, earlier, state = _scan(from_start, offered, erased, to_end, whole, state)
+    entered, earlier, state = _scan(from_start, offered, erased, to_end, chunk_decay, state)
     output = weights @ entered + earlier
     output = output.unflatten(4, (reads, chunk)).permute(0, 2, 5, 1, 3, 4, 6)
     return output.flatten(3, 5).flatten(1, 2)[:, :length], state.flatten(1, 2)
@@ -115,13 +115,13 @@ def _scan(
     offered: Float[Tensor, "B K n R c V"],
     erased: Float[Tensor, "B K n R c F"],
     to_end: Float[Tensor, "B K n R c F"],
-    whole: Float[Tensor, "_ _ n _ _ 1"],
+    chunk_decay: Float[Tensor, "_ _ n _ _ 1"],
     state: Float[Tensor, "B K R F V"],
 ) -> tuple[Float[Tensor, "B K n R c V"], Float[Tensor, "B K n R q V"], Float[Tensor, "B K R F V"]]:
     """Return the corrected values of the tokens, given the state before the chunk; the outputs of that state for the chunk's
     queries; and the state after."""
     entered, earlier = [], []
-    chunks = zip(*(states.unbind(2) for states in (query, offered, erased, to_end, whole)), strict=True)
+    chunks = zip(*(states.unbind(2) for states in (query, offered, erased, to_end, chunk_decay)), strict=True)
     for asks, values, keys, ends, decay in chunks:
         earlier.append(asks @ state)
         entered.append(values - keys @ state)

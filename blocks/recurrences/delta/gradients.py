@@ -50,7 +50,7 @@ def chunks(
 
 
 class _Weights:
-    """What a chunk's decays and documents make of its products: B·N, c, 1, of ``between`` B·N, c, c, of ``whole`` B·N, 1, 1."""
+    """The factors of a chunk's products, from decays and documents: B·N, c, 1; ``between`` B·N, c, c; ``chunk_decay`` B·N, 1, 1."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class _Weights:
         self.lower, self.later = lower, later
         if log_decay is None:
             self.between = lower.expand(1, -1, -1)
-            self.from_start = self.to_end = self.whole = lower.new_ones(1, 1, 1)
+            self.from_start = self.to_end = self.chunk_decay = lower.new_ones(1, 1, 1)
         else:
             decay = rows(log_decay[..., None].clamp(min=STEEPEST), tokens, sizes.state_heads)
             # Summed, since the difference of two long sums would lose what is small: at [i, j] the decay after j up to i.
             sums, total = lower @ (decay * later), decay.cumsum(1)
-            self.to_end, self.from_start, self.whole = sums[:, -1, :, None].exp(), total.exp(), total[:, -1:].exp()
+            self.to_end, self.from_start, self.chunk_decay = sums[:, -1, :, None].exp(), total.exp(), total[:, -1:].exp()
             self.between = sums.exp_().mul_(lower)
             self.passed = log_decay[:, tokens] >= STEEPEST
         if documents is not None:
@@ -81,18 +81,21 @@ class _Weights:
                 factors[:, tokens].repeat_interleave(sizes.state_heads, dim=0)[..., None]
                 for factors in (documents.entering, documents.leaving)
             )
-            self.between, self.whole = self.between * inside, self.whole * sizes.of_states(documents.across[:, index])
+            self.between, self.chunk_decay = (
+                self.between * inside,
+                self.chunk_decay * sizes.state_factors(documents.across[:, index]),
+            )
             self.from_start, self.to_end = self.from_start * entering, self.to_end * leaving
 
     def reads(self, sizes: ChunkSizes) -> Tensor:
         """Return ``from_start`` for each row, if needed."""
         return self.from_start.repeat(1, sizes.heads // sizes.state_heads, 1) if self.from_start.shape[1] > 1 else self.from_start
 
-    def slope(self, between: Tensor, from_start: Tensor, to_end: Tensor, whole: Tensor) -> Tensor:
+    def slope(self, between: Tensor, from_start: Tensor, to_end: Tensor, chunk_decay: Tensor) -> Tensor:
         """Return the gradient of the logarithms, B·N, c, 1, from those of the numbers, each times its number."""
         after = self.lower.mT @ torch.cat((between, from_start), dim=2)
         inside = (after[:, :, :-1] * self.later).sum(2, keepdim=True)
-        return inside + after[:, :, -1:] + self.later @ to_end + whole
+        return inside + after[:, :, -1:] + self.later @ to_end + chunk_decay
 
 
 class _Chunks(torch.autograd.Function):
@@ -109,13 +112,13 @@ class _Chunks(torch.autograd.Function):
         documents: DocumentFactors | None,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        sizes = ChunkSizes.of(query, key, value, chunk)
+        sizes = ChunkSizes.from_tensors(query, key, value, chunk)
         output = query.new_empty(*query.shape[:3], value.shape[-1])
         triangles = _triangles(chunk, query)
-        states, kept = [state.contiguous().flatten(0, 1)], []
+        states, saved = [state.contiguous().flatten(0, 1)], []
         for index, tokens in enumerate(sizes.chunks()):
             queries, keys = (rows(states, tokens, sizes.state_heads) for states in (query, key))
-            values = sizes.each(value, tokens)
+            values = sizes.repeat_values(value, tokens)
             rates = rows(rate[..., None], tokens, sizes.state_heads)
             weights, now = _Weights(log_decay, documents, index, tokens, sizes, triangles), states[-1]
             overlap = (keys @ keys.mT).mul_(weights.between).mul_(rates)
@@ -124,10 +127,10 @@ class _Chunks(torch.autograd.Function):
             weighed = _between(queries @ keys.mT, weights)
             products = (queries @ now).mul_(weights.reads(sizes)).baddbmm_(weighed, entered)
             put_rows(output, tokens, products)
-            states.append((now * weights.whole).baddbmm_((keys * weights.to_end).mT, entered))
-            kept += [weighed, overlap, entered, missing]
+            states.append((now * weights.chunk_decay).baddbmm_((keys * weights.to_end).mT, entered))
+            saved += [weighed, overlap, entered, missing]
         ctx.sizes, ctx.documents, ctx.count = sizes, documents, len(states) - 1
-        ctx.save_for_backward(query, key, value, rate, log_decay, *states[:-1], *kept)
+        ctx.save_for_backward(query, key, value, rate, log_decay, *states[:-1], *saved)
         return output, states[-1].view(state.shape)
 
     @staticmethod
@@ -135,7 +138,7 @@ class _Chunks(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, to_output: Tensor, to_state: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, rate, log_decay, *others = ctx.saved_tensors
-        sizes, documents, states, kept = ctx.sizes, ctx.documents, others[: ctx.count], others[ctx.count :]
+        sizes, documents, states, saved = ctx.sizes, ctx.documents, others[: ctx.count], others[ctx.count :]
         gradients = [
             torch.empty_like(tensor, memory_format=torch.contiguous_format) if tensor is not None and needed else None
             for tensor, needed in zip((query, key, value, rate, log_decay), ctx.needs_input_grad, strict=False)
@@ -146,7 +149,7 @@ class _Chunks(torch.autograd.Function):
         for index, tokens in reversed(list(enumerate(sizes.chunks()))):
             queries, keys = rows(query, tokens, sizes.state_heads), rows(key, tokens, sizes.state_heads)
             rates, d_output = rows(rate[..., None], tokens, sizes.state_heads), rows(to_output, tokens, sizes.state_heads)
-            weighed, overlap, entered, missing = kept[4 * index : 4 * index + 4]
+            weighed, overlap, entered, missing = saved[4 * index : 4 * index + 4]
             weights, now = _Weights(log_decay, documents, index, tokens, sizes, triangles), states[index]
             ends, read = keys * weights.to_end, d_output * weights.reads(sizes)
             to_entered = (weighed.mT @ d_output).baddbmm_(ends, slope)
@@ -154,7 +157,7 @@ class _Chunks(torch.autograd.Function):
             # The solver assumes a diagonal of ones, so neither the diagonal nor the part above it has a gradient.
             to_overlap = (to_side @ entered.mT).neg_().tril_(-1)
             written = to_side * rates
-            held = (written * weights.from_start).neg_()
+            to_recalled = (written * weights.from_start).neg_()
             if to_value is not None:
                 sizes.put_sum(to_value, tokens, written)
             moved = to_overlap * overlap
@@ -166,12 +169,12 @@ class _Chunks(torch.autograd.Function):
             if to_decay is not None:
                 assert weights.passed is not None
                 between = sizes.over_reads(to_weighed * weighed) + moved
-                from_start = sizes.over_reads((read * (queries @ now)).sum(2, keepdim=True)) + (held * (keys @ now)).sum(
+                from_start = sizes.over_reads((read * (queries @ now)).sum(2, keepdim=True)) + (to_recalled * (keys @ now)).sum(
                     2, keepdim=True
                 )
                 to_end = (ends * (entered @ slope.mT)).sum(2, keepdim=True)
-                whole = (slope * now).sum((1, 2), keepdim=True) * weights.whole
-                put_rows(to_decay[..., None], tokens, weights.slope(between, from_start, to_end, whole))
+                chunk_decay = (slope * now).sum((1, 2), keepdim=True) * weights.chunk_decay
+                put_rows(to_decay[..., None], tokens, weights.slope(between, from_start, to_end, chunk_decay))
                 to_decay[:, tokens].mul_(weights.passed)
             if to_query is not None or to_key is not None:
                 to_products = _between(to_weighed, weights)
@@ -179,9 +182,9 @@ class _Chunks(torch.autograd.Function):
                     put_rows(to_query, tokens, (to_products @ keys).baddbmm_(read, now.mT))
                 if to_key is not None:
                     both = to_overlap.mul_(weights.between).mul_(rates)
-                    slopes = (held @ now.mT).baddbmm_(to_products.mT, queries).baddbmm_(both + both.mT, keys)
+                    slopes = (to_recalled @ now.mT).baddbmm_(to_products.mT, queries).baddbmm_(both + both.mT, keys)
                     put_rows(to_key, tokens, slopes.addcmul_(entered @ slope.mT, weights.to_end))
-            slope = (slope * weights.whole).baddbmm_(queries.mT, read).baddbmm_(keys.mT, held)
+            slope = (slope * weights.chunk_decay).baddbmm_(queries.mT, read).baddbmm_(keys.mT, to_recalled)
         return (*gradients, slope.view(to_state.shape) if ctx.needs_input_grad[5] else None, None, None)
 
 

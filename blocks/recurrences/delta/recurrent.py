@@ -26,9 +26,9 @@ def naive(
         if segment is not None:
             before = segment[:, t - 1] if t else torch.zeros_like(segment[:, 0])
             state = state * (segment[:, t] == before)[:, None, None, None]
-        held = torch.einsum("bnf,bnfv->bnv", key[:, t], state)
+        stored_value = torch.einsum("bnf,bnfv->bnv", key[:, t], state)
         written = rate[:, t, :, None] * key[:, t]
-        state = state - written[..., None] * held[..., None, :] + written[..., None] * value[:, t, :, None, :]
+        state = state - written[..., None] * stored_value[..., None, :] + written[..., None] * value[:, t, :, None, :]
         outputs.append(torch.einsum("bhf,bhfv->bhv", query[:, t], state.repeat_interleave(heads // state_heads, dim=1)))
     return torch.stack(outputs, dim=1), state
 

@@ -94,7 +94,7 @@ def _span(
         asking, decay = torch.cat((asking, asking), dim=3), torch.cat((decay, decay), dim=3)
     parts = weigh(asking, keys, decay, block, chunk)
     weights, to_end = parts.weights, parts.to_end
-    from_start, whole = parts.from_start[:, :, :, :shares], parts.whole[:, :, :, :shares].mT
+    from_start, chunk_decay = parts.from_start[:, :, :, :shares], parts.chunk_decay[:, :, :, :shares].mT
 
     # Rows of r move down to the token that they belong to. The first one of a chunk reads the state that enters it.
     overlap = torch.nn.functional.pad(weights[:, :, :, :, -1, :-1], (0, 0, 1, 0))
@@ -107,14 +107,14 @@ def _span(
         overlap, weights = overlap * same, weights * same[..., None, :, :]
         erasing, from_start = erasing * continues, from_start * continues[..., None, :, :]
         to_end = to_end * same[..., -1, :, None]
-        whole = whole * continues[..., -1:, :]
+        chunk_decay = chunk_decay * continues[..., -1:, :]
 
     if removed is None:
         offered = values.expand(-1, -1, -1, shares, -1, -1)
-        kept: Tensor | None = None
+        pair_update: Tensor | None = None
     else:
         offered = -(overlap[:, :, :, :shares] @ values)
-        kept = to_end[:, :, :, :shares].mT @ values
+        pair_update = to_end[:, :, :, :shares].mT @ values
     # The solver assumes a diagonal of ones and never reads above it.
     system = overlap[:, :, :, -shares:]
     offered, erased = torch.linalg.solve_triangular(
@@ -122,7 +122,7 @@ def _span(
     ).split((value.shape[-1], key.shape[-1]), dim=-1)
     weights, from_start = weights.flatten(4, 5), from_start.flatten(4, 5)
     entered, earlier, state = _scan(
-        from_start, offered, erased, to_end[:, :, :, -shares:], whole, kept, state.unflatten(1, (key_heads, shares))
+        from_start, offered, erased, to_end[:, :, :, -shares:], chunk_decay, pair_update, state.unflatten(1, (key_heads, shares))
     )
     output = weights[:, :, :, -shares:] @ entered + earlier
     if removed is not None:
@@ -136,19 +136,19 @@ def _scan(
     offered: Float[Tensor, "B K n R c V"],
     erased: Float[Tensor, "B K n R c F"],
     to_end: Float[Tensor, "B K n R c F"],
-    whole: Float[Tensor, "B K n R F 1"],
-    kept: Float[Tensor, "B K n R F V"] | None,
+    chunk_decay: Float[Tensor, "B K n R F 1"],
+    pair_update: Float[Tensor, "B K n R F V"] | None,
     state: Float[Tensor, "B K R F V"],
 ) -> tuple[Float[Tensor, "B K n R c V"], Float[Tensor, "B K n R q V"], Float[Tensor, "B K R F V"]]:
     """Return the corrected values of the tokens, given the state before the chunk; the outputs of that state for the chunk's
-    queries; and the state after the last chunk. kept: the contribution of the chunk's own pairs at its end."""
+    queries; and the state after the last chunk. pair_update: the contribution of the chunk's own pairs at its end."""
     entered, earlier = [], []
-    chunks = (states.unbind(2) for states in (query, offered, erased, to_end, whole))
-    more = repeat(None) if kept is None else kept.unbind(2)
-    for queries, values, rows, ends, left, added in zip(*chunks, more, strict=False):
+    chunks = (states.unbind(2) for states in (query, offered, erased, to_end, chunk_decay))
+    more = repeat(None) if pair_update is None else pair_update.unbind(2)
+    for queries, values, rows, ends, decay, added in zip(*chunks, more, strict=False):
         earlier.append(queries @ state)
         entered.append(values - rows @ state)
-        state = torch.addcmul(ends.mT @ entered[-1], state, left)
+        state = torch.addcmul(ends.mT @ entered[-1], state, decay)
         if added is not None:
             state = state + added
     return torch.stack(entered, dim=2), torch.stack(earlier, dim=2), state

@@ -45,7 +45,9 @@ def tokenizer_fields(folder: Path, vocabulary: int) -> dict[str, Any]:
     if kind != "BPE":
         raise _refusal(f"its model is {kind}, and expected is BPE")
     added = {token["id"]: token for token in document["added_tokens"]}
-    tokens = {number: token for token, number in model["vocab"].items()} | {number: own["content"] for number, own in added.items()}
+    tokens = {number: token for token, number in model["vocab"].items()} | {
+        number: model_fields["content"] for number, model_fields in added.items()
+    }
     if max(tokens) >= vocabulary:
         raise _refusal(f"it has the token {max(tokens)}, and the model has {vocabulary} embeddings")
     merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
@@ -84,9 +86,9 @@ def _name_of_division(document: Mapping[str, Any]) -> str:
     normalizer = document.get("normalizer")
     if normalizer is not None and normalizer != {"type": "NFC"}:  # texts are hardly ever in another form
         raise _refusal(f"it changes texts first, by {_kind(normalizer)}")
-    own = document.get("pre_tokenizer") or {}
+    pre_tokenizer = document.get("pre_tokenizer") or {}
     pieces: list[str] = []
-    for step in own.get("pretokenizers", [own]):
+    for step in pre_tokenizer.get("pretokenizers", [pre_tokenizer]):
         match step:
             case {"type": "Digits", "individual_digits": True}:
                 pieces.append(DIGITS)
@@ -121,12 +123,12 @@ def _has_space_prefix(document: Mapping[str, Any]) -> bool:
 def _scores(tokens: list[str], merges: list[str]) -> list[float]:
     """Return the score of each token: the earlier its first merge, the higher. llama.cpp merges the highest score first."""
     ranks: dict[str, int] = {}
-    known, last = {*merges, *tokens}, ""
+    texts, last = {*merges, *tokens}, ""
     for rank, merge in enumerate(merges):
         token = merge.replace(" ", "")
         splits = ((token[:at], token[at:]) for at in range(1, len(token)))
         unlisted = [
-            f"{left} {right}" for left, right in splits if left in known and right in known and f"{left} {right}" not in known
+            f"{left} {right}" for left, right in splits if left in texts and right in texts and f"{left} {right}" not in texts
         ]
         if unlisted or (token in ranks and token != last):
             raise _refusal(f"llama.cpp merges by tokens, and its merges to {token} are not together or leave out a pair")
@@ -148,11 +150,11 @@ def _type_of(number: int, tokens: Mapping[int, str], added: Mapping[int, Any], m
 
 def _ends(tokenizer: Any, ids: Mapping[str, int | None]) -> dict[str, bool]:
     """Return whether texts get a token at their start and at their end."""
-    plain, whole = (tokenizer("a", add_special_tokens=special).input_ids for special in (False, True))
+    plain, with_special = (tokenizer("a", add_special_tokens=special).input_ids for special in (False, True))
     for start, end in product((False, True), repeat=2):
-        if [ids["bos"]] * start + plain + [ids["eos"]] * end == whole:
+        if [ids["bos"]] * start + plain + [ids["eos"]] * end == with_special:
             return {"add_bos_token": start, "add_eos_token": end}
-    raise _refusal(f"of the tokens {plain} it makes {whole}; expected only its first or last token beside them")
+    raise _refusal(f"of the tokens {plain} it makes {with_special}; expected only its first or last token beside them")
 
 
 def _templates(template: str | Mapping[str, str] | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def main(answers: str) -> None:
     from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
 
     request = json.load(sys.stdin)
-    length, kept, steps = max(map(len, request["rows"])), request["kept"], request["steps"]
+    length, count, steps = max(map(len, request["rows"])), request["kept"], request["steps"]
     model = Llama(
         request["file"],
         n_ctx=length,
@@ -37,7 +37,7 @@ def main(answers: str) -> None:
         model.eval(row[:-steps])
         for token in row[-steps:]:
             model.eval([token])
-        logits.append(model.scores[len(row) - steps - kept : len(row)].copy())
+        logits.append(model.scores[len(row) - steps - count : len(row)].copy())
     np.save(answers, np.stack(logits).astype(np.float32))
     print(json.dumps(model.tokenize(request["text"].encode(), add_bos=True, special=True)))
 

@@ -50,12 +50,12 @@ def gguf_of(native: Native, model: Any, folder: Path, general: Mapping[str, str]
     Raises ExportError if llama.cpp has no class that computes the model, or a GGUF file cannot hold its tokenizer.
     """
     config, size = native.config, model.config.read_spec().dimensions
-    own = native.target.gguf(config)
-    if isinstance(own, str):
-        raise ExportError(f"llama.cpp does not compute {native.architecture}: {own}")
+    gguf_class = native.target.gguf(config)
+    if isinstance(gguf_class, str):
+        raise ExportError(f"llama.cpp does not compute {native.architecture}: {gguf_class}")
     if config.get("hidden_act", "silu") != "silu":
         raise ExportError(f"llama.cpp computes silu alone in the MLP; hidden_act is {config['hidden_act']}")
-    rotation, factors = _rotation(config, size, own)
+    rotation, factors = _rotation(config, size, gguf_class)
     fields = {
         "vocab_size": config["vocab_size"],
         "context_length": config["max_position_embeddings"],
@@ -69,20 +69,20 @@ def gguf_of(native: Native, model: Any, folder: Path, general: Mapping[str, str]
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         "rope.dimension_count": size.head_dim,
         **rotation,
-        **own.fields,
+        **gguf_class.fields,
     }
     metadata = {
         "general.type": "model",
         **{f"general.{key}": value for key, value in general.items()},
-        **{f"{own.architecture}.{key}": value for key, value in fields.items()},
+        **{f"{gguf_class.architecture}.{key}": value for key, value in fields.items()},
         **tokenizer_fields(folder, config["vocab_size"]),
     }
     weights = native.weights or {name: parameter.detach() for name, parameter in model.named_parameters()}
-    tensors = {**dict(_tensors(weights, size, own)), **({} if factors is None else {"rope_freqs.weight": lambda: factors})}
-    return Gguf(native.architecture, own.architecture, metadata, tensors)
+    tensors = {**dict(_tensors(weights, size, gguf_class)), **({} if factors is None else {"rope_freqs.weight": lambda: factors})}
+    return Gguf(native.architecture, gguf_class.architecture, metadata, tensors)
 
 
-def _rotation(config: Mapping[str, Any], size: Dimensions, own: GgufClass) -> tuple[dict[str, Any], Tensor | None]:
+def _rotation(config: Mapping[str, Any], size: Dimensions, gguf_class: GgufClass) -> tuple[dict[str, Any], Tensor | None]:
     """Return the metadata of the rotation, and the factor by which each frequency is slower, if they differ."""
     rope = config["rope_parameters"]
     fields: dict[str, Any] = {"rope.freq_base": float(rope["rope_theta"])}
@@ -91,7 +91,7 @@ def _rotation(config: Mapping[str, Any], size: Dimensions, own: GgufClass) -> tu
         return fields, None
     if kind == "linear":
         return {**fields, "rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}, None
-    if kind == "llama3" and own.stretches:
+    if kind == "llama3" and gguf_class.stretches:
         scaling = Llama3Scaling(
             factor=rope["factor"],
             low_frequency_factor=rope["low_freq_factor"],
@@ -102,37 +102,37 @@ def _rotation(config: Mapping[str, Any], size: Dimensions, own: GgufClass) -> tu
         stretched = plain.model_copy(update={"scaling": scaling})
         return fields, plain.frequencies(size.head_dim) / stretched.frequencies(size.head_dim)
     raise ExportError(
-        f"llama.cpp's {own.architecture} is not written with a rotation of the type {kind}; expected default"
-        f"{', linear or llama3' if own.stretches else ' or linear'}. Choose another source"
+        f"llama.cpp's {gguf_class.architecture} is not written with a rotation of the type {kind}; expected default"
+        f"{', linear or llama3' if gguf_class.stretches else ' or linear'}. Choose another source"
     )
 
 
-def _tensors(weights: Mapping[str, Tensor], size: Dimensions, own: GgufClass) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+def _tensors(weights: Mapping[str, Tensor], size: Dimensions, gguf_class: GgufClass) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Yield all tensors by llama.cpp's names. Every tensor of the class has its place, or ExportError is raised."""
     from gguf import MODEL_ARCH, get_tensor_name_map
 
-    left = dict(weights)
-    yield from _converted(left, "", "", own.ends, size)
+    remaining = dict(weights)
+    yield from _converted(remaining, "", "", gguf_class.ends, size)
     for layer in range(size.layers):
-        yield from _converted(left, f"model.layers.{layer}.", f"blk.{layer}.", own.layer, size)
-    names = get_tensor_name_map(MODEL_ARCH[own.names], size.layers)
-    for name, tensor in left.items():
-        if (known := names.get_name(name, try_suffixes=(".weight", ".bias"))) is None:
-            raise ExportError(f"llama.cpp's {own.architecture} has no place for the tensor {name}")
-        yield known, partial(_unchanged, tensor)
+        yield from _converted(remaining, f"model.layers.{layer}.", f"blk.{layer}.", gguf_class.layer, size)
+    names = get_tensor_name_map(MODEL_ARCH[gguf_class.names], size.layers)
+    for name, tensor in remaining.items():
+        if (gguf_name := names.get_name(name, try_suffixes=(".weight", ".bias"))) is None:
+            raise ExportError(f"llama.cpp's {gguf_class.architecture} has no place for the tensor {name}")
+        yield gguf_name, partial(_unchanged, tensor)
 
 
 def _converted(
-    left: dict[str, Tensor], prefix: str, own_prefix: str, table: WeightTable, size: Dimensions
+    remaining: dict[str, Tensor], prefix: str, own_prefix: str, table: WeightTable, size: Dimensions
 ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Yield the tensors of a table, as far as the layer has what they are made of, and remove that."""
     rows = {name: (function, [f"{prefix}{name}" for name in names]) for name, (function, *names) in table.items()}
-    rows = {name: row for name, row in rows.items() if all(source in left for source in row[1])}
+    rows = {name: row for name, row in rows.items() if all(source in remaining for source in row[1])}
     for name, (function, names) in rows.items():
-        yield f"{own_prefix}{name}", partial(function, size, *(left[source] for source in names))
+        yield f"{own_prefix}{name}", partial(function, size, *(remaining[source] for source in names))
     for _, names in rows.values():
         for source in names:
-            left.pop(source, None)
+            remaining.pop(source, None)
 
 
 def _unchanged(tensor: Tensor) -> Tensor:
@@ -151,8 +151,10 @@ def write_gguf(model: Gguf, file: Path, kind: str) -> None:
     types = {}
     for name, compute in model.tensors.items():
         shape = tuple(compute().shape)
-        types[name] = own = _type_of(name, shape, kind)
-        writer.add_tensor_info(name, shape, np.dtype(np.float32), math.prod(quant_shape_to_byte_shape(shape, own)), own)
+        types[name] = tensor_type = _type_of(name, shape, kind)
+        writer.add_tensor_info(
+            name, shape, np.dtype(np.float32), math.prod(quant_shape_to_byte_shape(shape, tensor_type)), tensor_type
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()

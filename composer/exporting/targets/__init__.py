@@ -37,14 +37,14 @@ def target_named(name: str) -> NativeTarget:
 
 def compare_with_targets(resolved: Resolved, trunk: Sizes) -> tuple[TargetFit, ...]:
     """Compare a spec with every class, before anything is built. trunk: of the source, or of the spec."""
-    fits = (fit(target, student_of_spec(resolved, trunk)) for target in TARGETS.values())
+    comparisons = (fit(target, student_of_spec(resolved, trunk)) for target in TARGETS.values())
     return tuple(
         TargetFit(
-            name=own.target.name,
-            architecture=own.target.architecture,
-            spec=own.target.spec,
-            conditions=own.differences,
-            identities=tuple(dict.fromkeys(text for kind in own.target.layers for text in kind.identities.values())),
+            name=comparison.target.name,
+            architecture=comparison.target.architecture,
+            spec=comparison.target.spec,
+            conditions=comparison.differences,
+            identities=tuple(dict.fromkeys(text for kind in comparison.target.layers for text in kind.identities.values())),
         )
-        for own in fits
+        for comparison in comparisons
     )

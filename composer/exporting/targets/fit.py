@@ -61,7 +61,8 @@ def _type_of(target: NativeTarget, student: StudentModel, layer: int) -> tuple[L
     memories = [type(memory) for memory in student.heads[groups[0].head].memory] if groups else []
     kinds = [[type(memory) for memory in kind.shape().memory] for kind in target.layers]
     return next(
-        ((kind, True) for kind, own in zip(target.layers, kinds, strict=True) if own == memories), (target.layers[0], False)
+        ((kind, True) for kind, kind_memories in zip(target.layers, kinds, strict=True) if kind_memories == memories),
+        (target.layers[0], False),
     )
 
 
@@ -104,7 +105,7 @@ def _hosts(target: NativeTarget, student: StudentModel) -> Iterator[FailedCondit
 
 def _layers(target: NativeTarget, student: StudentModel, types: Sequence[LayerType]) -> Iterator[FailedCondition]:
     groups = student.resolved.layers
-    if several := [layer for layer, own in enumerate(groups) if len(own) != 1]:
+    if several := [layer for layer, layer_groups in enumerate(groups) if len(layer_groups) != 1]:
         yield FailedCondition(
             problem=f"{layers_in_words(several)}: {len(groups[several[0]])} groups of heads; expected 1",
             reason="layers of the class have one kind of head",
@@ -137,9 +138,9 @@ def _heads(student: StudentModel, types: Sequence[LayerType]) -> Iterator[Failed
                 key = problem, _reason(kind, path)
                 layers.setdefault(key, []).append(layer)
                 remedies.setdefault(key, {})[_remedy(group.head, path, expected)] = None
-    for (problem, reason), where in layers.items():
+    for (problem, reason), layers_of_problem in layers.items():
         yield FailedCondition(
-            problem=f"{layers_in_words(sorted(set(where)))}: {problem}",
+            problem=f"{layers_in_words(sorted(set(layers_of_problem)))}: {problem}",
             reason=reason,
             remedy=" ".join(remedies[problem, reason]),
         )
@@ -188,13 +189,13 @@ def _field_differences(actual: Any, expected: Any, path: str = "") -> Iterator[t
     """Yield the path of each field in which two heads differ, and the difference in words."""
     if isinstance(actual, BaseModel) and type(actual) is type(expected):
         for name in type(actual).model_fields:
-            own, other = getattr(actual, name), getattr(expected, name)
+            value, other = getattr(actual, name), getattr(expected, name)
             if (
                 name not in START_ONLY
-                or isinstance(own, bool) != isinstance(other, bool)
-                or (isinstance(own, bool) and own != other)
+                or isinstance(value, bool) != isinstance(other, bool)
+                or (isinstance(value, bool) and value != other)
             ):
-                yield from _field_differences(own, other, f"{path}.{name}".lstrip("."))
+                yield from _field_differences(value, other, f"{path}.{name}".lstrip("."))
     elif isinstance(actual, tuple) and isinstance(expected, tuple) and len(actual) == len(expected):
         for index, (item, other) in enumerate(zip(actual, expected, strict=True)):
             yield from _field_differences(item, other, f"{path}.{index}")

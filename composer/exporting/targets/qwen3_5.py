@@ -38,7 +38,7 @@ def joined_projections(size: Dimensions, *weights: Any) -> Any:
 
 def joined_taps(size: Dimensions, *taps: Any) -> Any:
     """Return the taps of queries, keys and values: channels, 1, taps."""
-    return torch.cat([each_head(size, own).flatten(0, 1) for own in taps])[:, None]
+    return torch.cat([each_head(size, projection_taps).flatten(0, 1) for projection_taps in taps])[:, None]
 
 
 def queries_and_gates(size: Dimensions, query: Any, gate: Any) -> Any:

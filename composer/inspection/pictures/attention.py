@@ -96,14 +96,14 @@ def total(head: HeadFindings) -> PlainArray:
     return np.sum(list(head.weights.values()), axis=0)
 
 
-def each(heads: Sequence[HeadFindings]) -> list[tuple[HeadFindings, int]]:
+def heads_one_by_one(heads: Sequence[HeadFindings]) -> list[tuple[HeadFindings, int]]:
     """Return the heads of a layer one by one."""
     return [(head, index) for head in heads for index in range(head.heads)]
 
 
 def draw_answer_weights(pyplot: Any, findings: Findings) -> DrawnFigure:
     """Draw the weight on the answer's columns, head by head."""
-    every = each(findings.heads)
+    every = heads_one_by_one(findings.heads)
     figure, (axis,) = panels(pyplot, 1, height=2.6)
     places, width = np.arange(len(every)), 0.38
     weights = [float(np.nanmean(head.found[index])) for head, index in every]
@@ -121,7 +121,7 @@ def draw_answer_weights(pyplot: Any, findings: Findings) -> DrawnFigure:
         )
     chance = np.mean([len(places) / answer for answer, places in zip(findings.answers, findings.found_at, strict=True) if places])
     axis.axhline(chance, color=MARK, linewidth=1, linestyle="--", label="as if all tokens weighed alike")
-    named_ticks(axis, [f"{head.layer}.{head.numbers[index]}" for head, index in every], upright=16, most=48)
+    named_ticks(axis, [f"{head.layer}.{head.numbers[index]}" for head, index in every], upright=16, limit=48)
     axis.set(xlabel="layer.head", ylabel="weight on the answer in the text", ylim=(0, 1))
     axis.set_title(f"{plain(findings.text)}, {len(findings.tokens):,} tokens. Answer right: {_answers_in_words(findings)}")
     legend(figure, axis)
@@ -149,7 +149,7 @@ def weights(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFin
     """Maps of queries and tokens, the teacher's above the student's."""
     from matplotlib.colors import LogNorm
 
-    every = each(heads)[:MOST_HEADS]
+    every = heads_one_by_one(heads)[:MOST_HEADS]
     beside = any(head.teacher is not None for head in heads)
     rows = 2 if beside else 1
     across = min(4, len(every))
@@ -182,7 +182,7 @@ def weights(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFin
                 axis.plot(column + 0.5, 0, marker="v", color=MARK, markersize=3, clip_on=False)
             if place % across == 0:
                 axis.set_ylabel("query at token")
-            whole_ticks(axis, most=4)
+            whole_ticks(axis, limit=4)
             if place // across == down - 1 and row == rows - 1:
                 axis.set_xlabel("token")
     bins = "a token" if findings.bin == 1 else f"{findings.bin} tokens"
@@ -212,7 +212,7 @@ def _of_answers(findings: Findings) -> str:
 
 def shares(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFindings]) -> DrawnFigure:
     """Return which memory answers, over positions."""
-    every = each(heads)[:MOST_HEADS]
+    every = heads_one_by_one(heads)[:MOST_HEADS]
     figure, axes = panels(pyplot, len(every), height=1.9, across=4, sharex=True, sharey=True)
     names, colours = list(dict.fromkeys(name for head in heads for name in head.shares)), memory_colours(findings)
     for place, (axis, (head, index)) in enumerate(zip(axes, every, strict=True)):
@@ -224,7 +224,7 @@ def shares(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFind
         if place % 4 == 0:
             axis.set_ylabel("share of the weight")
         axis.set_xlabel("query at token")
-        whole_ticks(axis, most=4)
+        whole_ticks(axis, limit=4)
     legend(figure, *axes)
     data = {
         "layer": layer,
@@ -240,22 +240,22 @@ def stands(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFind
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
-    every = [(head, index) for head, index in each(heads) if len(head.memories) > 1][:4]
+    every = [(head, index) for head, index in heads_one_by_one(heads) if len(head.memories) > 1][:4]
     names = list(dict.fromkeys(name for head, _ in every for name in head.memories))
     figure, axes = panels(pyplot, len(every), height=2.2, across=4, sharex=True, sharey=True)
     length, colours = len(findings.tokens), memory_colours(findings)
     palette = ListedColormap(["#FFFFFF", *(colours[name] for name in names)])
     for place, (axis, (head, index)) in enumerate(zip(axes, every, strict=True)):
-        held = np.zeros((len(findings.queries), length), dtype=int)
+        memory_numbers = np.zeros((len(findings.queries), length), dtype=int)
         by_size = sorted(head.memories, key=lambda name: -_columns(head.stands[name][index]))  # the fewest are seen above others
         for name in by_size:
             for row, runs in enumerate(head.stands[name][index]):
                 for start, end in runs:
-                    held[row, start : end + 1] = 1 + names.index(name)
+                    memory_numbers[row, start : end + 1] = 1 + names.index(name)
         axis.pcolormesh(
             np.arange(length + 1),
             np.arange(len(findings.queries) + 1),
-            held,
+            memory_numbers,
             cmap=palette,
             vmin=0,
             vmax=len(names),
@@ -265,7 +265,7 @@ def stands(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFind
             axis.invert_yaxis()
             axis.set_ylabel("query at token")
         ticks(axis, findings.queries)
-        whole_ticks(axis, most=4)
+        whole_ticks(axis, limit=4)
         axis.set_xlabel("token")
         axis.set_title(f"head {layer}.{head.numbers[index]}")
     patches = [Patch(color=colours[name], label=name) for name in names]

@@ -45,14 +45,15 @@ def _over_text(pyplot: Any, findings: Findings, name: str, places: list[tuple[He
         upper, lower = axes[2 * index : 2 * index + 2]
         heads = shown.numbers.shape[1]
         wide = shown.numbers.reshape(len(columns), -1).T
-        edges, each = np.append(columns, columns[-1] + findings.bin), wide.shape[0] / heads
+        edges, head_width = np.append(columns, columns[-1] + findings.bin), wide.shape[0] / heads
         mesh = upper.pcolormesh(edges, np.arange(wide.shape[0] + 1), wide, cmap=MAP, vmin=0, rasterized=True)
         figure.colorbar(mesh, ax=upper, label=name.rpartition(": ")[2])
         for border in range(1, heads):
-            upper.axhline(border * each, color="white", linewidth=1)
+            upper.axhline(border * head_width, color="white", linewidth=1)
         every = -(-heads // MOST_NAMED)
         upper.set_yticks(
-            each * (np.arange(heads)[::every] + 0.5), [f"head {head.numbers[own_head]}" for own_head in range(0, heads, every)]
+            head_width * (np.arange(heads)[::every] + 0.5),
+            [f"head {head.numbers[own_head]}" for own_head in range(0, heads, every)],
         )
         upper.tick_params(axis="y", length=0)
         upper.invert_yaxis()
@@ -118,7 +119,7 @@ def likeness(pyplot: Any, findings: Findings) -> DrawnFigure:
                 axis.axvline(place - 0.5, color=FAINT, linewidth=0.8)
         for place in np.flatnonzero(nothing) if numbers is drawn[-1][1] and len(drawn) > 2 else ():
             axis.text(place, 0, "–", ha="center", va="bottom", color=FAINT)
-        named_ticks(axis, names, upright=8, most=24)
+        named_ticks(axis, names, upright=8, limit=24)
         axis.set(ylabel=label, xlabel="layer.head")
     stream, axis = findings.stream, axes[-1]
     assert stream is not None, "there is a teacher"
@@ -145,8 +146,8 @@ def likeness(pyplot: Any, findings: Findings) -> DrawnFigure:
 
 def _display_name(name: str) -> str:
     """Return a part and what it shows: ``conv: taps: key`` is taps, key of conv."""
-    part, _, what = name.partition(": ")
-    return f"{what.replace(': ', ', ')} of {part}"
+    part, _, shown = name.partition(": ")
+    return f"{shown.replace(': ', ', ')} of {part}"
 
 
 def _file(name: str) -> str:

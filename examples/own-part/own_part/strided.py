@@ -80,14 +80,14 @@ class Strided(Holding):
 
         oldest, column = torch.searchsorted(count, last - size), torch.arange(size, count.shape[1], device=count.device)
         evicted_entry = torch.where(kept, oldest, column)
-        evicted = entries.each(lambda tensor: take(tensor, evicted_entry))
+        evicted = entries.map_tensors(lambda tensor: take(tensor, evicted_entry))
         present = evicted.present & pairs.present
         if segment is not None:
             present = present & (take(segment, evicted_entry) == segment[:, size:])
         evicted = keep_present(evicted, present)
 
         carried_entry = torch.searchsorted(count, count[:, -1:] - age.flip(0))
-        carried = entries.each(lambda tensor: take(tensor, carried_entry))
+        carried = entries.map_tensors(lambda tensor: take(tensor, carried_entry))
         if segment is not None:
             carried = keep_present(carried, take(segment, carried_entry) == tokens.last_segment())
         return (result, evicted), state_of(carried, call.state)

@@ -9,7 +9,7 @@ import torch
 
 from tests.compiling import CAPABILITIES, Build, built
 
-COUNTS = {"T", "E", "e", "count", "steps", "held", "reach", "size"}
+COUNTS = {"T", "E", "e", "count", "steps", "past_length", "ring_size", "reach", "size"}
 TABLES = {
     "begins",
     "ends",

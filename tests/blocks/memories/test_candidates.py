@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks.flow import Tokens
-from blocks.memories.candidates import Held, by_heads, concatenate_by_heads, eviction_bias, select, select_by_heads
+from blocks.memories.candidates import HeadEntries, by_heads, concatenate_by_heads, eviction_bias, select, select_by_heads
 from tests.blocks.support import random
 
 
-def draw_pairs(entries: int) -> Held:
+def draw_pairs(entries: int) -> HeadEntries:
     """Return pairs of 2 rows and 3 heads."""
     return {"key": random(2, entries, 3, 4), "value": random(2, entries, 3, 5), "position": torch.randint(-1, 9, (2, entries, 3))}
 

@@ -139,7 +139,7 @@ def test_decay_between_near_pairs_is_exact_after_100000_tokens() -> None:
     part, steep = FADING, torch.full((1, 100_000, 1), -3.3)
     from blocks.memories.full import fading
 
-    left = fading(torch.zeros(1, 0, 1), steep, counted(1, 100_000)).left()
+    left = fading(torch.zeros(1, 0, 1), steep, counted(1, 100_000)).decay_to_end()
     assert left.dtype == torch.float32
     torch.testing.assert_close(left[0, -4:, 0], torch.tensor([-9.9, -6.6, -3.3, 0.0]), rtol=1e-6, atol=1e-6)
     assert part.fades

@@ -14,7 +14,7 @@ from blocks.recurrences.trapezoid import FORMS, naive
 
 FEATURES, WIDTH, HEADS, STATE_HEADS = 5, 3, 4, 2
 CHUNKED, STEP = (next(form for form in FORMS if form.backend == TORCH and form.decode == decode).run for decode in (False, True))
-TOKENS = ("query", "key", "value", "own", "before", "log_decay")
+TOKENS = ("query", "key", "value", "own_weight", "previous_weight", "log_decay")
 
 
 def drawn(length: int) -> dict[str, Any]:
@@ -28,8 +28,8 @@ def drawn(length: int) -> dict[str, Any]:
         "query": normal(length, HEADS, FEATURES),
         "key": normal(length, STATE_HEADS, FEATURES),
         "value": normal(length, 1, WIDTH),
-        "own": normal(length, STATE_HEADS).sigmoid(),
-        "before": normal(length, STATE_HEADS).sigmoid(),
+        "own_weight": normal(length, STATE_HEADS).sigmoid(),
+        "previous_weight": normal(length, STATE_HEADS).sigmoid(),
         "log_decay": -normal(length, STATE_HEADS).abs() / 10,
         "segment": None,
         "state": normal(STATE_HEADS, FEATURES, WIDTH),
@@ -43,12 +43,12 @@ def test_outputs_equal_a_sum_over_pairs(form: Any) -> None:
     """A pair s < t has the weight (a_s + b_{s+1}) α_{s+1} … α_t in the output at t, and the pair t has a_t."""
     arguments = drawn(70)
     arguments |= {name: torch.zeros_like(arguments[name]) for name in ("state", "last_key")}
-    query, key, value, own, before, decay = (arguments[name] for name in TOKENS)
-    key, own, before, decay = (of.repeat_interleave(2, 2) for of in (key, own, before, decay))
+    query, key, value, own_weight, previous_weight, decay = (arguments[name] for name in TOKENS)
+    key, own_weight, previous_weight, decay = (of.repeat_interleave(2, 2) for of in (key, own_weight, previous_weight, decay))
     expected = []
     for t in range(70):
-        weights = own[:, : t + 1].clone()
-        weights[:, :-1] += before[:, 1 : t + 1]
+        weights = own_weight[:, : t + 1].clone()
+        weights[:, :-1] += previous_weight[:, 1 : t + 1]
         for s in range(t):
             weights[:, s] *= decay[:, s + 1 : t + 1].sum(1).exp()
         weights *= torch.einsum("bhf,bshf->bsh", query[:, t], key[:, : t + 1])
@@ -59,9 +59,9 @@ def test_outputs_equal_a_sum_over_pairs(form: Any) -> None:
 @pytest.mark.parametrize("form", [naive, CHUNKED])
 def test_pairs_that_enter_once_are_the_additive_recurrence(form: Any) -> None:
     arguments = drawn(75)
-    arguments["before"] = torch.zeros_like(arguments["before"])
-    query, key, value, own, _, decay = (arguments[name] for name in TOKENS)
-    expected = additive(query, key * own[..., None], value, decay, None, arguments["state"])
+    arguments["previous_weight"] = torch.zeros_like(arguments["previous_weight"])
+    query, key, value, own_weight, _, decay = (arguments[name] for name in TOKENS)
+    expected = additive(query, key * own_weight[..., None], value, decay, None, arguments["state"])
     torch.testing.assert_close(form(**arguments), expected, rtol=0, atol=1e-12)
 
 

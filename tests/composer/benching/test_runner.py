@@ -46,7 +46,7 @@ def test_the_report_has_all_settings_models_and_cells(folders: list[Path], tmp_p
     assert all(cell.failure is None and len(cell.seconds) == 2 and cell.speed is not None for cell in report.cells)
     assert all(cell.peak_bytes is None for cell in report.cells)
     assert report.cell("lawcat", "prefill", 32, 2).state_bytes == 2 * composer.explain("lawcat", folders[0]).state_bytes
-    assert [(step.what, step.done, step.total) for step in heard] == [
+    assert [(step.activity, step.done, step.total) for step in heard] == [
         (workload.description, done, 6) for done, workload in enumerate(workloads)
     ]
 
@@ -98,7 +98,7 @@ def test_memory_figures_come_from_child_processes(folders: list[Path], monkeypat
     assert report.setting.peak == "resident"
     assert [cell.peak_bytes for cell in report.cells] == [8000, 8000, 16000, None]
     assert report.remarks == ("lawcat: the system ended the process that measures its memory, at decode 16.",)
-    assert [(step.what, step.done, step.total) for step in heard] == [
+    assert [(step.activity, step.done, step.total) for step in heard] == [
         *(("memory of teacher, prefill 8", 0, 6), ("memory of teacher, decode 16", 1, 6), ("memory of lawcat, prefill 8", 2, 6)),
         *(("prefill 8", 4, 6), ("decode 16", 5, 6)),
     ]

@@ -24,9 +24,9 @@ NONE = ["", "1q", "1,,2", "--1", "1.5k", "k", "1 k", "1kk", "٣", "1e3", "1,", "
 def test_numbers_are_read_from_text_lists_or_single_values() -> None:
     assert numbers_of(None, "--prefill", BenchError) == ()
     assert numbers_of("1k, 512,64K,100", "--prefill", BenchError) == (1024, 512, 65536, 100)
-    assert numbers_of("0", "--prefill", BenchError, least=0) == (0,)
+    assert numbers_of("0", "--prefill", BenchError, minimum=0) == (0,)
     assert numbers_of("3,1,3", "--seeds", BenchError, thousands=False) == (3, 1, 3)
-    assert numbers_of("0,-1", "--layers", BenchError, least=None, thousands=False) == (0, -1)
+    assert numbers_of("0,-1", "--layers", BenchError, minimum=None, thousands=False) == (0, -1)
     assert numbers_of((512, 64), "--prefill", BenchError) == (512, 64)
     assert numbers_of(7, "--prefill", BenchError) == (7,)
 

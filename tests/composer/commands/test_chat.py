@@ -191,7 +191,7 @@ def test_a_conversation_longer_than_the_positions_is_refused(
         talk.say("there was a child near the river " * 4)
     assert talk.messages == before
     talk.reset()
-    talk._most = 500
+    talk._max_new_tokens = 500
     answer = talk.say("once upon a time")
     assert answer.tokens + answer.new_tokens == 17
     assert not caplog.records

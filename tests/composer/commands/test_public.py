@@ -63,7 +63,7 @@ def test_every_command_is_a_function_with_its_options(command: str) -> None:
 def _plain(default: object) -> object:
     """Return whether a default may be compared as text: numbers may have thousands or commas on a command line."""
     is_number = isinstance(default, str) and re.fullmatch(r"[\dk,]+", default)
-    return read_tokens(cast("str", default), least=0) if is_number else default
+    return read_tokens(cast("str", default), minimum=0) if is_number else default
 
 
 def test_the_length_that_states_are_counted_at_has_one_name() -> None:

@@ -66,7 +66,7 @@ def test_the_candidate_with_the_highest_log_probability_is_chosen(plain: Any, to
         others = ("10000", "99999", key[::-1])
         made[index] = make_sample(writer, sample.prompt or "", others[0] if index else key, candidates=(*others, key))
     for batch_tokens in (1, 10_000):
-        judged = score_cell(plain, tokenizer, task, 128, made=made, batch_tokens=batch_tokens)
+        judged = score_cell(plain, tokenizer, task, 128, samples_by_index=made, batch_tokens=batch_tokens)
         assert scores(judged) == [1.0, 0.0]
         assert [result.written for result in judged] == [(sample.candidates or ("",))[-1] for sample in made.values()]
 
@@ -310,7 +310,7 @@ def test_only_missing_samples_are_computed(plain: Any, tokenizer: Any) -> None:
     expected = score_cell(plain, tokenizer, task, 64, batch_tokens=2 * 64)
     hook = plain.model.layers[0].register_forward_pre_hook(lambda _module, inputs: sizes.append(len(inputs[0])))
     try:
-        reported = score_cell(plain, tokenizer, task, 64, batch_tokens=2 * 64, known={0, 1, 2}, tell=calls.append)
+        reported = score_cell(plain, tokenizer, task, 64, batch_tokens=2 * 64, scored_indices={0, 1, 2}, tell=calls.append)
     finally:
         hook.remove()
     assert sizes == [2, 2, 1]

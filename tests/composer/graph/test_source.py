@@ -169,7 +169,7 @@ def test_the_function_of_lolcats_has_a_commented_call_for_each_part() -> None:
         '    state_keys = parts["feature_map"](map_keys, window_evicted, position=ROPE, scale="plain")\n'
         '    (state,), new_state = parts["state"](\n'
         "        run_state,\n"
-        "        call.of(STATE),\n"
+        "        call.part(STATE),\n"
         "        features=state_features,\n"
         "        keys=state_keys,\n"
         "        pairs=window_evicted,\n"
@@ -195,7 +195,8 @@ def test_mixers_of_queries_and_keys_are_a_separate_function() -> None:
     text = write_source(program, mixing=True).text
     assert text.startswith("def head(parts, call, hidden):\n")
     assert (
-        '(mix_input,), new_mix_input = parts["mix_input"](run_mix_input, call.of(MIX_INPUT), hidden=hidden, follow=follow)' in text
+        '(mix_input,), new_mix_input = parts["mix_input"](run_mix_input, call.part(MIX_INPUT), hidden=hidden, follow=follow)'
+        in text
     )
     assert text.endswith('return mix_input, {"mix_input.hidden": new_mix_input["hidden"]}\n')
 

@@ -31,8 +31,8 @@ class CookOptions(SeedOption):
     dish: str = argument("Name of the dish. On the command line, - reads it. In Python, also a Dish. It is cooked.")
     out: Path | None = option("Folder of the meal.", default=None, converter=to_optional_path, kw_only=False, **OUT)
     style: Literal["boiled", "fried"] = option("Way of cooking.", default="boiled")
-    minutes: int = option("Minutes on the stove. With --style fried, at most 10.", default=5, least=1)
-    heat: float = option("Share of the full heat.", default=0.5, least=0, most=1)
+    minutes: int = option("Minutes on the stove. With --style fried, at most 10.", default=5, minimum=1)
+    heat: float = option("Share of the full heat.", default=0.5, minimum=0, maximum=1)
     salt: bool = option("Add salt.", default=False)
     tokens: int = option("Tokens.", default="1k", converter=to_tokens(2), metavar="N")
     sizes: tuple[int, ...] = option("Sizes.", default=(), converter=to_numbers(), metavar="N,…")
@@ -48,7 +48,7 @@ class CookOptions(SeedOption):
 class PotOptions(SeedOption):
     """A subset of the options."""
 
-    minutes: int = option("Minutes.", least=0)
+    minutes: int = option("Minutes.", minimum=0)
     lid: bool = option("Cover the pot.", default=False)
 
 

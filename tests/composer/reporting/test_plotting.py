@@ -119,10 +119,10 @@ def test_an_axis_of_powers_without_a_number_above_0_stays_linear() -> None:
 def test_names_are_thinned_where_there_is_no_room() -> None:
     with plotting() as pyplot:
         figure, axis = pyplot.subplots()
-        named_ticks(axis, [str(place) for place in range(10)], upright=4, most=5)
+        named_ticks(axis, [str(place) for place in range(10)], upright=4, limit=5)
         assert [label.get_text() for label in axis.get_xticklabels()] == ["0", "2", "4", "6", "8"]
         assert {label.get_rotation() for label in axis.get_xticklabels()} == {90}
-        named_ticks(axis, ["a", "b"], upright=4, most=5)
+        named_ticks(axis, ["a", "b"], upright=4, limit=5)
         assert {label.get_rotation() for label in axis.get_xticklabels()} == {0}
         pyplot.close(figure)
 

@@ -72,7 +72,7 @@ def check_model(model: Any, monkeypatch: pytest.MonkeyPatch, lengths: Sequence[i
     texts = [Written([prompt], most) for prompt, most in zip(prompts, (8, 2, 5, 8, 1), strict=True)]
     run(model, *texts)
     for prompt, text in zip(prompts, texts, strict=True):
-        assert text.tokens[0] == generated(model, prompt)[: text.job.most]
+        assert text.tokens[0] == generated(model, prompt)[: text.job.max_new_tokens]
 
 
 GROWING = {"softmax", "gdn-hybrid"}
@@ -103,7 +103,7 @@ def check_joined(model: Any, first: Sequence[int], second: Sequence[int], *, joi
             while group.rows:
                 group.advance()
     for prompt, text in zip(prompts, texts, strict=True):
-        assert text.tokens[0] == generated(model, prompt)[: text.job.most]
+        assert text.tokens[0] == generated(model, prompt)[: text.job.max_new_tokens]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -158,7 +158,7 @@ def test_rows_of_clients_that_left_are_dropped(lolcats: Any) -> None:
         with torch.no_grad():
             for _ in range(steps):
                 group.advance()
-            leaves.job.left.set()
+            leaves.job.is_abandoned.set()
             while group.rows:
                 group.advance()
         assert remains.tokens[0] == generated(lolcats, prompts[1])

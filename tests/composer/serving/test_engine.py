@@ -171,7 +171,7 @@ def test_a_client_that_left_frees_its_rows(engine: Engine) -> None:
     client = Client([5], most=10**9)
     engine.submit(client.job)
     client.next()
-    client.job.left.set()
+    client.job.is_abandoned.set()
     other = Client([5], most=2)
     engine.submit(other.job)
     other.tokens()
@@ -238,7 +238,7 @@ def test_closing_ends_jobs_that_run(model: Any) -> None:
     began = time.monotonic()
     running.close(PATIENCE)
     assert time.monotonic() - began < 5
-    assert client.job.left.is_set()
+    assert client.job.is_abandoned.is_set()
     while isinstance(piece := client.next(), WrittenPiece):
         pass
     assert piece.status == 503

@@ -8,7 +8,7 @@ import pytest
 
 from composer.errors import SpecError
 from composer.spec import Spec, load_spec
-from composer.spec.overrides import each, override_value
+from composer.spec.overrides import override_list, override_value
 from composer.spec.places import from_plain, plain
 from composer.spec.reading import read_value
 from tests.composer.spec.error_messages import message_of
@@ -151,7 +151,7 @@ def test_paths_above_the_depth_limit_are_refused() -> None:
 
 @pytest.mark.parametrize("value", [32, 1e-05, True, None, "null", "1e-5", "Größe 🐈", ["full"], {"kind": "state", "gate": "none"}])
 def test_values_survive_the_conversion_to_overrides(value: object) -> None:
-    (value_read,) = each({"head.of": value})
+    (value_read,) = override_list({"head.of": value})
     path, _, text = value_read.partition("=")
     assert (path, plain(read_value(text, "it"))) == ("head.of", plain(from_plain(value)))
 

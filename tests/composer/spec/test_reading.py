@@ -70,8 +70,8 @@ def test_keys_and_values_have_their_places() -> None:
     memory = root.value["head"].value["memory"]
     assert str(memory.key) == "x.yaml:3:3"
     assert str(memory.place) == "x.yaml:4:5"
-    assert str(memory.where) == "x.yaml:3:3"
-    assert str(memory.value[0].value["kind"].where) == "x.yaml:4:14"
+    assert str(memory.start) == "x.yaml:3:3"
+    assert str(memory.value[0].value["kind"].start) == "x.yaml:4:14"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_byte_order_marks_are_ignored(tmp_path: Path) -> None:
 
 def test_values_of_overrides_are_read_as_in_files() -> None:
     assert plain(read_value("{a: [1e-3, on]}", "--set a")) == {"a": (0.001, "on")}
-    assert str(read_value("{a: 1}", "--set a").value["a"].where) == "--set a"
+    assert str(read_value("{a: 1}", "--set a").value["a"].start) == "--set a"
     assert refused(lambda: read_value(" ", "--set a")).startswith("--set a: no value after `=`")
     assert refused(lambda: read_value("[1", "--set a")).startswith("--set a  not YAML")
 

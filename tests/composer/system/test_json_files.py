@@ -96,7 +96,7 @@ def test_irregular_files_are_refused(tmp_path: Path) -> None:
                 reader(tmp_path / name)
     (tmp_path / "large").write_bytes(b" " * 100)
     with pytest.raises(BenchError, match="large cannot be read: larger than 99 bytes"):
-        read_state(tmp_path / "large", Kept, BenchError, REMEDY, most=99)
+        read_state(tmp_path / "large", Kept, BenchError, REMEDY, max_bytes=99)
 
 
 @pytest.mark.parametrize("tail", ["", "{", TEXT, "\0\0", '{"loss": "'])

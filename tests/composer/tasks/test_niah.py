@@ -134,7 +134,7 @@ def test_haystacks_are_cut_at_words(book: Path) -> None:
     assert haystack.take(7) == ["This is the sentence of number 400."]
     assert haystack.take(9) == ["This is the sentence of number 400.", "This is"]
     assert haystack.take(3) == ["This is the"]
-    assert haystack.most == 7 * 100
+    assert haystack.max_words == 7 * 100
     assert haystack.take(7 * 100)[-1] == "This is the sentence of number 499."
 
 
