@@ -61,19 +61,19 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     assert isinstance(cache, Sparse)
     assert isinstance(memory, Recurrent)
     # A step may write over the cache, and one that refuses may not have done so.
-    step_forms = [each for each in memory.recurrences if each.backend != REFERENCE and not each.refuses]
-    eviction_forms = [each for each in memory.recurrences if not each.decode]
+    step_forms = [form for form in memory.recurrences if form.backend != REFERENCE and not form.refuses]
+    eviction_forms = [form for form in memory.recurrences if not form.decode]
     steps = [
-        replace(each, description=f"{STEP}{words}; {each.description}", decode=True,
-                run=partial(_run_step, recurrence=each, attention=attention),
-                obstacle=partial(_first_obstacle, (obstacle, each.obstacle)))
-        for _, words, attention, obstacle in STEPS for each in step_forms
+        replace(form, description=f"{STEP}{words}; {form.description}", decode=True,
+                run=partial(_run_step, recurrence=form, attention=attention),
+                obstacle=partial(_first_obstacle, (obstacle, form.obstacle)))
+        for _, words, attention, obstacle in STEPS for form in step_forms
     ]  # fmt: skip
     evictions = [
-        replace(each, description=f"{ONE_BY_ONE}{words}; {each.description}",
-                run=partial(_run, recurrence=each, attention=attention),
-                obstacle=partial(_first_obstacle, (obstacle, each.obstacle)))
-        for backend, words, attention, obstacle in BLOCKS for each in eviction_forms if backend in (EVERY, each.backend)
+        replace(form, description=f"{ONE_BY_ONE}{words}; {form.description}",
+                run=partial(_run, recurrence=form, attention=attention),
+                obstacle=partial(_first_obstacle, (obstacle, form.obstacle)))
+        for backend, words, attention, obstacle in BLOCKS for form in eviction_forms if backend in (EVERY, form.backend)
     ]  # fmt: skip
     return (*steps, *evictions)
 

@@ -152,8 +152,10 @@ class StateBelow:
 
 def _concatenate_evicted(evicted: list[Features], max_per_token: int) -> Features:
     """Return all evicted pairs, in their order; with one per token, in its own column."""
-    key, value = (torch.cat(groups, dim=1) for groups in zip(*((each.key, each.value) for each in evicted), strict=True))
-    others = zip(*((each.present, each.arrival, each.rate) for each in evicted), strict=True)
+    key, value = (
+        torch.cat(groups, dim=1) for groups in zip(*((features.key, features.value) for features in evicted), strict=True)
+    )
+    others = zip(*((features.present, features.arrival, features.rate) for features in evicted), strict=True)
     present, arrival, rate = ([tensor for tensor in every if tensor is not None] for every in others)
     return Features(
         key,

@@ -123,9 +123,9 @@ def parse_reference(text: str) -> DataReference:
         return _validate(HubData, {"name": name.removeprefix(HUB)}, options, text)
     if name in tasks():
         common = {key: value for key, value in options.items() if key in Slice.model_fields}
-        own = {key: value for key, value in options.items() if key not in common}
-        _validate(tasks()[name], {}, own, text, also=tuple(Slice.model_fields))
-        return _validate(TaskData, {"name": name, "options": own}, common, text)
+        task_options = {key: value for key, value in options.items() if key not in common}
+        _validate(tasks()[name], {}, task_options, text, also=tuple(Slice.model_fields))
+        return _validate(TaskData, {"name": name, "options": task_options}, common, text)
     if nearest(name, tasks()) and not os.path.exists(name) and not options.keys() <= FileData.model_fields.keys():
         meant = near_and_all(name, tasks(), "tasks", "the tasks")  # whose options they are
         raise DataError(f"{text}: no file, folder or task {brief(name)}{meant}")
@@ -149,11 +149,12 @@ def _validate(
     model: type[Validated], fields: dict[str, Any], options: dict[str, str], text: str, also: tuple[str, ...] = ()
 ) -> Validated:
     """Return the model with the options. also: further options for the message to list. Raises DataError."""
-    known = [key for key in model.model_fields if key not in ("kind", *fields)]
-    unknown = [key for key in options if key not in known]
+    option_names = [key for key in model.model_fields if key not in ("kind", *fields)]
+    unknown = [key for key in options if key not in option_names]
     if unknown:
-        known += also
-        raise DataError(f'{text}: unknown option "{unknown[0]}"{nearest(unknown[0], known) or "."} Options: {", ".join(known)}')
+        option_names += also
+        guess = nearest(unknown[0], option_names) or "."
+        raise DataError(f'{text}: unknown option "{unknown[0]}"{guess} Options: {", ".join(option_names)}')
     try:
         return model.model_validate(fields | options)
     except ValidationError as error:

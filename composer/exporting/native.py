@@ -138,7 +138,7 @@ def _weights_of(model: Any, student: StudentModel, closest: ClosestFit) -> dict[
         kind, block = closest.types[attention.layer], name.removesuffix("self_attn")
         (group,) = student.resolved.layers[attention.layer]
         memory = student.heads[group.head].memory[0].called
-        for parameter_name in [own for own in remaining if own.startswith(f"{name}.composed.")]:
+        for parameter_name in [full_name for full_name in remaining if full_name.startswith(f"{name}.composed.")]:
             short = parameter_name.removeprefix(f"{name}.composed.{group.head}.")
             if short.startswith((f"{memory}.", f"{memory}_")):
                 short = f"memory{short.removeprefix(memory)}"

@@ -117,7 +117,7 @@ def mistakes(head: HeadSpec, shape: Shape, path: FieldPath, *, sizes: bool = Tru
             for message, field_path in problems:
                 messages.setdefault(field_path, message)
             if messages:
-                return [GraphError(message, path + where) for where, message in messages.items()]
+                return [GraphError(message, path + place) for place, message in messages.items()]
     except GraphError as error:
         return [GraphError(str(error), path + error.path)]
     return []

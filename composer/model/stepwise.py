@@ -119,7 +119,7 @@ class _Watcher:
         node = covered.node
         if not self._gradients and node.part is not None and node.main:
             shown = self._parts[node.module](node.part.shows, call.part(covered), inputs_of(covered, self.values))
-            self.shown |= {(node.name, name): what for name, what in shown.items()}
+            self.shown |= {(node.name, name): record for name, record in shown.items()}
         for value, port in zip(covered.gives, node.operation.gives, strict=True):
             if port.kind is Kind.VALUE:
                 self.values[value] = self.memory_values = self.values[value].detach().requires_grad_(self._gradients)

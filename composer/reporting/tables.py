@@ -158,5 +158,5 @@ def _html_row(cells: Sequence[str], figures: Container[int], kind: str) -> str:
 def cell_at(key: tuple[Any, ...], cells: Mapping[tuple[Any, ...], Cell]) -> Cell:
     """Return the cell of a report. Raises KeyError, which names those that there are."""
     if key not in cells:
-        raise KeyError(f"no cell {key}; there are {', '.join(str(tuple(known)) for known in cells) or 'none'}")
+        raise KeyError(f"no cell {key}; there are {', '.join(str(tuple(cell_key)) for cell_key in cells) or 'none'}")
     return cells[key]

@@ -149,13 +149,13 @@ def keeping_heads(document: Mapping[str, Any], resolved: Resolved, kept_heads: C
 
 def _use_of(groups: Sequence[Group], kept_numbers: set[int]) -> str | list[dict[str, Any]]:
     """Return the groups of a layer in which these key heads have the source's attention, as a rule lists them."""
-    numbers = {group.head: set(own) - kept_numbers for group, own in zip(groups, key_heads_of(groups), strict=True)}
+    numbers = {group.head: set(key_heads) - kept_numbers for group, key_heads in zip(groups, key_heads_of(groups), strict=True)}
     numbers[SOURCE] = numbers.get(SOURCE, set()) | kept_numbers
-    left = {head: sorted(own) for head, own in numbers.items() if own}
-    if len(left) == 1:
+    numbers_of = {head: sorted(key_heads) for head, key_heads in numbers.items() if key_heads}
+    if len(numbers_of) == 1:
         return SOURCE
-    source = {"head": SOURCE, "heads": left.pop(SOURCE)}
-    others: list[dict[str, Any]] = [{"head": head, "heads": own} for head, own in left.items()]
+    source = {"head": SOURCE, "heads": numbers_of.pop(SOURCE)}
+    others: list[dict[str, Any]] = [{"head": head, "heads": key_heads} for head, key_heads in numbers_of.items()]
     return [source, *others[:-1], others[-1] | {"heads": REST}]
 
 

@@ -209,7 +209,7 @@ def head_errors(model: ComposedForCausalLM, gates: Gates, rows: PackedRows) -> l
     with gates.fixed(torch.ones_like(gates.values)):
         for part in rows.in_order(1):
             run_teacher(model, part.to(model.device), compare_layer)
-    totals = (torch.stack(own).sum(0) for own in squares.values())
+    totals = (torch.stack(head_sums).sum(0) for head_sums in squares.values())
     return [float(wrong / total.clamp(min=torch.finfo(torch.float32).tiny)) for wrong, total in totals]
 
 

@@ -156,7 +156,7 @@ def select_heads(
             for layer in dict.fromkeys(at for at, _ in keep)
         ),
         count=count,
-        curve=tuple(_point(scoring, ranked[:kept]) for kept in counts),
+        curve=tuple(_point(scoring, ranked[:count]) for count in counts),
         sequence=options.sequence,
         state_bytes=subject.bytes(keep, options.sequence),
         document={**subject.keeping(keep), "name": f"{subject.spec.name}-heads-{count}"},
@@ -331,7 +331,7 @@ class _Scoring:
                 f"The source prefers the right answer no more in a text that has it than in its twin, in all {len(self.twins)} "
                 "samples. Choose easier --tasks, shorter rows, or another score."
             )
-        return [fmean(own) for own in zip(*scores, strict=True)], cost
+        return [fmean(head_scores) for head_scores in zip(*scores, strict=True)], cost
 
 
 def _point(scoring: _Scoring, kept_heads: Sequence[KeyHead]) -> CurvePoint:

@@ -240,7 +240,9 @@ def _head_table(selection: HeadSelection) -> Table:
     scores: dict[int, list[str]] = {}
     for score in selection.scores:
         scores.setdefault(score.layer, []).append(f"{score.score:.2f}" if selection.by == "gates" else f"{score.score:.3g}")
-    rows = tuple((str(layer), ranges(kept_numbers.get(layer, ())), "  ".join(own)) for layer, own in scores.items())
+    rows = tuple(
+        (str(layer), ranges(kept_numbers.get(layer, ())), "  ".join(layer_scores)) for layer, layer_scores in scores.items()
+    )
     return Table("", ("layer", "kept", f"{selection.by} of its key heads"), rows)
 
 

@@ -135,13 +135,15 @@ class Application:
         request, prompts = await self._read(exchange, ChatRequest, self.served.conversation)
         answers = ChatAnswers(request, prompts, self.served)
         await self._generate(
-            exchange, request, prompts, answers, most=DEFAULT_ANSWER, ends=self.served.answer_ends, continues=False
+            exchange, request, prompts, answers, default_limit=DEFAULT_ANSWER, ends=self.served.answer_ends, continues=False
         )
 
     async def _answer_completion(self, exchange: Exchange) -> None:
         request, prompts = await self._read(exchange, CompletionRequest, self.served.prompts)
         answers = CompletionAnswers(request, prompts, self.served)
-        await self._generate(exchange, request, prompts, answers, most=DEFAULT_COMPLETION, ends=self.served.ends, continues=True)
+        await self._generate(
+            exchange, request, prompts, answers, default_limit=DEFAULT_COMPLETION, ends=self.served.ends, continues=True
+        )
 
     async def _read(
         self, exchange: Exchange, kind: Any, prompts_of: Callable[[Any], list[list[int]]]
@@ -158,7 +160,7 @@ class Application:
     async def _receive(self, exchange: Exchange, body: bytearray) -> None:
         """Receive the body of a request. The part of a large one that is not read is received, too, within bounds, as a client may
         read the answer only after it has sent everything."""
-        most, dropped, has_more = self.served.most_bytes, 0, True
+        max_bytes, dropped, has_more = self.served.most_bytes, 0, True
         try:
             async with asyncio.timeout(PATIENCE):
                 while has_more and dropped <= MOST_DROPPED:
@@ -166,7 +168,7 @@ class Application:
                     if message["type"] == "http.disconnect":
                         raise ClientLeftError
                     chunk, has_more = message.get("body", b""), message.get("more_body", False)
-                    if dropped or len(body) + len(chunk) > most:
+                    if dropped or len(body) + len(chunk) > max_bytes:
                         dropped += len(chunk)
                     elif self.received + len(chunk) > MOST_BODIES:
                         raise RequestError(503, BUSY)
@@ -176,7 +178,7 @@ class Application:
         except TimeoutError:
             raise RequestError(408, f"The request took longer than {PATIENCE:.0f} seconds to arrive.") from None
         if dropped:
-            raise RequestError(413, f"A request has at most {most:,} bytes.")
+            raise RequestError(413, f"A request has at most {max_bytes:,} bytes.")
 
     def _prepare(self, kind: Any, prompts_of: Callable[[Any], list[list[int]]], body: bytes) -> tuple[Any, list[list[int]]]:
         request = read_request(kind, body)
@@ -190,7 +192,7 @@ class Application:
         prompts: list[list[int]],
         answers: Answers,
         *,
-        most: int,
+        default_limit: int,
         ends: frozenset[int],
         continues: bool,
     ) -> None:
@@ -201,7 +203,7 @@ class Application:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        job = Job(request, prompts, self.served.token_limit(request, prompts, most), ends, continues, deliver)
+        job = Job(request, prompts, self.served.token_limit(request, prompts, default_limit), ends, continues, deliver)
         self.engine.submit(job)
         leaving = asyncio.create_task(exchange.wait_until_left())
         leaving.add_done_callback(lambda _: pieces.put_nowait(ClientLeftError()))

@@ -43,8 +43,8 @@ class Guard:
         async def with_cookie(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start" and scope["path"] != STARTED:
                 value = f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/"
-                own = [(b"set-cookie", value.encode()), (b"referrer-policy", b"no-referrer"), (b"x-frame-options", b"DENY")]
-                message = {**message, "headers": [*message.get("headers", []), *own]}
+                headers = [(b"set-cookie", value.encode()), (b"referrer-policy", b"no-referrer"), (b"x-frame-options", b"DENY")]
+                message = {**message, "headers": [*message.get("headers", []), *headers]}
             await send(message)
 
         return await self.app(scope, _limit_request(receive), with_cookie)

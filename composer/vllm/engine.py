@@ -199,7 +199,7 @@ class ServedModel(nn.Module):
             return EngineStep(positions, (0, len(positions)), (0,))
         of_layers = {name: layer_metadata for name, layer_metadata in metadata.items() if isinstance(layer_metadata, StateMetadata)}
         first = next(iter(of_layers.values()))
-        return EngineStep(positions, first.starts, first.seen, {name: each.pages for name, each in of_layers.items()})
+        return EngineStep(positions, first.starts, first.seen, {name: layer.pages for name, layer in of_layers.items()})
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         return self.composed.logits_of(hidden_states[None])[0]

@@ -117,8 +117,8 @@ def _misfits(parameters: Mapping[tuple[int, str], Stored], heads: Mapping[int, s
         published = resolve(load_spec(SPEC, [f"head.feature_map.dim={dim}"]), resolved.dimensions)
         (head,) = published.heads
         ours, theirs = meanings(resolved), meanings(published)
-        for (layer, own), stored in parameters.items():
-            here, published_at = (prefix(resolved, layer, name) + own.rpartition(".")[0] for name in (heads[layer], head))
+        for (layer, parameter), stored in parameters.items():
+            here, published_at = (prefix(resolved, layer, name) + parameter.rpartition(".")[0] for name in (heads[layer], head))
             if reason := ours[here].difference(theirs[published_at]):
                 yield f"{_describe(stored)}: {reason}"
 

@@ -53,18 +53,18 @@ def tokenizer_fields(folder: Path, vocabulary: int) -> dict[str, Any]:
     merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
     words = [tokens.get(number, f"[PAD{number}]") for number in range(vocabulary)]
     if model.get("byte_fallback"):
-        own = {
+        type_fields = {
             "model": "llama",
             "pre": "default",
             "scores": _scores(words, merges),
             "add_space_prefix": _has_space_prefix(document),
         }
     else:
-        own = {"model": "gpt2", "pre": _name_of_division(document), "merges": merges}
+        type_fields = {"model": "gpt2", "pre": _name_of_division(document), "merges": merges}
     types = [_type_of(number, tokens, added, model) for number in range(vocabulary)]
     ids = {name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "unk", "pad")}
     fields = {
-        **own,
+        **type_fields,
         "tokens": words,
         "token_type": types,
         **{f"{name}_token_id": number for name, number in ids.items() if number is not None},
