@@ -148,7 +148,7 @@ class Part(Closed):
         raise NotImplementedError
 
     def problem(self, shape: Shape) -> Problem | None:
-        """Return why the part has no effect in such a head, whatever its sizes, or None."""
+        """Return why such a head cannot have the part, whatever its sizes, or None."""
         return None
 
     def misfit(self, shape: Shape) -> Problem | None:

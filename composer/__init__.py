@@ -7,9 +7,9 @@
     composer.distill(built.out, "texts.jsonl", "mine-distilled")
     composer.evaluate(["meta-llama/Llama-3.2-1B", "mine-distilled"], "passkey", "512,4k")
 
-What ``compose`` does, each function does: ``dir(composer)`` lists them. They print nothing; what they return shows itself, as text
-and in notebooks. A user's mistake raises ``ComposerError``. Importing it registers the models with transformers' Auto classes, and
-imports neither transformers nor torch.
+There is a function for each command: ``dir(composer)`` lists them. They print nothing; what they return shows itself, as text
+and in notebooks. A user's mistake raises ``ComposerError``. Importing ``composer`` registers the models with transformers' Auto
+classes, and imports neither transformers nor torch.
 """
 
 from __future__ import annotations

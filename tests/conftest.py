@@ -1,4 +1,4 @@
-"""Every test runs offline, on one thread, from one seed, and with the shapes that `blocks` states checked at each call."""
+"""Every test runs without the Hub, on one thread, from one seed, and with the shapes that `blocks` states checked at each call."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def same_environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def first_warnings() -> None:
-    """A fallback that another test was warned about is warned about again."""
+    """Forget which warnings of fallbacks other tests have had."""
     if (notices := sys.modules.get("composer.system.notices")) is not None:
         notices._WARNED.clear()
 

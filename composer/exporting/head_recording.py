@@ -83,6 +83,10 @@ class _Place(tuple[int, int]):
         self.is_read = True
         return super().__iter__()
 
+    def __getitem__(self, index: Any) -> Any:
+        self.is_read = True
+        return super().__getitem__(index)
+
 
 def record(
     head: HeadSpec,

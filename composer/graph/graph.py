@@ -182,7 +182,7 @@ def ancestors(names: Iterable[str], edges: Iterable[Edge]) -> set[str]:
     return passed
 
 
-def once(function: Callable[[HeadSpec, Shape], Made]) -> Callable[[HeadSpec, Shape], Made]:
+def cached_by_head(function: Callable[[HeadSpec, Shape], Made]) -> Callable[[HeadSpec, Shape], Made]:
     """Return the function with a cache over heads and shapes. Frozen schemas are their own keys."""
     return cast("Callable[[HeadSpec, Shape], Made]", lru_cache(maxsize=512)(function))
 

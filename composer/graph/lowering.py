@@ -19,7 +19,7 @@ from blocks.part import Closed
 from blocks.pattern import Pattern
 from composer.errors import BuildError, GraphError
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import OUTPUT, HeadGraph, Node, evicts_together, once, pairs_of, sort_by_flow, takers_of
+from composer.graph.graph import OUTPUT, HeadGraph, Node, cached_by_head, evicts_together, pairs_of, sort_by_flow, takers_of
 from composer.graph.measured import find_measured
 from composer.graph.pieces import takes_pieces
 from composer.graph.program import CoveredOperation, HeadFunctions, Program, Step, cover, matches
@@ -118,7 +118,7 @@ def _backend_is_unused(program: Program, backend: str) -> bool:
     return backend not in (AUTO, *ANYWHERE) and not any(step.form.backend == backend or step.missing for step in program.steps)
 
 
-@once
+@cached_by_head
 def compile_head(head: HeadSpec, shape: Shape) -> Compiled:
     """Return the compiled head, which all layers with this head share."""
     return Compiled(head, shape)

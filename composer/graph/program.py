@@ -1,4 +1,4 @@
-"""The program of a head: the steps that run, in order. It is what ``explain`` prints, too.
+"""The program of a head: the steps that run, in order.
 
 A step covers one operation, or several that one form computes together. It lists its inputs, its outputs and its tensors of the
 state. ``composer.graph.source`` writes the program as a function.

@@ -15,10 +15,10 @@ from blocks.operation import EVICTED, Kind, Port
 from blocks.part import FieldPath
 from blocks.reads import Alone, Sinks
 from composer.graph.composition import ALL, HeadSpec, edges, features_of, fed_by, gate_of, keys_of, memory_names, sources_of_pairs
-from composer.graph.graph import OUTPUT, READ_NODE, SINKS, Draft, HeadGraph, once
+from composer.graph.graph import OUTPUT, READ_NODE, SINKS, Draft, HeadGraph, cached_by_head
 
 
-@once
+@cached_by_head
 def build_graph(head: HeadSpec, shape: Shape) -> HeadGraph:
     """Return the graph of a completed head on a group of heads of this shape, from its inputs down to its output."""
     return _Wiring(head, shape).draft.finish()

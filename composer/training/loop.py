@@ -126,7 +126,7 @@ class StageState(Closed):
 def run_stage(
     name: str, course: Course, stage: Stage, rows: PackedRows, held_out: PackedRows | None, setting: StageSetting
 ) -> Outcome:
-    """Runs a stage, or the rest of a stopped one; its units end with the parameters that the recipe keeps. Raises TrainingError."""
+    """Run a stage, or the rest of a stopped one; its units end with the parameters that the recipe keeps. Raises TrainingError."""
     return _StageRun(name, course, stage, rows, held_out, setting).run()
 
 

@@ -22,6 +22,7 @@ PLAN, FLAGSHIP, HEADS, SELECTORS, READING, COMPRESSED = (
 )
 
 Settings = dict[str, Any]
+FILES = "files"
 
 
 class Keep(Closed):
@@ -47,7 +48,7 @@ class Student(Closed):
     - source: another student of the plan. Its weights, with the adapters merged, are the source in place of the teacher's.
     - keep: the key heads that keep softmax attention.
     - transfer, finetune: settings of the two stages, added to the plan's. A stage that is null is not run.
-    - data: in place of the files of the command line, tasks that write their own texts.
+    - data: in place of the files of the command line, tasks that write their own texts. The word ``files`` stands for these files.
     - sequence: tokens in a row of training, in place of the plan's.
     - evaluations: what it is scored on, if not on everything. lengths: of retrieval, in place of the plan's.
     - seeds: a run for each.

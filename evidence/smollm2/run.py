@@ -29,7 +29,7 @@ from composer.system.json_files import read_log
 from composer.system.versions import versions_of
 from composer.weights.record import TrainedStage, read_record
 from evidence.smollm2.choices import build_rules, choose_heads, read_scores
-from evidence.smollm2.plan import HERE, Inputs, Plan, Student, compute_identity
+from evidence.smollm2.plan import FILES, HERE, Inputs, Plan, Student, compute_identity
 from evidence.smollm2.result import Result, keep_result, read_result
 
 Listener = Callable[[str], None]
@@ -139,7 +139,8 @@ def training_of(run: Run, student: Student) -> Iterator[Step]:
     """Yield the steps that build and train a student."""
     recipe, seed, folder = run.plan.recipe(student), ["--seed", str(run.seed)], run.folder
     spec, source = student.spec, run.inputs.teacher
-    data = [word for reference in student.data or run.inputs.data for word in ("--data", reference)]
+    references = [given for name in student.data or (FILES,) for given in (run.inputs.data if name == FILES else (name,))]
+    data = [word for reference in references for word in ("--data", reference)]
     values = [word for value in student.set for word in ("--set", value)]
     stages = [stage for stage in STAGES if stage in recipe]
     values += ["--set", "recipe=null"]  # a mapping alone would be merged with the spec's own recipe
