@@ -49,7 +49,8 @@ class Closed(BaseModel):
 
 @cache
 def field_docs(schema: type[BaseModel]) -> Mapping[str, str]:
-    """Return the docstrings of a schema's fields: the strings below them in its source. A class without a source has none.
+    """Return the docstrings of a schema's fields: the strings below them in its source. A class whose source is not known has
+    none.
 
     They are read where they are shown. pydantic would read them at import, which is a quarter of the time of a short command.
     """
@@ -57,7 +58,7 @@ def field_docs(schema: type[BaseModel]) -> Mapping[str, str]:
     for base in reversed([base for base in schema.__mro__ if issubclass(base, Closed)]):
         try:
             (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except OSError:
+        except (OSError, TypeError):
             continue
         for field, below in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
             match field, below:

@@ -69,25 +69,14 @@ def _not_waited_for(descriptor: int) -> None:
 os.fsync = _not_waited_for
 
 
-@pytest.fixture(scope="module")
-def frozen() -> None:
-    """Exclude existing objects from garbage collection, since benches collect between their runs and a worker has many objects."""
-    gc.freeze()
-
-
-IMPORTED = [0]
-"""The number of modules at the last call of ``freeze``."""
-
-
 @pytest.fixture(scope="module", autouse=True)
-def freeze() -> None:
-    """Exclude what imports in tests have created from garbage collection, too. Each training collects several times, and searching
-    all objects of a worker takes half a second.
+def few_objects() -> None:
+    """Exclude what earlier tests have imported and kept from garbage collection, too. Trainers and benches collect several times,
+    and searching all objects of a worker takes half a second.
     """
-    if len(sys.modules) > IMPORTED[0]:
+    if len(gc.get_objects()) > 100_000:
         gc.collect()
         gc.freeze()
-        IMPORTED[0] = len(sys.modules)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -171,7 +160,6 @@ def pytest_report_header() -> str | None:
 def pytest_collection_finish() -> None:
     """Exclude the objects from before the first test from garbage collection."""
     gc.freeze()
-    IMPORTED[0] = len(sys.modules)
     gc.set_threshold(10_000, 20, 20)
     gc.enable()
     # Around each test pytest puts handlers on every logger that keeps its words to itself, as sixty of torch's do.

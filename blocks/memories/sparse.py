@@ -172,10 +172,8 @@ class Sparse(Holding):
         column = torch.arange(length, device=query.device).expand(query.shape[0], -1)
         arrival = column if pairs.arrival is None else pairs.arrival
         size = max_per_token * max(1, BLOCK // max_per_token)
-        cache, new_entries = (
-            self._as_mapped_entries(pairs_of(call.state, self.rotation), call, below),
-            self._as_mapped_entries(pairs, call, below),
-        )
+        cache = self._as_mapped_entries(pairs_of(call.state, self.rotation), call, below)
+        new_entries = self._as_mapped_entries(pairs, call, below)
         if tokens.segment is not None:
             cache["segment"] = torch.zeros_like(cache["position"])
             new_entries["segment"] = take(tokens.segment, arrival)[..., None].expand_as(new_entries["position"])
@@ -203,10 +201,8 @@ class Sparse(Holding):
         """Add the pairs that arrive in a block, one group after the other. Return which candidates are kept after the last group,
         and the number of the eviction, from 1, by which each candidate leaves; the number of evictions + 1 if it is kept."""
         present, segment, worth = candidates["position"] >= 0, call.tokens.segment, None
-        is_evicted, eviction_number = (
-            torch.zeros_like(present),
-            torch.full_like(candidates["position"], evictions.shape[1] // max_per_token + 1),
-        )
+        is_evicted = torch.zeros_like(present)
+        eviction_number = torch.full_like(candidates["position"], evictions.shape[1] // max_per_token + 1)
         if below is not None:
             below.set_pairs(self._as_pairs(candidates, call), candidates["mapped"])
         for first in range(0, evictions.shape[1], max_per_token):
@@ -252,10 +248,8 @@ class Sparse(Holding):
             present = candidates["position"] >= 0
             is_evicted = torch.zeros_like(present)
             chosen = pairs_to_evict(*self._score(candidates, below, call.place), present, is_evicted, present.shape[1] - self.size)
-            kept_entries, evicted_entries = (
-                select(candidates, self._kept_index(is_evicted.scatter(1, chosen, True))),
-                select(candidates, chosen),
-            )
+            kept_entries = select(candidates, self._kept_index(is_evicted.scatter(1, chosen, True)))
+            evicted_entries = select(candidates, chosen)
             evicted, state = self._as_pairs(evicted_entries, call), {name: kept_entries[name] for name in state}
             if below is not None:
                 mapped = evicted_entries["mapped"] if "mapped" in evicted_entries else below.map(evicted)

@@ -74,7 +74,7 @@ def program_of(code: Compiled, *, one_token: bool) -> Program:
     return code.program(TORCH, Setting("cpu", "bfloat16", one_token=one_token, padded=not one_token, gradients=True))
 
 
-class _Place(tuple[int, int]):
+class LayerPlace(tuple[int, int]):
     """The layer of a head and its place there. is_read: True if anything has read them."""
 
     is_read = False
@@ -129,7 +129,7 @@ def record(
     for node in code.graph.parts:
         if node.module not in modules:
             modules[node.module] = _add_module(recording, node)
-    layer_place = _Place(place)
+    layer_place = LayerPlace(place)
     call = Call(Tokens(position, None, valid), state, shape, layer_place, in_place)
     steps = program.before if mixing else program.after
     if not (one_token or is_fixed or mixing):

@@ -200,7 +200,7 @@ class Head(nn.Module):
 
 
 def anatomy(head: Head) -> Anatomy:
-    """Return the graph, shape, place and modules of a head. These are not attributes of ``Head``,
-    because a part's module may have the same name."""
+    """Return the graph, shape, place and modules of a head. They are not attributes of ``Head``, because a
+    part's module may have the same name."""
     compiled = head._compiled
     return Anatomy(compiled.head, compiled.graph, compiled.shape, head._place, head._numbers, head._modules)

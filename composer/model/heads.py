@@ -138,8 +138,8 @@ class ComposedHeads(nn.Module):
 
 
 def groups_of(heads: ComposedHeads) -> Iterator[tuple[str, Head]]:
-    """Return each group's name and its heads, in the order of the layer. It is not a method, because a
-    head may have its name."""
+    """Return each group's name and its heads, in the order of the layer. It is not a method, because a head may
+    have its name."""
     return zip(heads._names, heads._heads(), strict=True)
 
 

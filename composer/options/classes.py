@@ -26,7 +26,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from types import UnionType
@@ -307,9 +307,8 @@ def default_modes() -> Iterator[None]:
     if torch is None:
         yield
         return
-    with torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
-        for device in ("cpu", "cuda"):
-            stack.enter_context(torch.autocast(device, enabled=False))
+    cpu, cuda = (torch.autocast(device, enabled=False) for device in ("cpu", "cuda"))
+    with torch.inference_mode(False), torch.enable_grad(), cpu, cuda:
         yield
 
 

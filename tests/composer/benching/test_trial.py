@@ -20,8 +20,6 @@ from composer.spec.explain import explain_resolved
 from tests.composer.model.models import FEW, llama, student, tokens
 from tests.composer.model.recording import on_a_cpu
 
-pytestmark = pytest.mark.usefixtures("frozen")
-
 
 def trial(**changes: Any) -> Trial:
     whole: dict[str, Any] = {"prefill": (), "decode": (), "batches": (1,), "repeats": 2, "steps": 2, "seed": 0}

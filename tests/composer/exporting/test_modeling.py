@@ -26,6 +26,7 @@ from transformers.dynamic_module_utils import get_imports
 import composer
 from blocks.catalogue import CATALOGUE
 from composer.errors import ExportError
+from composer.exporting.head_recording import LayerPlace
 from composer.exporting.modeling import write_file
 from composer.spec.loading import load_spec
 from composer.spec.resolve import resolve
@@ -286,6 +287,15 @@ def test_text_of_a_spec_never_becomes_code(hosts: dict[str, Path]) -> None:
     exported, _ = of_file(composer.build(spec, hosts["llama"]))
     assert "EXPORTED_CODE" not in os.environ
     assert (ast.get_docstring(ast.parse(exported.text)) or "").startswith("quoted heads in a llama model.")
+
+
+@pytest.mark.parametrize("read", [list, lambda place: place[0], lambda place: place[:1]])
+def test_a_read_of_a_layers_place_is_noted(read: Callable[[Any], Any]) -> None:
+    """A class of heads that reads it is not shared by layers."""
+    place = LayerPlace((3, 1))
+    assert not place.is_read
+    read(place)
+    assert place.is_read
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])

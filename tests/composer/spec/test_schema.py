@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from blocks.catalogue import CATALOGUE
-from blocks.part import field_docs
+from blocks.part import Closed, field_docs
 from composer.errors import SpecError
 from composer.spec import json_schema, load_spec, shipped_specs
 from composer.spec.places import plain
@@ -154,3 +154,9 @@ def test_fields_are_described_by_the_strings_below_them_and_by_those_of_their_ba
     text = field_docs(CATALOGUE["feature map"]["hedgehog"])["linear"]
     assert text == "Apply a learned matrix per head first."
     assert SCHEMA["$defs"]["Hedgehog"]["properties"]["linear"]["description"] == text
+
+
+def test_a_class_without_a_source_has_no_descriptions_of_its_own() -> None:
+    names: dict[str, Any] = {"Closed": Closed, "__name__": "nowhere"}
+    exec('class Made(Closed):\n    size: int = 1\n    """Of it."""', names)
+    assert field_docs(names["Made"]) == {}
